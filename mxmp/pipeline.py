@@ -220,7 +220,11 @@ class Conversion:
         return graph, plan
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
-        """Return the plan of one FP32 graph, as the Decider ``decided`` makes it. A subclass may decide otherwise."""
+        """Return the plan of one FP32 graph, as the Decider ``decided`` makes it. A subclass may decide otherwise.
+
+        ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the plan says; ``low``
+        those of the parameters that are stored in float16 already.
+        """
         return decided(self.how, undecided, low)
 
 

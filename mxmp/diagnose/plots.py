@@ -172,7 +172,10 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
 
 
 def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor: the darker an exponent, the larger the share of the tensor's values that have it."""
+    """Draw a row for each tensor: the darker an exponent, the larger the share of the tensor's values that have it.
+
+    The exponents are those from ``low`` to ``high - 1``.
+    """
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])

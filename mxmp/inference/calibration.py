@@ -79,7 +79,10 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return a range for INT8, as far on both sides of 0, that holds at least 99.99 % of the counted values."""
+    """Return a range for INT8 that holds at least 99.99 % of the counted values.
+
+    As that of ``_entropy``, it reaches equally far to both sides of 0, but not below ``low`` or above ``high``.
+    """
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]
     share = (np.cumsum(folded) + counts[half]) / max(counts.sum(), 1)

@@ -140,8 +140,9 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
     """Return all batches, the positions of those that calibrate INT8 and of those that measure accuracy, and notes.
 
-    The halves of a single batch are added after it; the whole batch stays the first, which is timed. A batch that
-    cannot be cut, because it has one row or the network takes one batch size only, does both, as a note says.
+    Of several batches, the last third, at least one, measures, and the others calibrate. The halves of a single batch,
+    one for each purpose, are added after it; the whole batch stays the first, which is timed. A batch that cannot be
+    cut, because it has one row or the network takes one batch size only, does both, as a note says.
     """
     batches = subject.batches
     if len(batches) > 1:
@@ -159,9 +160,10 @@ def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], lis
 
 
 def _has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return False if the file ``cpuinfo`` lists neither VNNI nor AMX, without which INT8 kernels are slow.
+    """Return False if the flags in the file ``cpuinfo`` include neither VNNI nor AMX; True if it has none.
 
-    These kernels add two products of INT8 numbers in 16 bits, which may overflow.
+    Without these instructions INT8 kernels are slow, and add two products of INT8 numbers in 16 bits, which may
+    overflow. The result is True, too, if the file cannot be read.
     """
     try:
         with open(cpuinfo, encoding="utf-8") as file:

@@ -170,7 +170,10 @@ def _largest(node: Node) -> float:
 
 
 def _types(graph: Graph, params: Params, tensors: list[Entry]) -> list[type | None]:
-    """Return the dtypes of some tensors of a graph whose inputs are FP32; None for each if MXNet cannot run it."""
+    """Return the dtypes of some tensors of a graph whose inputs are FP32; None for each if MXNet cannot infer them.
+
+    MXNet cannot run such a graph either.
+    """
     if not tensors:
         return []
     symbol = Graph(tensors, graph.attrs).to_symbol()

@@ -207,7 +207,10 @@ class Search:
         return Found(graph, params, report)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
-        """Try the emulated float16 graph, layers ``kept`` in FP32, with float16 sums; note how accurate it is."""
+        """Try the emulated float16 graph, layers ``kept`` in FP32, with float16 sums; note how accurate it is.
+
+        These are the sums of FullyConnected on a GPU if the user sets ``MXNET_FC_TRUE_FP16=1``.
+        """
         register()
         right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
         self.notes.append(
@@ -299,7 +302,7 @@ class Search:
         Keeps in ``self._alone[dtype]``, by the layer's name, the SQNR in dB of the graph's outputs on the first of the
         batches that measure accuracy. It shows how much accuracy the layer costs. Returns a dict from the name of each
         layer that cannot run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of
-        that type are put in that dict without a run.
+        that type are put in that dict without a run. ``build`` takes the names of the layers not to be in ``dtype``.
         """
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
@@ -339,8 +342,8 @@ class Search:
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
         is run for this is a candidate. The list is empty if no layer has to be in FP32, and also if no graph with a
         layer in ``dtype`` is accurate enough. In the second case only, the candidate named ``dtype``, with all
-        ``layers`` in it, has a verdict; a note says so too. ``why`` has the reasons, for the report, of operators that
-        cannot be in ``dtype``.
+        ``layers`` in it, has a verdict; a note says so too. ``build`` takes the names of the layers to be in FP32.
+        ``why`` has the reasons, for the report, of operators that cannot be in ``dtype``.
         """
         tried: dict[int, bool] = {}
         order = self._by_cost(dtype, layers)
@@ -376,8 +379,8 @@ class Search:
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
         """Return the layers in the order in which they go to FP32: those first that cost most accuracy.
 
-        A layer costs much if the SQNR of a graph in which it alone is in ``dtype`` is low. Before ``_measure_alone``
-        has measured this, the order stays as it is in ``layers``.
+        A layer costs much if the SQNR of a graph in which it alone is in ``dtype`` is low, and most if that graph
+        cannot run. Before ``_measure_alone`` has measured this, the order stays as it is in ``layers``.
         """
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))
@@ -385,7 +388,8 @@ class Search:
     def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
         """Run the graph that ``build`` returns as the candidate ``name``; return True if it is within the ``Limits``.
 
-        It runs on the batches that measure accuracy. The result is False, too, if it cannot be made or run.
+        It runs on the batches that measure accuracy. The result is False, too, if it cannot be made or run. ``why``
+        maps names of operators to the reasons for their dtypes.
         """
         outputs = self._run(name, build, why, self._held)
         if outputs is None:
@@ -439,7 +443,8 @@ class Search:
         """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
 
         In each round every graph runs once. An FP32 graph is returned unless the fastest of the others beats the
-        fastest in FP32 in at least three quarters of the rounds.
+        fastest in FP32 in at least three quarters of the rounds. The unchanged FP32 graph is returned only if the
+        other FP32 graphs fail or have other outputs.
         """
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]

@@ -204,7 +204,10 @@ def _flat(value: Any) -> list[NDArray]:
 
 
 def _check_values(subject: Subject, any_device: bool) -> None:
-    """Raise ``ValueError`` for a parameter of another dtype or device, and for an array that is empty or not finite."""
+    """Raise ``ValueError`` for a parameter not in FP32, and for an array that is empty or not finite.
+
+    Unless ``any_device``, also for a parameter that is not on a CPU.
+    """
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")

@@ -53,7 +53,10 @@ def without_identities(graph: Graph) -> Graph:
 
 
 def _source(entry: Entry, heads: set[Node]) -> Entry:
-    """Return the tensor of which ``entry`` is a copy in inference; an operator in ``heads`` stays in the graph."""
+    """Return the tensor of which ``entry`` is a copy in inference, or ``entry`` itself if it is no copy.
+
+    The output of an operator in ``heads``, which stays in the graph, counts as no copy.
+    """
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
     return entry
@@ -95,7 +98,8 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
     """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
-    ``readers`` is ``consumers()`` of the graph; ``values`` are its parameters by name, of which one may be missing.
+    ``readers`` is ``consumers()`` of the graph, ``heads`` are its outputs, and ``values`` its parameters by name; one
+    of either operator that is missing there makes the result False.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (

@@ -57,7 +57,8 @@ def inner_operators(node: Node) -> list[str]:
 def _insert_barriers(graph: Graph, apart: bool) -> None:
     """Insert identity operators, "barriers", in place, after operators that MXNet must not fuse with their readers.
 
-    These have several readers, outputs of the graph included, or are normalized; with ``apart`` also all layers.
+    These have several readers, outputs of the graph included, or a BatchNorm normalizes their output; with ``apart``
+    they are also all convolutions and FullyConnected.
     """
     readers = graph.consumers()
     reads: dict[Node, int] = {}

@@ -103,7 +103,8 @@ class Task:
         """Return the plan in which, of ``may_be_low``, those in ``low`` compute in low precision, the rest in FP32.
 
         All other operators follow the rules; if ``low`` is empty, those in the bodies of loops and conditions compute
-        in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype.
+        in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype. Without
+        one, it gives the reason of the rules if they choose the same dtype, otherwise "chosen by tuning".
         """
         decided = {}
         for node in self.may_be_low:

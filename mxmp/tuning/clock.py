@@ -125,7 +125,8 @@ def _read_exactly(graph: Graph) -> set[str]:
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
     """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
 
-    Denormals would make operators slow. ``exactly`` is True for a label, an index, gamma, beta or a running statistic.
+    Denormals would make operators slow. ``exactly`` is True for a label, an index, gamma, beta or a running statistic:
+    all values are then 1 if the name ends in "gamma" or "var", otherwise 0.
     """
     if exactly:
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
@@ -293,7 +294,8 @@ def _bind(
 ) -> mx.executor.Executor:
     """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
 
-    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so times with it would not be theirs.
+    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so times with it would not be theirs. The
+    device, ``grad_req`` and the auxiliary states are those of ``arrays``.
     """
     if arrays.ctx.device_type == "cpu":
         symbol = Unfused(symbol)

@@ -18,6 +18,8 @@ from ..precision.plan import PlannedGraph
 class Tensor(NamedTuple):
     """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.
 
+    An assignment, as of ``Choice``, says which operators compute in low precision.
+
     Attributes
     ----------
     source : Node or None
@@ -61,8 +63,7 @@ class Choice:
     """All assignments of dtypes to the operators of one graph among which ``cheapest`` chooses, and the casts of each.
 
     An assignment is a set of nodes: the operators that compute in low precision. All other operators compute in FP32.
-
-    The decisions of the plan of ``planned`` are not read.
+    ``planned`` is the graph with the rule of each operator; the decisions of its plan are not read.
 
     Attributes
     ----------
@@ -119,7 +120,7 @@ class Choice:
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """Yield each cast under the assignment ``low``: the tensor, and whether it is cast to FP32 or to low precision.
+        """Yield each cast under the assignment ``low``: the tensor, and True if to FP32, False if to low precision.
 
         A tensor has at most one cast, however many operators read it.
         """

@@ -69,7 +69,8 @@ class Job:
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
-        Types and names (``"my_op 'custom0'"``) of the operators that only the user's process can run.
+        Types and names (``"my_op 'custom0'"``) of the operators that only the user's process can run. Operators
+        of MXNet's own, with tensors of the same shapes, are timed in their place.
     seconds : dict of str to float
         The times of operators and casts from earlier runs, by the keys of ``table.Table``. New times are added to it.
     crashes : tuple of Crash

@@ -71,8 +71,9 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
     """Send a job to the process that measures, and read its messages until it has found the plan or has crashed.
 
-    Return the plan, or a ``Crash`` if the process ended without one. Raises an exception that the process reports, and
-    ``RuntimeError`` where ``_crash`` does.
+    Return the plan, or a ``Crash`` if the process ended without one. Until then, the times that it measured are added
+    to ``job.seconds``, and ``show`` is called with the name of each part of the search. Raises an exception that the
+    process reports, and ``RuntimeError`` where ``_crash`` does.
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
@@ -160,6 +161,9 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait in a thread until the user's process has closed its end of stdin, as when it ends; kill this process."""
+    """Wait until the user's process has closed its end of stdin, as when it ends; then kill this process.
+
+    It runs in a thread, since the main thread may be in a kernel.
+    """
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)

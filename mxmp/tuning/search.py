@@ -189,8 +189,8 @@ class Search:
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
         """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, ready for timing.
 
-        Its first step has then run, operator by operator, each of them announced. Raises ``mxnet.MXNetError`` if the
-        plan cannot run, or if it crashed an earlier process.
+        Its first step has then run, operator by operator, each of them announced (``_announce``). Raises
+        ``mxnet.MXNetError`` if the plan cannot run, or if it crashed an earlier process.
         """
         names = self._tell_plan(low)
         if names in self._crashes:
@@ -267,7 +267,7 @@ class Search:
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
         """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
 
-        ``times`` has the seconds of the timed training steps by candidate; it is empty if no step was timed.
+        ``times`` has the seconds of the timed steps by candidate; it is empty if no step was timed.
         """
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
@@ -314,7 +314,8 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 
     A profile waits for the device after each operator, and a whole step, of ``step`` seconds, only at its end. The
     excess of its sum is taken in equal shares from each operator that the bound graph runs, of which ``operators`` has
-    the number for each key of ``profile``; no time falls below 0, and the sum becomes ``step``, within 0.1 %.
+    the number for each key of ``profile``; no time falls below 0, and the sum becomes ``step``, within 0.1 %. Without
+    an excess the times stay.
     """
     left = dict(profile)
     for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
@@ -330,10 +331,12 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 def fastest(times: Mapping[str, Sequence[float]]) -> str:
     """Return the name of the candidate, a plan that was timed, that wins the comparison of whole steps.
 
-    ``times`` maps each candidate's name to the seconds of its steps, one for each round. ``CONVERTED`` counts as FP32
-    if it is faster than ``FULL`` in three quarters of the rounds. Of the candidates in low precision, the best is the
-    one with the highest median gain over ``FULL``. It wins if it is faster than FP32 in three quarters of the rounds,
-    that is if the lower quartile of its gain is above 1.
+    ``times`` maps each candidate's name to the seconds of its steps, one for each round. A gain is how many times as
+    fast a candidate is as another one in a round; it is faster in three quarters of them if the lower quartile is above
+    1. ``CONVERTED``, FP32 with the workarounds against slow kernels, counts as FP32 if it is faster than ``FULL``,
+    plain FP32, in three quarters of the rounds; otherwise ``FULL`` does. Of the candidates in low precision, the best
+    is the one with the highest median gain over ``FULL``. It wins if it is faster than FP32 in three quarters of the
+    rounds; otherwise FP32 wins.
     """
 
     full = CONVERTED if CONVERTED in times and _gain(times, CONVERTED, FULL)[0] > 1 else FULL
@@ -359,7 +362,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether the times vary so little that no more rounds are needed: each one's quartiles by 4 % at most."""
+    """Return whether the times vary so little that no more rounds are needed; False after a single round.
+
+    The two quartiles of each candidate may differ by 4 % of its median at most.
+    """
     spreads = [quartiles(each) for each in times.values()]
     return len(times[FULL]) > 1 and all(high - low <= 0.04 * middle for low, middle, high in spreads)
 

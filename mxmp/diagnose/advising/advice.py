@@ -273,7 +273,10 @@ class Advice:
             yield f"  and {len(order) - _LONGEST} more"
 
     def _paddings(self) -> Iterator[str]:
-        """Yield a line for each dimension to pad, with the FLOPs that padding adds; equal ones share a line."""
+        """Yield a line for each dimension to pad, with the FLOPs that padding adds; equal ones share a line.
+
+        Operators that cannot run on Tensor Cores are left out.
+        """
         found: dict[tuple, list[str]] = {}
         for m in self.matrices:
             for padding in m.paddings if m.on_tensor_cores(self.gpu) else ():

@@ -77,9 +77,10 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """Return the shape and dtype of every output of every node, from those of variables in ``known``, or None.
+    """Return the shape and dtype of every output of every node; None for one that cannot be inferred.
 
-    Raises ``mx.MXNetError`` if these do not fit the graph.
+    They are inferred from those of variables, which ``known`` has by name. Raises ``mx.MXNetError`` if these do not fit
+    the graph.
     """
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())

@@ -77,10 +77,11 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """Return the function of a convolution whose weight is the input at position ``weight_at``.
+    """Return the function that ``products`` calls for one type of convolution.
 
-    There is one matrix product for each group: M is the number of output pixels of the batch, N the output channels of
-    the group, and K the input channels of the group times the kernel's size.
+    ``weight_at`` is the position of the weight among the inputs, from 0. There is one matrix product for each group: M
+    is the number of output pixels of the batch, N the output channels of the group, and K the input channels of the
+    group times the kernel's size.
     """
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
@@ -173,7 +174,7 @@ def _transposition(attrs: Mapping[str, str]) -> str:
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
-    """Return the function of one of MXNet's ``interleaved_matmul`` attention operators.
+    """Return the function that ``products`` calls for one of MXNet's ``interleaved_matmul`` attention operators.
 
     ``scores`` is True for an operator that multiplies queries and keys, False for one that multiplies attention weights
     and values. The last axis of the input at position ``width_of`` is ``parts`` times the heads times the width of a

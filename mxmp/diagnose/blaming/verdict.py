@@ -29,7 +29,7 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 
     Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
     ``records`` has all tensors of one step, in the order in which they were computed, ``graphs`` the converted graphs
-    that computed them, and ``params`` the names of the parameters, frozen ones too.
+    that computed them, and ``params`` the names of the parameters, frozen ones too; ``scale`` is the loss scale.
     """
     for i, (observed, found) in enumerate(records):
         if not found.finite:
@@ -131,7 +131,7 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
 
 
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
-    """Return the ranges of the tensors that an operator read, each once, as far as they are in ``past``.
+    """Return the ranges of the tensors that the operator of ``observed`` read, each once, as far as ``past`` has them.
 
     If it made a gradient, the gradients that were sent to it come first. If ``past`` lacks one of its inputs, all
     inputs of the net come next, since those of a Gluon net are recorded under other names (``"the input"``).

@@ -115,9 +115,9 @@ def _described(
     """Return the reports on the operators of a graph, on its casts, and on its workarounds, those of bodies included.
 
     ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
-    removed from ``fitted``, because a kernel of the device casts inside, do not count. A workaround is named with the
-    operators and variables that need it, if it concerns a cast those whose tensor is cast. ``prefix``, ``"loop/"`` in
-    the body of a loop, is put before each name.
+    removed from ``fitted``, because a kernel of the device casts inside, do not count. The workarounds are a dict from
+    the name of each to the names of the operators and variables that need it; if it concerns a cast, of those whose
+    tensor is cast. ``prefix``, ``"loop/"`` in the body of a loop, is put before the name of each node.
     """
 
     def source(node: Node) -> str:

@@ -82,9 +82,10 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
     """Yield, for each run of a GPU kernel, the tuple (name, operator, kind, device) and the duration in seconds.
 
-    The operator is the one whose NVTX range was open at the launch, empty if none is known: MXNet opens a range for
-    each operator that its profiler records (src/profiler/nvtx.h). Yields nothing if the tables of kernels or texts are
-    missing. Raises ``ValueError`` for a damaged file.
+    The kind is what ``kind_of_kernel`` returns, but ``"cast"`` if the operator is a cast and the kernel uses no Tensor
+    Cores. The operator is the one whose NVTX range was open at the launch, empty if none is known: MXNet opens a range
+    for each operator that its profiler records (src/profiler/nvtx.h). Yields nothing if the tables of kernels or texts
+    are missing. Raises ``ValueError`` for a damaged file.
     """
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
@@ -114,7 +115,8 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
     """Yield, for each CUDA call on a thread with NVTX ranges, the pair (process id, correlation id) and a range's name.
 
     Where the call is a launch, the pair says which run of a kernel it launched. The range is the innermost one that was
-    open on the thread at that time, so MXNet's operator; the name is empty if none was open.
+    open on the thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of
+    the table StringIds to texts.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}

@@ -96,7 +96,11 @@ class Watch(StepObserver):
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
-        """Stop the probe, record what the step added to each weight, and make its Snapshot. Waits for the device."""
+        """Stop the probe, record what the step added to each weight, and append its Snapshot to ``snapshots``.
+
+        ``low`` has the names of the variables that operators in low precision read. Waits for the device, and calls the
+        callback of ``watch``.
+        """
         self._probe.stop()
         if not self._step.last_step_skipped:
             with autograd.pause():
@@ -149,8 +153,8 @@ class Watch(StepObserver):
 def _largest(flat: NDArray) -> NDArray:
     """Return the largest of the values of a vector, none of them negative, as an array of shape (1,).
 
-    A NaN may be ignored. On a CPU a max pooling over the whole vector computes
-    the result, since MXNet's ``max`` takes five times as long.
+    A NaN may be ignored; the sum of squares shows it. On a CPU a max pooling over the whole vector computes the result,
+    since MXNet's ``max`` takes five times as long.
     """
     if flat.ctx.device_type == "gpu":
         return flat.max()
