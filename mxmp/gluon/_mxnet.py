@@ -313,9 +313,10 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name, operator, handle)`` for each output of each node that ``op`` runs.
 
-    ``callback`` must free the array: ``NDArray(NDArrayHandle(handle))`` does. With ``monitor_all`` it is called for the
-    nodes' inputs too. From then on only the calling thread may run ``op``: ``silence_removed`` relies on that to
-    replace the callback when it is not running. Call ``remove_op_hook`` before the last reference to ``op`` is dropped.
+    ``name`` and ``operator`` are bytes. ``callback`` must free the array: ``NDArray(NDArrayHandle(handle))`` does. With
+    ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``:
+    ``silence_removed`` relies on that to replace the callback when it is not running. Call ``remove_op_hook`` before
+    the last reference to ``op`` is dropped.
     """
     op._register_op_hook(callback, monitor_all)
 

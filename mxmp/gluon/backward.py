@@ -168,7 +168,10 @@ def zero_stale(params: Sequence[Parameter]) -> None:
 
 
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again."""
+    """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again.
+
+    ``Update.index`` is a position in ``params``.
+    """
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
@@ -198,7 +201,8 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
     """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
 
-    The step would divide it by the loss scale. Waits for the device only if there was such a backward.
+    The step would divide it by the loss scale; ``loss_scale`` is for the message only. Waits for the device only if
+    there was such a backward.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

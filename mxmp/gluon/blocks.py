@@ -103,8 +103,9 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``.
 
-    A block of a class from outside MXNet may do what no graph can, such as branch on an array's values. MXNet's own
-    layers can all be traced: a pattern that names one keeps its operators in FP32 within the graph.
+    That is so for a block of a class from outside MXNet, if a pattern of ``policy.exclude`` names it: it may do what no
+    graph can, such as branch on an array's values. MXNet's own layers can all be traced: a pattern that names one keeps
+    its operators in FP32 within the graph, and so does any pattern that ends in ``*``.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 

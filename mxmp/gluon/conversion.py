@@ -202,7 +202,10 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
-        """Record that the root ``block`` has its first graph, by ``plan``; warn when all roots have theirs."""
+        """Record that the root ``block`` has its first graph, by ``plan``; when all roots have theirs, warn of faults.
+
+        These are: nothing in the net computes in low precision; a pattern of ``exclude`` matches no operator or block.
+        """
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
         # A tuned plan without operators in low precision says that FP32 is faster.
@@ -221,7 +224,9 @@ class NetConversion(Conversion):
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
-        A parameter of another net in ``low`` stays float16, even if this net's policy stores its own in FP32. Raises
+        ``decided(how, undecided, low)`` returns the plan under the Policy or Plan ``how``. ``low`` has the names of the
+        parameters that are stored in float16 already, by whichever net, ``undecided`` of those that may be. A parameter
+        of another net in ``low`` stays float16, even if this net's policy stores its own in FP32. Raises
         ``ValueError`` unless all operators that read it can compute in float16 here.
         """
         stores = self.policy.stores_low(device)

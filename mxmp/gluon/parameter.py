@@ -91,7 +91,7 @@ class LowParameter(gluon.Parameter):
         assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
-        """Record the Trainer that will update this Parameter; raise ``TypeError`` for any but an mxmp.Trainer."""
+        """Record the Trainer that will update this Parameter; ``TypeError`` for any but an mxmp.Trainer or None."""
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
 
@@ -199,7 +199,8 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
 def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
     """Remove the conversions ``old``, and those of deleted nets, from those that ``param`` lists, and add ``new``.
 
-    If none of the listed ones is left, it is stored in FP32 again: the next graph that reads it decides anew.
+    If none of the listed ones is left, it is stored in FP32 again, even if there are ``new`` ones: the next graph that
+    reads it decides anew.
     """
     kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
     if not kept:

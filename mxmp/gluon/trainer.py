@@ -369,7 +369,8 @@ class Trainer(StepView, gluon.Trainer):
     def _warn_of_other_trainer(self) -> None:
         """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
 
-        Its ``step``, called by mistake, would apply gradients that still contain the loss scale.
+        Its ``step``, called by mistake, would apply gradients that still contain the loss scale. Does nothing at a loss
+        scale of 1.
         """
         if self._warned or self.loss_scale == 1.0:
             return
@@ -399,7 +400,10 @@ class Trainer(StepView, gluon.Trainer):
         backward.note_scaled(_mxnet.fresh_weights(self._params, clear=True))
 
     def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if a backward without the loss scale, ``loss.backward()``, has written gradients."""
+        """Raise ``RuntimeError`` if a backward without the loss scale, ``loss.backward()``, has written gradients.
+
+        Does nothing if the loss scale is 1, no scaled backward has run since the last step, or ``unscale`` was called.
+        """
         if self.loss_scale != 1.0 and self.progress.phase is not Phase.READY and not self.progress.unscaled:
             backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 

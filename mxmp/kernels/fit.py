@@ -87,7 +87,10 @@ def _switched_off(text: str) -> set[str]:
 
 @lru_cache(maxsize=None)
 def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
-    """Warn, once in a process, if ``cpuinfo`` has no bfloat16 instructions: oneDNN then computes bfloat16 in FP32."""
+    """Warn, once in a process, if this CPU has no bfloat16 instructions: oneDNN then computes bfloat16 in FP32.
+
+    ``cpuinfo`` is the file that lists the CPU's instruction sets; without it, or if it lists none, there is no warning.
+    """
     try:
         with open(cpuinfo) as file:
             known = file.read()

@@ -60,5 +60,8 @@ class Unfused(mx.sym.Symbol):
 
 
 def _next_context(ctx: mx.Context) -> mx.Context:
-    """Return the context of the same type with the next number: ``cpu(1)`` for ``cpu(0)``. No operator runs there."""
+    """Return the context of the same type with the next number: ``cpu(1)`` for ``cpu(0)``.
+
+    ``Unfused`` gives it to MXNet's ``bind``, so that MXNet does not fuse operators. No operator runs there.
+    """
     return mx.Context(ctx.device_type, ctx.device_id + 1)

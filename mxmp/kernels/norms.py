@@ -35,10 +35,10 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
 def separate_casts(fitted: FittedGraph) -> list[Node]:
     """Let the casts around each BatchNorm round all that cuDNN's kernel rounds; return the norms that needed it.
 
-    Each such BatchNorm gets its own cast to FP32, in place: where another operator reads the same cast, the gradients
-    of both would be summed before they are rounded. FP32 operators that read its output directly now read it rounded
-    to float16 and cast back to FP32. The emulation on a CPU then gives a GPU's numbers; on a GPU, the kernel can then
-    replace the casts (``drop_casts``).
+    Of the norms between casts (``_norms_between_casts``), each that needs it gets its own cast to FP32, in place: where
+    another operator reads the same cast, the gradients of both would be summed before they are rounded. FP32 operators
+    that read its output directly now read it rounded to float16 and cast back to FP32. The emulation on a CPU then
+    gives a GPU's numbers; on a GPU, the kernel can then replace the casts (``drop_casts``).
     """
     readers = fitted.graph.consumers()
     norms = [
@@ -62,8 +62,8 @@ def separate_casts(fitted: FittedGraph) -> list[Node]:
 def drop_casts(fitted: FittedGraph) -> list[Node]:
     """Take out the casts before and after each BatchNorm, so that it reads and returns float16; return these norms.
 
-    FP32 readers of the output keep a cast. This is for a GPU, where cuDNN's float16 kernel itself computes in FP32;
-    gamma, beta and the running statistics stay FP32.
+    They are those of ``_norms_between_casts``. FP32 readers of the output keep a cast. This is for a GPU, where cuDNN's
+    float16 kernel itself computes in FP32; gamma, beta and the running statistics stay FP32.
     """
     norms = _norms_between_casts(fitted)
     separate_casts(fitted)

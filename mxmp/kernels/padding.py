@@ -34,7 +34,7 @@ def select_used_taps(fitted: FittedGraph) -> list[Node]:
 
 
 def pad_separately(fitted: FittedGraph) -> list[Node]:
-    """Let new operators pad for 3-D convolutions and deconvolutions, whose ``pad`` becomes 0; return the latter.
+    """Let new operators pad for 3-D convolutions and deconvolutions, whose ``pad`` becomes 0; return both.
 
     Around inputs so small that a kernel covers padding at both ends of an axis at once, oneDNN may get their weight
     gradient wrong (``_around_both_ends``); it is right without padding. A new ``Pad`` in front of a convolution pads
@@ -83,9 +83,9 @@ class LargeInputs:
     def at(self, shapes: Sequence[tuple]) -> bool:
         """Return True if inputs of these shapes are large enough for the graph to run without the two workarounds.
 
-        ``shapes`` holds one shape for each of the ``names`` of the constructor. False also where the sizes that a
-        convolution reads do not follow from them, or where they do not fit the graph. The answer for ``shapes`` that
-        fit is kept, so that a block can ask at every call.
+        These are ``unused_taps`` and ``padded_volumes``. ``shapes`` holds one shape for each of the ``names`` of the
+        constructor. False also where the sizes that a convolution reads do not follow from them, or where they do not
+        fit the graph. The answer for ``shapes`` that fit is kept, so that a block can ask at every call.
         """
         if not self:
             return True

@@ -38,10 +38,10 @@ def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
 
 
 def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
-    """Replace each FP32 ``clip(x, a_min, a_max)`` by ``minimum(maximum(x, a_min), a_max)``, which is faster; return it.
+    """Replace each FP32 ``clip(x, a_min, a_max)`` by ``minimum(maximum(x, a_min), a_max)``; return them.
 
-    Values are the same, except for the sign of a zero, if clip, maximum and minimum read the bounds alike: other clips
-    than those whose bounds FP32 holds exactly (``_is_exact``), and whose lower bound is above the upper one, stay.
+    This is faster. Values are the same, except for the sign of a zero, if clip, maximum and minimum read the bounds
+    alike. So a clip stays if FP32 does not hold both bounds exactly (``_is_exact``), or the lower is above the upper.
     Finite gradients are the same, at the bounds too. The kernel of ``clip`` branches for every element; those of
     minimum and maximum do not. Forward and backward of 4.8 million values, casts from and to bfloat16 included, take
     57 ms with ``clip``, 16 ms after the rewrite, and 180 ms with clip's own bfloat16 kernel (one core of a Zen 5).

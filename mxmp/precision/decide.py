@@ -343,7 +343,7 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, False, why)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is the output of an FP32 BatchNorm that gets float16 data and has such a kernel."""
+        """Return whether ``entry`` is the output of an FP32 BatchNorm that has a float16 kernel and gets float16."""
         node = entry.node
         return node in self._normalized and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
@@ -368,7 +368,8 @@ class _Draft:
 
         The dtypes of the node's inputs are not considered. With ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes
         ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``: it computes in FP32 as ``Kind.FULL`` does, but ``settle``
-        asks whether it has a float16 kernel. ``slow_too`` allows kernels that are right, but slower than FP32's.
+        asks whether it has a float16 kernel. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if
+        ``missing_kernel``, which explains ``slow_too``, says so.
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:

@@ -132,7 +132,10 @@ def _truncates_a_bound(call: Call) -> bool:
 
 
 def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero."""
+    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero.
+
+    Returns False for NaN, and for a text that is no number.
+    """
     try:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):

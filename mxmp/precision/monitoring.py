@@ -283,7 +283,8 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 def _changes(entry: Entry) -> Iterator[Node]:
     """Yield the inserted nodes that change values or shapes on the way from the network's own tensor to ``entry``.
 
-    Such as the Pad in front of a convolution. The node nearest to ``entry`` comes first.
+    Such as the Pad in front of a convolution, but not a cast or copy (``_COPIES``). The node nearest to ``entry`` comes
+    first.
     """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:

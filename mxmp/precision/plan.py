@@ -281,7 +281,10 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
 
 
 def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables that ``body`` may get in float16, as all that reads them does."""
+    """Return the names of the variables that ``body`` may get in float16, as all that reads them does.
+
+    ``plan`` is that of ``body`` alone.
+    """
     planned = PlannedGraph(body.graph, plan)
     heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
     return frozenset(
@@ -326,8 +329,8 @@ def rule_under(policy: Policy, op: str) -> Rule:
     """Return the rule of the operator ``op`` in a graph with this policy.
 
     An operator that the rule table does not have, such as one of a plug-in, gets a rule of ``Kind.FULL`` if the
-    policy's ``full_ops`` or ``low_ops`` names it. Raises ``ValueError`` if neither has it, or for
-    ``IdentityAttachKLSparseReg``, which cannot be trained with loss scaling.
+    policy's ``full_ops`` or ``low_ops`` names it; ``decide`` lets these lists overrule the kind of any rule. Raises
+    ``ValueError`` if neither has it, or for ``IdentityAttachKLSparseReg``, which cannot be trained with loss scaling.
     """
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")

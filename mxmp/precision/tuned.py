@@ -12,7 +12,10 @@ FULL, CONVERTED = "float32", "float32, converted"
 
 
 def texts(values: Any) -> tuple[str, ...]:
-    """Return a tuple of the strings in ``values``, a list read from JSON; raise ``ValueError`` for anything else."""
+    """Return a tuple of the strings in ``values``, a list read from JSON; raise ``ValueError`` for anything else.
+
+    Also for a string that cannot be encoded in UTF-8: JSON can hold half a surrogate pair.
+    """
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts, got {values!r:.200}")
     "".join(values).encode()  # JSON may hold half a character

@@ -148,7 +148,8 @@ def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:
 def fetch(*groups: Scalars) -> list[np.ndarray]:
     """Copy numbers from devices to the host; return one float32 NumPy array per group. Waits for the devices.
 
-    Element ``k`` of a vector in a group goes to index ``positions[k]`` of the group's NumPy array. The vectors of all
+    A group is a list of pairs (FP32 vector on a device, list of positions): element ``k`` of the vector goes to index
+    ``positions[k]`` of the group's NumPy array. An empty group gives an empty array. The vectors of all
     groups are joined on the devices first, so that one transfer is enough.
     """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]

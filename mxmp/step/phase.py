@@ -20,7 +20,10 @@ from typing import Any
 
 
 class Phase(enum.Enum):
-    """What has been done with the gradients of a Gluon Trainer since its last step, as in the table above."""
+    """What has been done with the gradients of a Gluon Trainer since its last step.
+
+    The table at the top of this file explains the members.
+    """
 
     READY = enum.auto()
     SCALED = enum.auto()
@@ -122,7 +125,10 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted."""
+        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted.
+
+        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``, as in ``check``.
+        """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:
             self.clip = 1.0

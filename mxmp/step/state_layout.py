@@ -28,7 +28,8 @@ def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray
     """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
 
     For float16, if the optimizer uses ``multi_precision`` and ``master``, the FP32 weight, is not None, it is the pair
-    of ``state`` and ``master`` in the optimizer's order; otherwise the arrays of ``state`` become float16.
+    of ``state`` and ``master`` in the optimizer's order; otherwise the arrays of ``state`` become float16. For any
+    other dtype, returns ``state`` as it is.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -57,7 +58,10 @@ class Layout:
                     self._master = k
 
     def split(self, state: Any) -> tuple[Any, Any]:
-        """Return the state of an FP32 weight and its master, which ``multi_precision`` has combined; or it and None."""
+        """Return the state of an FP32 weight and its master, which ``multi_precision`` has combined in ``state``.
+
+        If there is no master inside, return ``state`` as it is, and None.
+        """
         pair = isinstance(state, (list, tuple)) and len(state) == 2 and _nesting(state) != self._kind
         if not pair or self._master is None or _nesting(state[1 - self._master]) != self._kind:
             return state, None

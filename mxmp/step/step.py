@@ -247,7 +247,8 @@ class ScaledStep:
 
         Also keeps the present ``statistics``, or restores the last ones if a gradient or a statistic is inf or NaN, and
         measures finite gradients if the scaler needs it in this step. All numbers come to the host in one transfer; a
-        second one follows only if a sum of squares is not finite.
+        second one follows only if a sum of squares is not finite. ``unscaled``: whether the gradients have been divided
+        by the loss scale.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)

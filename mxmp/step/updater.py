@@ -291,7 +291,11 @@ _SMALLEST_RESCALE = 1e-10
 
 
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``."""
+    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``.
+
+    LBSGD does, with ``batch_scale`` above 1 or ``warmup_strategy="lars"``. For any other, also a user's own, the answer
+    is False.
+    """
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
     )
@@ -299,9 +303,10 @@ def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
 
 @contextmanager
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply ``optimizer.rescale_grad`` by ``factor``, with the inverse of the loss scale, within the ``with`` block.
+    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the ``with`` block.
 
-    So the optimizer divides the loss scale out itself, in FP32, and no copy of the gradients is needed.
+    ``factor`` contains the inverse of the loss scale. So the optimizer divides the loss scale out itself, in FP32, and
+    no copy of the gradients is needed.
     """
     before = optimizer.rescale_grad
     optimizer.rescale_grad = _Rescale(before, factor)

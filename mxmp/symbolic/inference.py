@@ -31,7 +31,8 @@ class InferenceGraph:
     Its parameters are computed from those of the module's executor: when first needed, and again after ``forget``.
     ``symbol`` is the user's FP32 Symbol, ``parameters`` the names of its parameters and auxiliary states. If ``how`` is
     a policy of bfloat16, the rules decide each operator's dtype in the folded graph, where more operators may be in
-    bfloat16 than in the module's plan. If it is a Plan, its operators keep their dtypes.
+    bfloat16 than in the module's plan. If it is a Plan, its operators keep their dtypes, and the rules decide for
+    all others.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:

@@ -225,7 +225,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[InferenceGraph]:
-        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list."""
+        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list.
+
+        There are such graphs only if the module is bound for inference, on CPUs, in bfloat16, without model parallelism
+        (``group2ctxs``) and ``state_names``, and if ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
+        """
         if (
             self.for_training
             or self._device != "cpu"
@@ -254,7 +258,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
 
     def _forget_copies(self) -> None:
-        """Let the InferenceGraphs and the next backward take anew what a user has set."""
+        """Let InferenceGraphs take parameters anew, and the next backward running statistics: a user has set them."""
         self.core.statistics.renew()
         for graph in self._inference_graphs:
             graph.forget()

@@ -141,7 +141,8 @@ def _expected_sizes(
 def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all arguments and auxiliary states, by name, that MXNet infers from the given input shapes.
 
-    A shape that cannot be inferred is ``()``, and an unknown size in a shape is 0.
+    A shape that cannot be inferred is ``()``, and an unknown size in a shape is 0. Raises ``mxnet.MXNetError`` if the
+    Symbol cannot have inputs of these shapes.
     """
     arguments, _, states = symbol.infer_shape_partial(**shapes)
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
@@ -150,8 +151,9 @@ def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> d
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
     """Return an error message for the first parameter whose saved shape is not the expected one; empty if all fit.
 
-    If the two sizes of a pair are equal, the saved size must be that number. Otherwise it depends on the input and may
-    be any, but the same in all parameters that have this pair.
+    ``sizes`` is an item of ``_expected_sizes``, with pairs of sizes. If the two of a pair are equal, the saved size
+    must be that number. Otherwise it depends on the input and may be any, but the same in all parameters that have this
+    pair.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():
