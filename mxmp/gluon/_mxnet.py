@@ -209,7 +209,7 @@ def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) 
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``, and delete the graph and the CachedOp likewise."""
+    """Undo ``redirect_calls``: MXNet runs calls of ``block`` again. Deletes its graph and its CachedOp, too."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()

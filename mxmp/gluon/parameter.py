@@ -42,7 +42,10 @@ class LowParameter(gluon.Parameter):
         return self._masters
 
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return ``(master, float16 array)`` per context; none if no user has called ``data`` or ``list_data``."""
+        """Return ``(master, float16 array)`` per context if a user has called ``data`` or ``list_data``, else none.
+
+        Whoever has the float16 arrays may write into them, so that they must be compared with the masters.
+        """
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def master(self, device: int) -> NDArray:

@@ -63,7 +63,7 @@ class Runner:
         self._folder.cleanup()
 
     def add(self, name: str, graph: Graph, params: Params) -> None:
-        """Write a graph and its parameters to files, so that requests can give its ``name``.
+        """Write a graph and its parameters to files, for the other methods, which take its ``name``.
 
         Replaces an earlier graph of that name. An NDArray object that was written for another graph is not written
         again, even if its values have changed since.

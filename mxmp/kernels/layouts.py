@@ -46,7 +46,8 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 def copy_inputs(fitted: FittedGraph) -> list[Node]:
     """Let each reshape that depends on a 3-D operator read a plain copy of its data, in place; return these reshapes.
 
-    In bfloat16 a reshape fails on the blocked layout that oneDNN gives the output of a 3-D convolution.
+    3-D operators are convolutions and poolings of volumes; a reshape may depend on one through other operators. In
+    bfloat16 a reshape fails on the blocked layout that oneDNN gives the output of a 3-D convolution.
     """
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]

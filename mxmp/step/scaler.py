@@ -394,7 +394,10 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last backward while members must step for it; then the scaler's own."""
+        """Return the loss scale of the last backward until all trainers whose gradients it wrote have stepped.
+
+        After that, and before the first backward, return the scaler's own.
+        """
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def note_backward(self, reached: Iterable[Any]) -> None:

@@ -85,7 +85,10 @@ def _nesting(state: Any) -> Any:
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """Return a shallow copy of the optimizer with other values of ``attributes``, to try loaded values."""
+    """Return a shallow copy of the optimizer with other values of ``attributes``.
+
+    It shows which states the optimizer would make with these values, and the optimizer itself stays as it is.
+    """
     other = copy.copy(optimizer)
     vars(other).update(attributes)
     return other

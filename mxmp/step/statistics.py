@@ -100,8 +100,8 @@ class RunningStatistics:
 def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) -> FlatCopies:
     """Return FP32 copies of the arrays of ``items``, in which the element of ``before`` replaces each inf or NaN.
 
-    ``before`` has the copy that was kept of each array so far. None stands for BatchNorm's initial value, which is 1
-    for a name that ends in ``"var"``, otherwise 0.
+    Each item is the name and array of a running statistic. ``before`` has the copy that was kept of each array so far.
+    None stands for BatchNorm's initial value, which is 1 for a name that ends in ``"var"``, otherwise 0.
     """
     with autograd.pause():
         copies = FlatCopies.like([item.array for item in items])

@@ -68,7 +68,10 @@ class TrainedModule:
         return [weight for weight in self._module.core.weights(arrays) if weight.name in trained]
 
     def gradients(self) -> list[Gradient]:
-        """Return the gradient of each trained parameter per device, multiplied by the loss scale ``gradient_scale``."""
+        """Return the executors' gradient arrays of the trained parameters, one per device, as the backward wrote them.
+
+        Their values are still multiplied by ``gradient_scale``, the loss scale of that backward.
+        """
         group = _mxnet.group(self._module)
         pairs = zip(group.param_names, group.grad_arrays)
         return [Gradient(name, array) for name, arrays in pairs for array in arrays if array is not None]

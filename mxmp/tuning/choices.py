@@ -132,7 +132,10 @@ class Task:
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
-        """Return the plan with the decisions ``decided``; other operators follow the rules, ``left_out`` stay FP32."""
+        """Return the plan with the decisions ``decided``, by the operators' names; other operators follow the rules.
+
+        The operators of ``left_out``, an argument of the Task, stay in FP32.
+        """
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._options)
 
 

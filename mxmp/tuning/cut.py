@@ -99,7 +99,10 @@ class Choice:
             self.tensors[entry] = Tensor(source, tuple(dict.fromkeys(readers)), read_in_fp32)
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the cost of the assignment ``low``: of the casts, and of all operators but those always in FP32."""
+        """Return the sum of ``costs`` when the operators ``low`` compute in low precision: of casts and operators.
+
+        Operators that no assignment puts in low precision are left out.
+        """
         nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self._low_somewhere)
         return nodes + sum(
             (costs.to_fp32 if to_fp32 else costs.to_low).get(entry, 0.0) for entry, to_fp32 in self.casts(low)

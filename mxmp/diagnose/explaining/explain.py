@@ -80,7 +80,10 @@ def explain(
 def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
-    """Return the report on an FP32 Symbol, as ``plan`` would convert it or, if this is None, ``policy``."""
+    """Return the GraphReport of ``explain`` on an FP32 Symbol, as ``plan`` would convert it or, if None, ``policy``.
+
+    ``ctx`` is the device for which it would be converted, None for MXNet's current one; ``shapes`` are those of inputs.
+    """
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
     try:

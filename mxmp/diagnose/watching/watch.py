@@ -129,7 +129,9 @@ class Watch(StepObserver):
             self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
     def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
-        """Record one tensor for the Snapshot, with these fields of its TensorReport. Does not wait for the device.
+        """Record one tensor for the Snapshot. Does not wait for the device.
+
+        ``kind`` (``"weight"``), ``name``, ``op`` and ``low`` become the fields of its TensorReport.
 
         Integer and empty arrays are ignored. At most ``sample`` values are kept, evenly spaced.
         """
