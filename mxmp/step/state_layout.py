@@ -127,21 +127,34 @@ def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
         _check_shape(index, a, b)
 
 
-def positions(saved: Sequence[str], own: Sequence[str]) -> list[int]:
+def positions(
+    saved: Sequence[str], own: Sequence[str], saved_shapes: Sequence[tuple], own_shapes: Sequence[tuple]
+) -> list[int]:
     """Return, for each of the parameters with the names ``saved``, the index in ``own`` of the name that it has here.
 
     MXNet numbers the blocks of a process, and a Trainer sorts parameters by name: ``dense8_`` and ``dense9_`` become
     ``dense9_`` and ``dense10_`` when the same code builds the net again, and ``"dense10_"`` sorts before ``"dense9_"``.
     The numbers keep their order, so names are paired in the order in which numbers count as numbers. A list that a
     Trainer was given has the user's order, which is kept if the names differ in numbers alone: one of two nets may have
-    been built again. Raises ``ValueError`` if two names of a pair differ in more than their numbers and the beginning
-    that all names share.
+    been built again.
+
+    Raises ``ValueError`` if two names of a pair differ in more than their numbers and the beginning that all names
+    share, and for lists with the same names in two orders, both of which fit the shapes: the list may be in another
+    order, or the nets may have been built in another order and have exchanged their names.
     """
     pairs = list(zip(_numerically(saved), _numerically(own)))
     kinds, own_kinds = map(_without_numbers, (saved, own))
     are_lists = all(list(names) != sorted(names) for names in (saved, own))
-    if are_lists and kinds == own_kinds and set(saved) != set(own):
-        return [*range(len(own))]
+    if are_lists and kinds == own_kinds:
+        if set(saved) != set(own) or list(saved) == list(own):
+            return [*range(len(own))]
+        if all(map(_same_shape, saved_shapes, own_shapes)):
+            k = next(k for k, names in enumerate(zip(saved, own)) if names[0] != names[1])
+            raise ValueError(
+                f"the list of parameters had {saved[k]!r} where it has {own[k]!r} here, and both have the shape "
+                f"{tuple(own_shapes[k])}: nets that are built in another order exchange their names, so the states "
+                "could be of either; build the nets and list their parameters in the order of the saved run"
+            )
     for i, k in pairs if len(saved) == len(own) else ():
         if kinds[i] != own_kinds[k]:
             raise ValueError(
@@ -167,13 +180,19 @@ def _without_numbers(names: Sequence[str]) -> list[str]:
     return [name[len(shared) :] for name in plain]
 
 
+def _same_shape(saved: Sequence[int], own: Sequence[int]) -> bool:
+    """Return whether two shapes can be equal: a size of 0 or -1 is unknown, as is every size of an empty shape."""
+    if not saved or not own:
+        return True
+    return len(saved) == len(own) and all(a == b or a <= 0 or b <= 0 for a, b in zip(saved, own))
+
+
 def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
     """Raise ``ValueError`` unless ``saved`` and ``own``, two shapes of the parameter with this index, are equal.
 
     A dimension of 0 or -1 is not known and matches any size; an empty shape matches any shape.
     """
-    known = saved and own
-    if known and (len(saved) != len(own) or any(a != b and a > 0 and b > 0 for a, b in zip(saved, own))):
+    if not _same_shape(saved, own):
         raise ValueError(
             f"the states are of other parameters: number {index} has shape {tuple(saved)}, here it has {tuple(own)}"
         )

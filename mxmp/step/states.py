@@ -135,8 +135,9 @@ def load(
         if settings == "file":
             raise ValueError(f"{path!r} is of a plain Module and holds no optimizer; mxmp.Module reads it")
         found = _of_module(found.states, updaters.optimizer, weights)
-    found = _in_order_of(found, [weight.name for weight in weights])
-    commit = _check(found, updaters, [tuple(weight.shape or ()) for weight in weights], contexts, settings)
+    shapes = [tuple(weight.shape or ()) for weight in weights]
+    found = _in_order_of(found, [weight.name for weight in weights], shapes)
+    commit = _check(found, updaters, shapes, contexts, settings)
     if found.step is not None:
         step.load_state_dict(found.step)
     commit()
@@ -221,15 +222,15 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
 
 
-def _in_order_of(found: OptimizerStates, names: Sequence[str]) -> OptimizerStates:
-    """Return the content of a file with the indices that its parameters have here, where they have these ``names``.
+def _in_order_of(found: OptimizerStates, names: Sequence[str], shapes: Sequence[tuple]) -> OptimizerStates:
+    """Return the content of a file with the indices of the parameters that have these ``names`` and ``shapes``.
 
     A file without names, or of another number of parameters, is returned as it is. Raises ``ValueError`` for names
     that do not fit.
     """
     if found.names is None or found.shapes is None or len(found.names) != len(names):
         return found
-    here = positions(found.names, names)
+    here = positions(found.names, names, found.shapes, shapes)
     moved: dict[Any, Any] = {**dict(enumerate(here)), **dict(zip(found.names, (names[k] for k in here)))}
 
     def rekeyed(value: Any) -> Any:

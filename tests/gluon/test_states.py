@@ -573,21 +573,48 @@ def test_a_list_of_parameters_of_two_nets_keeps_its_order_if_one_of_them_is_buil
         assert tree(other.weight.data()) == tree(net.weight.data())
 
 
-def test_a_list_of_the_same_parameters_in_another_order_goes_by_their_names(tmp_path):
-    _, fname = files(tmp_path)
-    net = nn.HybridSequential(prefix="")
-    net.add(nn.Dense(3, in_units=3, prefix="dense4_"), nn.Dense(3, in_units=3, prefix="dense5_"))
-    net.initialize()
-    params = list(net.collect_params().values())
-    trainer, resumed = (mxmp.Trainer(given, "adam", loss_scale=8) for given in (params, params[2:] + params[:2]))
+def two_dense(units, prefixes=("dense4_", "dense5_")):
+    """Two nets of one process, whose layers get the names of the order in which they are built."""
+    nets = [nn.Dense(units, in_units=3, prefix=prefixes[0]), nn.Dense(3, in_units=units, prefix=prefixes[1])]
+    for net in nets:
+        net.initialize()
+    return nets
+
+
+def adam_over(*nets):
+    return mxmp.Trainer([param for net in nets for param in net.collect_params().values()], "adam", loss_scale=8)
+
+
+def saved_after_a_step(first, second, fname):
+    trainer = adam_over(first, second)
     with mx.autograd.record():
-        loss = (net(mx.nd.ones((4, 3))) ** 2).sum()
+        loss = (second(first(mx.nd.ones((4, 3)))) ** 2).sum()
     trainer.backward(loss)
     trainer.step(4)
     trainer.save_states(fname)
+    return trainer
+
+
+def test_a_list_of_the_same_parameters_in_another_order_goes_by_their_names_if_only_these_fit_the_shapes(tmp_path):
+    _, fname = files(tmp_path)
+    first, second = two_dense(5)
+    trainer = saved_after_a_step(first, second, fname)
+    resumed = adam_over(second, first)
     resumed.load_states(fname)
     found = resumed._updaters[0].states
     assert tree([found[i] for i in (2, 3, 0, 1)]) == tree([trainer._updaters[0].states[i] for i in range(4)])
+
+
+def test_nets_of_equal_shapes_that_were_built_in_another_order_do_not_exchange_their_states(tmp_path):
+    _, fname = files(tmp_path)
+    saved_after_a_step(*two_dense(3), fname)
+    refused = adam_over(*two_dense(3, prefixes=("dense5_", "dense4_")))
+    before = whole(refused)
+    with pytest.raises(ValueError, match=r"had 'dense4_weight' where it has 'dense5_weight' here.* order of the saved"):
+        refused.load_states(fname)
+    assert whole(refused) == before
+    fits = adam_over(*two_dense(3))
+    fits.load_states(fname)
 
 
 def test_a_file_whose_parameters_have_other_names_is_refused_unless_only_their_beginning_differs(tmp_path):
