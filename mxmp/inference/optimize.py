@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 from mxnet.ndarray import NDArray
 
+from .. import cpu
 from ..child import showing
 from ..precision.graph import Graph
 from ..serving.folding import Params
@@ -111,7 +112,8 @@ def optimize_for_inference(
     with Runner(batches) as runner, showing(progress) as tell:
         search = Search(subject.graph, subject.params, runner, calibrating, held, limits, tell)
         search.notes += notes
-        if INT8 in requested and not _has_vnni():
+        if INT8 in requested and cpu.lacks("avx512_vnni", "avx_vnni", "amx_int8"):
+            # INT8 kernels are slow then, and add two products of INT8 numbers in 16 bits, which may overflow.
             requested.remove(INT8)
             search.notes.append(
                 "int8 was left out: this CPU has no VNNI, so its INT8 kernels are slow and may overflow"
@@ -157,17 +159,3 @@ def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], lis
         if not any(refusal(subject, part) for part in parts):
             return [batch, *parts], [1], [2], []
     return batches, [0], [0], ["one batch both calibrated and measured: SQNR is that of data that was seen"]
-
-
-def _has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return False if the flags in the file ``cpuinfo`` include neither VNNI nor AMX; True if it has none.
-
-    Without these instructions INT8 kernels are slow, and add two products of INT8 numbers in 16 bits, which may
-    overflow. The result is True, too, if the file cannot be read.
-    """
-    try:
-        with open(cpuinfo, encoding="utf-8") as file:
-            known = file.read()
-    except OSError:
-        return True
-    return "flags" not in known or any(flag in known for flag in ("avx512_vnni", "avx_vnni", "amx_int8"))

@@ -10,6 +10,7 @@ from typing import Mapping
 
 import mxnet as mx
 
+from .. import cpu
 from ..precision.casts import CastGraph
 from ..precision.graph import Graph
 from .table import WORKAROUNDS
@@ -86,17 +87,9 @@ def _switched_off(text: str) -> set[str]:
 
 
 @lru_cache(maxsize=None)
-def _warn_of_slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> None:
-    """Warn, once in a process, if this CPU has no bfloat16 instructions: oneDNN then computes bfloat16 in FP32.
-
-    ``cpuinfo`` is the file that lists the CPU's instruction sets; without it, or if it lists none, there is no warning.
-    """
-    try:
-        with open(cpuinfo) as file:
-            known = file.read()
-    except OSError:
-        return
-    if "flags" in known and not ("avx512_bf16" in known or "amx_bf16" in known):
+def _warn_of_slow_bfloat16() -> None:
+    """Warn, once in a process, if this CPU has no bfloat16 instructions: oneDNN then computes bfloat16 in FP32."""
+    if cpu.lacks("avx512_bf16", "amx_bf16"):
         warnings.warn(
             "this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated: expect no gain over FP32",
             stacklevel=4,

@@ -6,13 +6,12 @@ import ctypes
 import hashlib
 import json
 import os
-import platform
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 
+from .. import cpu
 from ..kernels.fit import SWITCH
 
 # Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
@@ -37,7 +36,7 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
     return {
         "device": ctx.device_type,
         "gpu": _gpu(ctx.device_id) if ctx.device_type == "gpu" else None,
-        "processor": _processor(),
+        "processor": cpu.model(),
         "processors": processors(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "mxnet": mx.__version__,
@@ -87,12 +86,3 @@ def _gpu(number: int) -> str:
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), number)
     return "" if failed or driver.cuDeviceGetName(name, len(name), device) else name.value.decode()
-
-
-def _processor() -> str:
-    """Return the model of the CPU as Linux has it, or else what ``platform`` says."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -17,8 +17,9 @@ from oracle import sqnr
 from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
 
 import mxmp
+from mxmp import cpu
 from mxmp.__main__ import main
-from mxmp.inference import calibration, optimize, search
+from mxmp.inference import calibration, search
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.precision.graph import Graph
 
@@ -316,18 +317,10 @@ def test_ctrl_c_leaves_the_net_as_it_was(net, images, held, monkeypatch):
 
 
 def test_without_vnni_int8_is_left_out(net, images, monkeypatch):
-    monkeypatch.setattr(optimize, "_has_vnni", lambda: False)
+    monkeypatch.setattr(cpu, "lacks", lambda *_: True)
     found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"])
     assert any("no VNNI" in note for note in found.report.notes)
     assert found.report.chosen.startswith("float32")
-
-
-def test_vnni_is_read_from_the_processor(tmp_path):
-    file = tmp_path / "cpuinfo"
-    for flags, expected in (("fpu avx512f", False), ("fpu avx512_vnni", True)):
-        file.write_text(f"flags : {flags}\n")
-        assert optimize._has_vnni(str(file)) is expected
-    assert optimize._has_vnni(str(tmp_path / "none"))
 
 
 def test_a_network_whose_own_outputs_are_nan_is_refused():

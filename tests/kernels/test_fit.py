@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
-from mxmp import Policy
+from mxmp import Policy, cpu
 from mxmp.kernels import fit, rounding
 from mxmp.kernels.workaround import FittedGraph
 from mxmp.pipeline import emitted, low_graph
@@ -160,16 +160,15 @@ def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     assert np.isfinite(by_gluon(net, [x]).outputs[0]).all()
 
 
-def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("flags : fpu avx2 avx512f\n")
+def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(monkeypatch):
+    monkeypatch.setattr(cpu, "lacks", lambda *instructions: "avx512_bf16" in instructions)
+    fit._warn_of_slow_bfloat16.cache_clear()
     with pytest.warns(UserWarning, match="neither AVX512-BF16 nor AMX"):
-        fit._warn_of_slow_bfloat16(str(cpuinfo))
-    fit._warn_of_slow_bfloat16(str(cpuinfo))
-    fast = tmp_path / "fast"
-    fast.write_text("flags : fpu avx512_bf16\n")
-    fit._warn_of_slow_bfloat16(str(fast))
-    fit._warn_of_slow_bfloat16(str(tmp_path / "none"))
+        fit._warn_of_slow_bfloat16()
+    fit._warn_of_slow_bfloat16()
+    monkeypatch.setattr(cpu, "lacks", lambda *instructions: False)
+    fit._warn_of_slow_bfloat16.cache_clear()
+    fit._warn_of_slow_bfloat16()
 
 
 @pytest.mark.parametrize("times", [5, 1000])
