@@ -21,7 +21,6 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
     "bench products": ("bench.parts:products", "times FullyConnected in bfloat16 by the number of rows"),
     "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),
-    "bench rewrite": ("bench.parts:rewrite", "times deciding and rewriting of graphs, up to 100,000 nodes"),
     "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
     "bench updates": ("bench.trainer:updates", "times step() of mxmp.Trainer and gluon.Trainer, by optimizer"),
     "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),

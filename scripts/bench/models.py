@@ -23,6 +23,7 @@ from support.results import DOCS, read, write
 
 from bench.networks import NETWORKS, network
 from bench.turns import Worker, WorkerError, gain, milliseconds, take_turns
+from mxmp import cpu
 
 RESULTS = DOCS / "model-benchmarks.json"
 TASKS = ("training", "inference")
@@ -81,8 +82,7 @@ def measure(name: str, task: str, args: argparse.Namespace) -> dict[str, Any]:
     workers: dict[str, Worker] = {}
     found: dict[str, Any] = {}
     folder = tempfile.TemporaryDirectory()
-    config = {"network": name, "task": task, "dtype": args.dtype, "batch": batch, "size": size}
-    config["device"] = args.device
+    config = {"network": name, "task": task, "dtype": args.dtype, "batch": batch, "size": size, "device": args.device}
     config.update(plan=str(Path(folder.name, "plan.json")), policy=f"compute={args.dtype},{args.policy}".rstrip(","))
 
     def start(variant: str) -> Worker:
@@ -116,16 +116,8 @@ def measure(name: str, task: str, args: argparse.Namespace) -> dict[str, Any]:
         for worker in workers.values():
             worker.stop()
         folder.cleanup()
-    machine = {"cpu": cpu(), "threads": args.threads, "python": platform.python_version()}
+    machine = {"cpu": cpu.model(), "threads": args.threads, "python": platform.python_version()}
     ordered = {variant: found[variant] for variant in args.variants}
     dtype = ",".join(filter(None, [args.dtype, args.policy]))
     return {"title": chosen.title, "task": task, "dtype": dtype, "batch": batch, "size": size, **machine,
             "variants": ordered}  # fmt: skip
-
-
-def cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

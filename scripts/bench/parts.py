@@ -1,4 +1,4 @@
-"""Parts of a step, each alone: slow layouts, products of few rows, the update, and rewriting."""
+"""Parts of a step, each alone: slow layouts, products of few rows, and the update."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from unittest import mock
 import mxnet as mx
 from mxnet import autograd, gluon
 from support.options import parse
-from support.pages import show
 
 import mxmp
-from bench.turns import bench, in_turns, milliseconds
+from bench.turns import bench
 from mxmp.kernels.fit import SWITCH
-from mxmp.pipeline import low_graph
 from mxmp.precision import missing_kernels
-from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.step.gradients import FiniteSums, Gradient
 from mxmp.step.updater import Updater
 
@@ -143,33 +140,3 @@ def update(arguments: list[str]) -> None:
             yield (model, "update"), {"MXNet's": theirs, "mxmp's": ours}
 
     bench("network | part", rows(), args.rounds)
-
-
-def rewrite(arguments: list[str]) -> None:
-    """Time deciding, rewriting and fitting a graph to the device, of chains of doubling length and of ResNet-152."""
-    args = parse(rewrite.__doc__, arguments, rounds=5, lengths=[12_500, 25_000, 50_000, 100_000])
-    from gluoncv.model_zoo import get_model
-
-    graphs = {f"chain of {length:,}": partial(chain, length) for length in args.lengths}
-    graphs["resnet152_v1b"] = lambda: Graph.from_symbol(get_model("resnet152_v1b")(S.var("data")))
-
-    def rows() -> Iterator[list[str]]:
-        for name, make in graphs.items():
-            graph = make()
-            nodes = sum(1 for _ in graph.nodes())
-            call = partial(low_graph, graph, mxmp.Policy("float16"), "gpu")
-            ms = milliseconds(in_turns({"": call}, args.rounds, 0)[""])
-            yield [name, f"{nodes:,}", f"{ms:.1f} ms", f"{1e3 * ms / nodes:.1f} us"]
-
-    show("graph | nodes | time | per node", rows())
-
-
-def chain(length: int) -> Graph:
-    """Return FullyConnected and relu in turn."""
-    entry = Entry(Node("null", "data"))
-    for i in range(length // 3):
-        weight = Entry(Node("null", f"fc{i}_weight"))
-        attrs = {"num_hidden": "4", "no_bias": "True", "flatten": "False"}
-        entry = Entry(Node("FullyConnected", f"fc{i}", attrs, [entry, weight]))
-        entry = Entry(Node("relu", f"relu{i}", {}, [entry]))
-    return Graph([entry])

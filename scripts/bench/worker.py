@@ -14,9 +14,8 @@ from bench.networks import Network, network
 from bench.turns import answers, operators, peak_bytes, serve, timed
 
 PROFILED = 3  # steps
-Step = Tuple[
-    Callable[[], Any], Callable[[], Dict[str, Any]]
-]  # runs one step, returns whether it was skipped; profiles it
+# The first runs one step and returns whether it was skipped; the second profiles it.
+Step = Tuple[Callable[[], Any], Callable[[], Dict[str, Any]]]
 
 
 def run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,13 @@
 """Whether two workers hold equal weights, bit for bit, at every step with injected overflows, for every optimizer.
 
-One job of two workers for every store and optimizer. What is done is kept in ``--results`` and is not run again;
-``--fresh`` starts over. Ends with 1 where workers differ or a job fails.
+One job of two workers for every store and optimizer. Ends with 1 where workers differ or a job fails.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import sys
 import tempfile
@@ -18,7 +18,7 @@ import launch_local
 from support.options import parse
 from support.pages import table
 from support.processes import share_path
-from support.results import ROOT, read, write
+from support.results import ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 STORES = ("dist_sync", "horovod")
@@ -32,22 +32,16 @@ def main(arguments: list[str] | None = None) -> int:
         optimizers=([str], "default: all 19 of MXNet"),
         steps=50,
         devices=(1, "of each worker"),
-        results=ROOT / "build" / "equal_workers.json",
-        fresh=(False, "run all again"),
     )
     from tiny import OPTIMIZERS
 
-    found = {} if args.fresh else read(args.results)
-    names = args.optimizers or OPTIMIZERS
-    wanted = [f"{store} {name} {args.steps} {args.devices}" for store in args.stores for name in names]
-    for key in wanted:
-        if key not in found:
-            found[key] = run(*key.split())
-            print(f"{key}: {found[key]}", flush=True)
-            write(args.results, found)
-    rows = [[name, *(cell(found[f"{s} {name} {args.steps} {args.devices}"]) for s in args.stores)] for name in names]
+    names, found = args.optimizers or OPTIMIZERS, {}
+    for store, name in itertools.product(args.stores, names):
+        found[store, name] = run(store, name, str(args.steps), str(args.devices))
+        print(f"{store} {name}: {cell(found[store, name])}", flush=True)
+    rows = [[name, *(cell(found[store, name]) for store in args.stores)] for name in names]
     print(table(" | ".join(["optimizer", *args.stores]), rows))
-    return int(any(found[key]["differ"] for key in wanted))
+    return int(any(each["differ"] for each in found.values()))
 
 
 def cell(found: dict[str, Any]) -> str:

@@ -18,13 +18,13 @@ from typing import Any
 
 import mxnet as mx
 from bench import models
-from bench.turns import gain, milliseconds
 from support.options import parse
 from support.pages import table
 from support.results import ROOT, read
 
 import mxmp
 from checks import tensor_core
+from mxmp import cpu
 
 SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}
 QUICK = {"resnet50": (8, 64)}
@@ -37,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
         output=(ROOT / "gpu-acceptance.json", "the file to send"),
         quick=(False, "one network at a small batch"),
     )
-
     if not mx.context.num_gpus():
         sys.exit("error: MXNet sees no GPU. Its wheels run on V100, T4 and A100; see nvidia-smi for what is here.")
     found: dict[str, Any] = {"machine": machine(), "started": time.strftime("%Y-%m-%d %H:%M")}
@@ -56,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def machine() -> dict[str, Any]:
     versions = {"mxmp": mxmp.__version__, "mxnet": mx.__version__, "python": platform.python_version()}
-    return {**tensor_core.nvidia_smi(), **versions, "cpu": models.cpu()}
+    return {**tensor_core.nvidia_smi(), **versions, "cpu": cpu.model()}
 
 
 def tests(*arguments: str, **environment: str) -> dict[str, Any]:
@@ -95,17 +94,12 @@ def report(found: dict[str, Any]) -> str:
     for name, variants in found["networks"].items():
         plain = variants.get("float32", {})
         for variant, figures in variants.items():
-            rows.append([name, variant, *step_cells(figures, plain)])
-    head = "network | variant | step, ms | times as fast as FP32 | peak memory, MB | of FP32's"
+            rows.append([name, variant, models.summary(figures, plain), *memory(figures, plain)])
+    head = "network | variant | step, times as fast as FP32 | peak memory, MB | of FP32's"
     return "\n".join([*lines, "", table(head, rows)])
 
 
-def step_cells(figures: dict[str, Any], plain: dict[str, Any]) -> list[str]:
-    if "error" in figures:
-        return [figures["error"], "", "", ""]
-    used = figures["peak"] - figures["before"]
-    if "error" in plain or not plain:
-        return [f"{milliseconds(figures['seconds']):.1f}", "", f"{used / 1e6:.0f}", ""]
-    share = used / max(1, plain["peak"] - plain["before"])
-    faster = gain(plain["seconds"], figures["seconds"])
-    return [f"{milliseconds(figures['seconds']):.1f}", faster, f"{used / 1e6:.0f}", f"{share:.2f}"]
+def memory(figures: dict[str, Any], plain: dict[str, Any]) -> list[str]:
+    """Return the peak memory that a variant took for its steps, in MB, and its share of FP32's, as text."""
+    used, by_plain = (each.get("peak", 0) - each.get("before", 0) for each in (figures, plain))
+    return [f"{used / 1e6:.0f}" if used else "-", f"{used / by_plain:.2f}" if used and by_plain else "-"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Iterator
@@ -30,7 +28,6 @@ def main(arguments: list[str] | None = None) -> None:
         number=len(models),
         missing=f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet." * bool(missing),
         summary=table("| float16 | bfloat16", summary(models)),
-        amp="\n\n".join(filter(None, (amp_errors(models, dtype) for dtype in DTYPES))),
         failing=table("model | dtype |", failing),
         second=table("model | dtype |", second),
         casting=table("model | dtype | bytes cast | by `mxnet.contrib.amp`", casting_more(models)),
@@ -68,22 +65,6 @@ def summary(models: dict[str, Any]) -> Iterator[list[str]]:
     for label, counts in rows.items():
         found = [[counts(r, dtype) for r in models.values()] for dtype in DTYPES]
         yield [label, *(f"{sum(map(bool, f))} of {len(f) - f.count(None)}" for f in found)]
-
-
-def amp_errors(models: dict[str, Any], dtype: str) -> str:
-    errors = Counter(alike(r.get(f"{dtype}.amp", {}).get("error", "")) for r in models.values())
-    del errors[""]
-    lines = [f"- {count}: `{shown(error)}`" for error, count in errors.most_common()]
-    return "\n".join([f"`mxnet.contrib.amp` in {dtype} fails with:\n", *lines]) if lines else ""
-
-
-def alike(error: str) -> str:
-    """Return it without what differs from one network to the next: names of its operators, numbers, times."""
-    error = re.sub(r"\[\d\d:\d\d:\d\d\] ", "", error)
-    error = re.sub(r"Error in operator \w+", "Error in operator ...", error)
-    error = re.sub(r"Incompatible attr in node .*", "Incompatible attr in node ...", error)
-    error = re.sub(r"(expected|got) data type \w+", r"\1 another data type", error)
-    return re.sub(r"(data|for input )\d+", r"\1N", error)
 
 
 def tells(result: dict[str, Any], dtype: str) -> bool:

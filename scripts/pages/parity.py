@@ -1,4 +1,4 @@
-"""The manual's page of parity from the results of ``dev.py parity``: tables, forest plot, curves and final metrics."""
+"""The manual's page of parity from the results of ``dev.py parity``: tables, forest plot and curves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def main(arguments: list[str] | None = None) -> None:
     there = {family: runs for family, runs in results.items() if values(runs, "float32")}
     draw_forest(found, DOCS / "parity-forest.png")
     draw_curves(there, DOCS / "parity-curves.png")
-    draw_values(there, DOCS / "parity-values.png")
     draw_large(DOCS / "parity-large.png")
 
 
@@ -149,13 +148,9 @@ def large() -> Iterator[list[str]]:
     """Yield the cells of each long run."""
     for family, runs in large_runs().items():
         for run in runs:
-            cells = [
-                run["dtype"],
-                run["loss_scale"] if run["dtype"] == "float16" else "-",
-                run["steps"],
-                run["skipped"],
-            ]
-            yield [family, *map(str, cells), f"{run['curve'][-1][1]:.4f}", f"{run['value']:.2f} {run['metric']}"]
+            scale = run["loss_scale"] if run["dtype"] == "float16" else "-"
+            results = f"{run['curve'][-1][1]:.4f}", f"{run['value']:.2f} {run['metric']}"
+            yield [family, run["dtype"], scale, run["steps"], run["skipped"], *results]
 
 
 def large_runs() -> dict[str, list[dict[str, Any]]]:
@@ -276,8 +271,11 @@ def legend(figure: Any) -> None:
 
 def draw_curves(results: Mapping[str, Any], path: Path) -> None:
     """Draw the loss of every run, a line a seed, the dtypes over each other."""
-    figure, places = grid(len(results))
-    for axes, (family, found) in zip(places, results.items()):
+    rows = -(-len(results) // 4)
+    figure, places = subplots(rows, 4, figsize=(11, 0.6 + 1.9 * rows), squeeze=False, constrained_layout=True)
+    for axes in places.flat[len(results) :]:
+        axes.set_axis_off()
+    for axes, (family, found) in zip(places.flat, results.items()):
         for dtype, colour in COLOURS.items():
             for seed in values(found, dtype):
                 curve = found[Job(family, dtype, seed).key]["curve"]
@@ -286,23 +284,12 @@ def draw_curves(results: Mapping[str, Any], path: Path) -> None:
         if min(losses) > 0 and max(losses) > 20 * min(losses):
             axes.set_yscale("log")
         axes.set_title(family, fontsize=9)
-    finish(figure, path, "training loss over steps")
-
-
-def draw_values(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the final metric, a dot a seed and a bar at the mean."""
-    figure, places = grid(len(results))
-    for axes, (family, found) in zip(places, results.items()):
-        for place, (dtype, colour) in enumerate(COLOURS.items()):
-            ends = [value for value in values(found, dtype).values() if math.isfinite(value)]
-            axes.plot([place] * len(ends), ends, "o", color=colour, markersize=4, alpha=0.6)
-            if ends:
-                axes.hlines(fmean(ends), place - 0.3, place + 0.3, color=colour)
-        axes.set_xticks([])
-        axes.set_xlim(-0.6, 2.6)
-        metric = next(result["metric"] for result in found.values() if "metric" in result)
-        axes.set_title(f"{family}: {metric}", fontsize=8)
-    finish(figure, path, "final metric, a dot a seed")
+        axes.tick_params(labelsize=7)
+    for dtype, colour in COLOURS.items():
+        places.flat[0].plot([], [], color=colour, label=dtype)
+    figure.legend(ncol=3, loc="outside upper right", fontsize=8, frameon=False)
+    figure.suptitle("training loss over steps", x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, dpi=90)
 
 
 def draw_large(path: Path) -> None:
@@ -324,25 +311,4 @@ def draw_large(path: Path) -> None:
         axes.yaxis.set_minor_formatter("{x:g}")
         axes.tick_params(which="both", labelsize=7)
     places.flat[0].legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=90)
-
-
-def grid(count: int) -> tuple[Any, Any]:
-    """Return a figure and its axes, four in a row; those after ``count`` are empty."""
-    rows = -(-count // 4)
-    figure, places = subplots(rows, 4, figsize=(11, 0.6 + 1.9 * rows), squeeze=False, constrained_layout=True)
-    for axes in places.flat[count:]:
-        axes.set_axis_off()
-    for axes in places.flat:
-        axes.tick_params(labelsize=7)
-    return figure, places.flat
-
-
-def finish(figure: Any, path: Path, title: str) -> None:
-    """Add the legend and the title, and write the picture."""
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], color=colour, marker="o", markersize=4, label=dtype) for dtype, colour in COLOURS.items()]
-    figure.legend(handles=lines, ncol=3, loc="outside upper right", fontsize=8, frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=90)

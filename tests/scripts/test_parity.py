@@ -214,6 +214,6 @@ def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
     assert "| bfloat16 | 52.00 ± 1.58 (5) | -10.00 (-10.00 to -10.00) | **different, worse** |" in page
     assert "| 1e+10 |" in page  # of refinement
     assert "`python examples/recipes/ssd.py --dtype float16 --seed 0` | 9 |" in page
-    pictures = {f"parity-{name}.png" for name in ("forest", "curves", "values", "large")}
+    pictures = {f"parity-{name}.png" for name in ("forest", "curves", "large")}
     assert "| segmentation_large | float16 | none | 9 | 0 | 0.5000 | 7.50 mAP, % |" in page
     assert {path.name for path in tmp_path.glob("*.png")} == pictures
