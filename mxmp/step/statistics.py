@@ -42,6 +42,7 @@ class RunningStatistics:
         so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
         ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call and ``keep`` was
         called since the last ``renew``. A trainer calls ``renew`` when the user may have set running statistics.
+        Where it copies, it waits for the copies, and so for the forward on each device.
         """
         arrays = [item.array for item in statistics]
         same = len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched))
@@ -110,6 +111,8 @@ def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) 
             if kept is None:
                 kept = mx.nd.full(array.shape, float(name.endswith("var")), array.ctx)
             copy[:] = _finite_or(copy, kept)
+    # The backward that the caller starts next writes the arrays, and MXNet's engine does not know that it does.
+    copies.flat.wait_to_read()
     return copies
 
 
