@@ -99,6 +99,7 @@ def load(
     contexts: Sequence[mx.Context],
     *,
     settings: str = "file",
+    names_identify: bool = False,
 ) -> None:
     """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, which may be of another number of devices.
 
@@ -121,6 +122,9 @@ def load(
         saved update count. Equal means: as the caller made it, it has the class and attributes that the file's had
         before its first update, or when it was saved. ``"caller"`` also reads the file of MXNet's ``Module``; that has
         no update counts and no schedule, so those stay as they are.
+    names_identify : bool
+        Whether parameters are the saved ones where they have the saved names, in any order. This holds in a Module,
+        whose weights are saved by these names. Gluon numbers parameters in the order in which blocks are built.
 
     Raises
     ------
@@ -136,7 +140,7 @@ def load(
             raise ValueError(f"{path!r} is of a plain Module and holds no optimizer; mxmp.Module reads it")
         found = _of_module(found.states, updaters.optimizer, weights)
     shapes = [tuple(weight.shape or ()) for weight in weights]
-    found = _in_order_of(found, [weight.name for weight in weights], shapes)
+    found = _in_order_of(found, [weight.name for weight in weights], shapes, names_identify)
     commit = _check(found, updaters, shapes, contexts, settings)
     if found.step is not None:
         step.load_state_dict(found.step)
@@ -222,15 +226,20 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
 
 
-def _in_order_of(found: OptimizerStates, names: Sequence[str], shapes: Sequence[tuple]) -> OptimizerStates:
+def _in_order_of(
+    found: OptimizerStates, names: Sequence[str], shapes: Sequence[tuple], names_identify: bool
+) -> OptimizerStates:
     """Return the content of a file with the indices of the parameters that have these ``names`` and ``shapes``.
 
-    A file without names, or of another number of parameters, is returned as it is. Raises ``ValueError`` for names
-    that do not fit.
+    ``load`` explains ``names_identify``. A file without names, or of another number of parameters, is returned as it
+    is. Raises ``ValueError`` for names that do not fit.
     """
     if found.names is None or found.shapes is None or len(found.names) != len(names):
         return found
-    here = positions(found.names, names, found.shapes, shapes)
+    if names_identify and set(found.names) == set(names):
+        here = [names.index(name) for name in found.names]
+    else:
+        here = positions(found.names, names, found.shapes, shapes)
     moved: dict[Any, Any] = {**dict(enumerate(here)), **dict(zip(found.names, (names[k] for k in here)))}
 
     def rekeyed(value: Any) -> Any:

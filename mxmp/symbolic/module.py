@@ -607,7 +607,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         _require(self, optimizer=True)
         weights = self.core.weights(self.arrays())
-        states.load(fname, self.scaled_step, self._updater, weights, self._context, settings="caller")
+        states.load(
+            fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
+        )
         self._params_dirty = True
 
 

@@ -431,3 +431,32 @@ def test_float16_inference_agrees_with_fp32_on_the_digits(symbol, digits, monkey
 
     same = answers(symbol) == answers(mxmp.cast_symbol(symbol))
     assert same.mean() >= 0.995
+
+
+def test_states_go_by_name_where_the_symbols_outputs_are_grouped_in_another_order(tmp_path):
+    def trained(order):
+        data, towers = mx.sym.var("data"), {}
+        for name in ("first", "second"):
+            out = mx.sym.FullyConnected(data, num_hidden=3, name=f"{name}_fc")
+            towers[name] = mx.sym.LinearRegressionOutput(out, mx.sym.var(f"{name}_label"), name=name)
+        labels = ["first_label", "second_label"]
+        module = mxmp.Module(mx.sym.Group([towers[name] for name in order]), label_names=labels, policy="float16")
+        module.bind([("data", (4, 3))], [(label, (4, 3)) for label in labels])
+        module.init_params(mx.init.One())
+        module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.1})
+        return module
+
+    def step(module, seed):
+        draw = np.random.RandomState(seed)
+        module.forward_backward(mx.io.DataBatch(*([mx.nd.array(draw.rand(4, 3)) for _ in range(n)] for n in (1, 2))))
+        module.update()
+
+    one, other = trained(["first", "second"]), trained(["second", "first"])
+    step(one, 0)
+    one.save_optimizer_states(str(tmp_path / "states"))
+    other.set_params(*one.get_params())
+    other.load_optimizer_states(str(tmp_path / "states"))
+    for module in (one, other):
+        step(module, 1)
+    for name, value in one.get_params()[0].items():
+        np.testing.assert_array_equal(value.asnumpy(), other.get_params()[0][name].asnumpy())
