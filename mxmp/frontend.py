@@ -272,8 +272,10 @@ class Listeners(GraphListener):
 def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
     """Set the arrays ``gradients`` to zero; when the ``with`` block ends, restore them and ``states``.
 
-    ``states`` are running statistics, which a forward in the block would change. Waits for the device at the end.
+    ``states`` are running statistics, which the block may change. Waits for the device before and after the block: the
+    backward of a Module's executor writes running statistics without notifying MXNet's engine.
     """
+    mx.nd.waitall()
     with autograd.pause():
         before = [(array, array.copy()) for array in [*gradients, *states]]
     try:
@@ -282,7 +284,7 @@ def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterat
                 array[:] = 0
         yield
     finally:
-        mx.nd.waitall()  # a net with static memory writes statistics without telling MXNet's engine
+        mx.nd.waitall()
         with autograd.pause():
             for array, copy in before:
                 copy.copyto(array)

@@ -24,6 +24,7 @@ from networks import (
 import mxmp
 from mxmp.diagnose import blame
 from mxmp.gluon.training import TrainedNet
+from mxmp.symbolic.training import TrainedModule
 
 DOORS = ["gluon", "module"]
 
@@ -402,6 +403,25 @@ def test_a_loss_with_parameters_without_shapes_is_as_if_nobody_had_asked(grad_re
         return [p.data().asnumpy().tobytes() for each in (net, judge) for p in each.collect_params().values()]
 
     assert trained(True) == trained(False)
+
+
+def test_after_a_modules_backward_unchanged_restores_the_running_statistics_that_it_wrote():
+    data = mx.sym.BatchNorm(mx.sym.var("data"), fix_gamma=False, name="norm")  # its backward comes last
+    for index in range(20):  # more than MXNet runs as one operator
+        data = mx.sym.Convolution(data, kernel=(3, 3), num_filter=32, pad=(1, 1), name=f"conv{index}")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=10, name="fc"), name="softmax")
+    module = mxmp.Module(symbol, policy="bfloat16")
+    module.bind([("data", (8, 16, 32, 32))], [("softmax_label", (8,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.01})
+    x = np.random.RandomState(0).normal(3, 2, (8, 16, 32, 32))
+    drawn = mx.io.DataBatch([mx.nd.array(x)], [mx.nd.zeros(8)])
+    module.forward_backward(drawn)
+    with TrainedModule(module).unchanged():
+        pass
+    module.update()
+    running = module.get_params()[1]["norm_moving_mean"].asnumpy()
+    np.testing.assert_allclose(running, x.mean((0, 2, 3)) * 0.1, rtol=1e-4)
 
 
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
