@@ -47,7 +47,8 @@ class Policy:
         whose name ends with ``dense0`` in FP32, with all that it contains.
     low_ops : iterable of str, default ()
         Types of operators, such as ``"softmax"``, that compute in the compute dtype whatever the rules say. Those that
-        ``exclude`` matches, and those for which the device has no such kernel, stay in FP32 nevertheless.
+        ``exclude`` matches stay in FP32 nevertheless, and so do those for which the device has no kernel in this dtype,
+        or a wrong or slow one.
     full_ops : iterable of str, default ()
         Types of operators that compute in FP32 whatever the rules say.
 

@@ -248,7 +248,7 @@ def declare_full(graph: Graph) -> None:
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     """Return a copy of ``node`` that reads ``inputs``.
 
-    ``new`` maps nodes that were copied already to their copies, to which the control dependencies change.
+    ``new`` maps each node that was copied already to its copy. Control dependencies of the result are such copies.
     """
     return Node(node.op, node.name, dict(node.attrs), inputs, [new[n] for n in node.control_deps], node.subgraphs)
 

@@ -391,7 +391,10 @@ class _Draft:
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is in low precision for certain; False for a variable, or if ``settle`` decides."""
+        """Return whether ``entry`` is in low precision for certain.
+
+        Returns False for a variable, and for an output of an operator that ``settle`` has still to decide.
+        """
         return entry.node not in self._undecided and entry.node not in self._movers and self._makes_low(entry)
 
     def _is_parameter(self, entry: Entry) -> bool:

@@ -145,8 +145,8 @@ def _is_bfloat16(text: str) -> bool:
 def _doubles(attrs: Mapping[str, str]) -> bool:
     """Return whether an ``UpSampling`` has scale 2, or enlarges one tensor 4, 8, 16, ... times by its nearest values.
 
-    It can then be computed twofold step by step (``kernels.cuda.double_in_steps``), and no gradient is a float16 sum of
-    more than 4 terms.
+    It can then be computed in steps that each double the size (``kernels.cuda.double_in_steps``), and no
+    gradient is a float16 sum of more than 4 terms.
     """
     scale, is_nearest = int(attrs["scale"]), attrs.get("sample_type") != "bilinear"
     doubles_again = scale > 2 and scale & (scale - 1) == 0 and is_nearest

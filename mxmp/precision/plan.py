@@ -281,7 +281,7 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
 
 
 def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables that ``body`` may get in float16, as all that reads them does.
+    """Return the names of the variables that ``body`` may get in float16: all operators in it that read them do so.
 
     ``plan`` is that of ``body`` alone.
     """

@@ -30,7 +30,10 @@ def _number(value: Any) -> Any:
 
 
 def _quartiles(values: Any) -> tuple[float, float, float]:
-    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple, or raise an error."""
+    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple.
+
+    Raises ``OverflowError``, ``TypeError`` or ``ValueError`` for anything else.
+    """
     low, middle, high = map(_number, values)
     return low, middle, high
 

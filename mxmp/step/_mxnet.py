@@ -35,7 +35,8 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray, grad: NDArray, state: NDArray) -> None:
     """Update one dense FP32 weight in place by MXNet's ``sgd_mom_update``, and raise its update count in the optimizer.
 
-    MXNet's Updater uses a kernel for many weights, which gives the same bits but is slower for large ones on a CPU.
+    ``index`` is the weight's number in the optimizer, and ``state`` its momentum, which is updated too. MXNet's Updater
+    uses a kernel for many weights, which gives the same bits but is slower for large ones on a CPU.
     """
     optimizer._set_current_context(weight.ctx.device_id)
     optimizer._update_count(index)

@@ -145,8 +145,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def adjust(self, finite: bool) -> None:
         """Raise or lower the loss scale after a training step, by the rules of the class; call once per step.
 
-        ``finite`` is False if the step was skipped for an overflow, and True if the update was applied. Then the scale
-        changes only by a measurement that ``note_gradients`` has recorded in this step.
+        ``finite`` is False if the step was skipped for an overflow, and True if the update was applied. After an
+        applied update the scale changes only if ``note_gradients`` has recorded a measurement in this step.
         """
         measured, self._measured = self._measured, []
         self._until_measured = max(self._until_measured - 1, 0)

@@ -90,7 +90,7 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
 def take_over(master: NDArray, half: NDArray) -> None:
     """Copy into ``master`` each element of ``half`` that differs from the rounded master. Does not wait for the device.
 
-    A user has written it. Elements of the master at other places keep their FP32 precision.
+    Such an element was written by a user. All other elements of the master keep their FP32 values.
     """
     master, half = master.as_nd_ndarray(), half.as_nd_ndarray()
     with autograd.pause():

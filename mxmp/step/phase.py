@@ -75,6 +75,7 @@ class Progress:
     Attributes
     ----------
     phase : Phase
+        What has been done with the gradients, by the table at the top of this file; ``READY`` after a step.
     clip : float
         The factor by which the update multiplies the gradients to clip their global norm; 1 without clipping.
     accumulates : bool

@@ -297,7 +297,10 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Count an overflow, restart the count of steps without one; lower the scale, but for ``hysteresis``."""
+        """Lower the loss scale after an overflow, unless it is one of the first ``hysteresis - 1``.
+
+        Restarts the count of steps in a row without overflow.
+        """
         self._clean_steps = 0
         self._tolerance -= 1
         if self._tolerance <= 0:

@@ -69,7 +69,7 @@ def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
 
 
 def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Return nested data in a form for JSON; append each NumPy array to ``arrays``, and put its index in its place.
+    """Return nested data in a form for JSON; move each NumPy array to the end of ``arrays``, and leave its index.
 
     ``{"array": 3}`` stands for ``arrays[3]``. A container is written with its type, ``{"dict": [[key, value], ...]}``,
     ``{"list": [...]}`` or ``{"tuple": [...]}``: JSON alone would make keys strings, and tuples lists.

@@ -87,7 +87,7 @@ def _nesting(state: Any) -> Any:
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
     """Return a shallow copy of the optimizer with other values of ``attributes``.
 
-    It shows which states the optimizer would make with these values, and the optimizer itself stays as it is.
+    The copy shows which states the optimizer would make with these values. The optimizer itself is not changed.
     """
     other = copy.copy(optimizer)
     vars(other).update(attributes)

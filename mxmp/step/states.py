@@ -300,8 +300,9 @@ def _check(
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
     """Return the saved state, which is that of an FP32 weight, as the optimizer expects it for the parameter ``index``.
 
-    For one that is stored in float16 without an FP32 master, its arrays become float16, or with ``multi_precision`` a
-    master is added: the file's, or if it has none, the present weight in FP32.
+    If the parameter is stored in float16 without an FP32 master, the state's arrays become float16. With the
+    optimizer's ``multi_precision`` a master is added to the state instead: the file's, or if the file has none, the
+    present weight in FP32.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]
