@@ -48,7 +48,7 @@ FAMILIES = {
     "speech_convolutional": Family("speech.py convolutional", 12),
     "tacotron": Family("tacotron.py", 12),
     "wavenet": Family("wavenet.py", 12),
-    "sentiment": Family("sentiment.py", 12),
+    "sentiment": Family("sentiment.py", 24),
     "progressive_gan": Family("progressive_gan.py", 12),
     "inpainting": Family("inpainting.py", 22),
     "bert_pretraining": Family("bert.py pretraining", 12),
