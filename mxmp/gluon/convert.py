@@ -42,7 +42,7 @@ def convert(
         policy excludes. A block of a class from outside MXNet runs as Python code if a pattern that does not end in
         ``*`` matches its name. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python
         code in FP32, with all blocks inside them. In both cases every block around such a block runs as Python code
-        too; the other blocks inside it still run as graphs. With a Plan, ``exclude`` must be empty.
+        too; the other HybridBlocks inside it still run as graphs. With a Plan, ``exclude`` must be empty.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def restore(net: Block) -> Block:
         ``net`` is not a Block.
     ValueError
         ``net`` was converted only as a part of a larger net, or through a block that it shares with another net.
-        Restore that net.
+        Restore the larger or the other net.
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")
