@@ -430,7 +430,7 @@ def _types_of_tuples(answer: Any) -> Any:
 
 
 def _with_tuples(value: Any, types: Any) -> Any:
-    """Return ``value``, an output in nested lists, with namedtuples in place of the lists that ``types`` describes so.
+    """Return ``value``, an output in nested lists, with the namedtuples that ``types`` describes in place of lists.
 
     ``types`` is a result of ``_types_of_tuples``.
     """
