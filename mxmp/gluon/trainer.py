@@ -406,7 +406,7 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def _notice_plain_backward(self) -> None:
-        """At a loss scale of 1, let gradients that ``loss.backward()`` has written be summed and applied by this step.
+        """Let this step sum and apply gradients that ``loss.backward()`` has written at a loss scale of 1.
 
         This is needed because ``loss.backward()`` does not notify the trainer. Does nothing at another loss scale, or
         after ``unscale``. Raises ``RuntimeError`` if the new gradients overwrite those that ``clip_global_norm`` has
