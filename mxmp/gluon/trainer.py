@@ -289,8 +289,9 @@ class Trainer(StepView, gluon.Trainer):
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Check the gradients that ``allreduce_grads`` has summed; update the weights, or skip the step on overflow.
 
-        This is the second half of ``step``; call ``allreduce_grads`` first. Arguments, errors and waiting are those of
-        ``step``.
+        This is the second half of ``step``: call ``allreduce_grads`` after the last backward, and then this method.
+        Arguments, errors and waiting are those of ``step``, but a ``loss.backward()`` between the two calls, at a loss
+        scale of 1, is not noticed.
         """
         self._begin_update("update", batch_size)
         self._prepare()
