@@ -65,7 +65,8 @@ class TrainedNet:
     def weights(self, *, frozen: bool = False) -> list[Weight]:
         """Return the parameters that the trainer updates; with ``frozen=True``, also those with ``grad_req="null"``.
 
-        The latter may also be of the net only. Constants and running statistics are left out.
+        The parameters with ``grad_req="null"`` are those of the trainer and of the net, without constants and running
+        statistics.
         """
         found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
         if frozen:
