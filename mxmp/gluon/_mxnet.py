@@ -1,6 +1,7 @@
-"""The private parts of MXNet that the Gluon frontend uses. A test holds each against 1.9.1.
+"""The private parts of MXNet that the Gluon frontend uses. A test compares each with MXNet 1.9.1.
 
-A subclass of MXNet's (``Trainer``, ``LowParameter``) also uses what it inherits; ``INHERITED`` lists that.
+A class of mxmp that is derived from one of MXNet's (``Trainer``, ``LowParameter``) also uses private attributes that it
+inherits; ``INHERITED`` lists these.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ INHERITED = {
 
 # -- attributes that are only read -------------------------------------------------------------------
 
-# Of a HybridBlock: its CachedOp, or what mxmp stores in its place, which ``hybridize``, ``cast`` and a new child set to
-# None; whether MXNet runs it as a graph; and the flags and the backend that ``hybridize`` was given.
+# Of a HybridBlock: its CachedOp, or what mxmp stores in place of the CachedOp (``hybridize``, ``cast`` and a new child
+# set it to None); whether MXNet runs the block as a graph; and the flags and the backend passed to ``hybridize``.
 cached_op, is_active = attrgetter("_cached_op"), attrgetter("_active")
 flags, backend = attrgetter("_flags"), attrgetter("_backend")
 # Of a Parameter: the last ``gluon.Trainer`` that was made over it; False for a running statistic, and for a Constant;
@@ -40,7 +41,7 @@ flags, backend = attrgetter("_flags"), attrgetter("_backend")
 trainer_of, is_differentiable, storage = attrgetter("_trainer"), attrgetter("_differentiable"), attrgetter("_stype")
 # Of a Trainer: the parameters that it updates, in the order of their indices.
 parameters_of = attrgetter("_params")
-# Of a weight array: whether a backward has written its gradient since ``set_fresh`` or ``fresh_weights`` cleared this.
+# Of a weight array: MXNet's fresh mark, whether a backward has written the gradient since the mark was last removed.
 is_fresh = attrgetter("_fresh_grad")
 
 
@@ -58,9 +59,10 @@ def refuse_contrib_amp() -> None:
 
 # -- a block's graph and its arguments ---------------------------------------------------------------
 
-# From nested arguments: whether there are Symbols, whether there are arrays, the arrays' contexts, and the first one's.
+# From nested arguments: whether there are Symbols, whether there are arrays, the set of the arrays' contexts, and the
+# context of the first array.
 kinds = _gather_type_ctx_info
-# From a graph's flat outputs and their structure: nested lists.
+# Takes the flat list of a graph's outputs and the description of their nesting (``flatten``); returns nested lists.
 regroup = _regroup
 
 
@@ -97,8 +99,8 @@ def flatten(args: tuple) -> tuple[list, Any]:
 def copied(block: HybridBlock) -> HybridBlock:
     """Return a shallow copy of ``block`` that can be traced without changing ``block``.
 
-    The copy shares children and Parameters with ``block``. It is not hybridized and has no hook of mxmp; its children
-    keep theirs. It has no traced graph, unless it is a SymbolBlock, which has no Python code to trace.
+    The copy shares children and Parameters with ``block``. The copy is not hybridized and has no hook of mxmp; the
+    children keep their hooks. It has no traced graph, unless it is a SymbolBlock, which has no Python code to trace.
     """
     clone = object.__new__(type(block))
     clone.__dict__.update(block.__dict__)
@@ -110,9 +112,9 @@ def copied(block: HybridBlock) -> HybridBlock:
 def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
     """Return the arguments that reach the graph of the hybridized ``block`` in ``block(*args)``; None if no graph runs.
 
-    They are ``args`` unless the block's class overrides ``forward``. Such a ``forward`` may call
-    ``HybridBlock.forward``, which runs the graph, with other arguments. So it is called on a copy of the block and
-    stopped at that call; the operators and child blocks that it calls before really run.
+    They are ``args`` unless the block's class overrides ``forward``. The overriding ``forward`` may call
+    ``HybridBlock.forward``, which runs the graph, with other arguments. To find these, it is called on a copy of the
+    block and stopped where it would run the graph. The operators and child blocks that it calls before really run.
     """
     if not overrides_forward(block):
         return args
@@ -131,14 +133,18 @@ def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
 
 
 class _GraphCalledError(Exception):
-    """Stops the ``forward`` that ``graph_arguments`` runs, where it calls the graph; ``args`` holds the arguments."""
+    """Stops the ``forward`` that ``graph_arguments`` runs, where it calls the graph.
+
+    ``args[0]`` is the tuple of arguments that the graph would get.
+    """
 
 
 def trace(clone: HybridBlock, args: tuple) -> Any:
     """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return its output Symbols.
 
-    ``clone`` is a block that ``copied`` returned. The Symbols are in the lists, tuples and namedtuples that its
-    ``hybrid_forward`` returned, whose types MXNet itself does not keep. A SymbolBlock is not traced, and gives None.
+    ``clone`` is a block that ``copied`` returned. The Symbols are nested in the same lists, tuples and namedtuples as
+    in the result of ``hybrid_forward``; MXNet itself does not keep these types. A SymbolBlock is not traced: None is
+    returned.
     """
     if isinstance(clone, SymbolBlock):
         return None
@@ -158,9 +164,10 @@ def trace(clone: HybridBlock, args: tuple) -> Any:
 
 
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
-    """Infer the shapes of the Parameters of ``clone``, traced with ``args``, and initialize those that wait for it.
+    """Infer the shapes of the Parameters of ``clone``, traced with ``args``; initialize those that wait for a shape.
 
-    Copy and block have the same Parameters. ``traced_graph(clone).op_args`` then says what each input of the graph is.
+    ``clone`` is a block that ``copied`` and ``trace`` have made; it shares the Parameters with the original block.
+    After this call ``traced_graph(clone).op_args`` says where the value of each input of the graph comes from.
     """
     clone._build_cache(*args)
 
@@ -180,8 +187,8 @@ def undo_load(block: Block) -> None:
 
     ``load`` renames the block, and the keys of ``block.params``, to the names in the file, but leaves each
     ``Parameter.name``. A graph that is traced afterwards would not find its Parameters ("Unknown input to
-    HybridBlock"). The values that ``load`` has set stay. Does nothing if all names are the former ones; a SymbolBlock
-    keeps its graph. Blocks inside ``block`` are left as they are.
+    HybridBlock"). The values that ``load`` has set stay. Does nothing if block and keys have the names from before
+    ``load``. A SymbolBlock keeps its graph. Blocks inside ``block`` are left as they are.
     """
     name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
     keys = [param.name for param in params.values()]
@@ -201,15 +208,15 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    ``HybridBlock.forward`` calls the latter if the block is active. The graph and the CachedOp that are stored on the
-    block are deleted (a SymbolBlock keeps its graph).
+    ``HybridBlock.forward`` calls ``_call_cached_op`` if the block is active. The graph and the CachedOp that are stored
+    on the block are deleted (a SymbolBlock keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``: MXNet runs calls of ``block`` again. Deletes its graph and its CachedOp, too."""
+    """Undo ``redirect_calls``: MXNet runs calls of ``block`` again. Deletes the block's graph and CachedOp, too."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
@@ -218,7 +225,8 @@ def restore_calls(block: HybridBlock) -> None:
 def set_cached_op(block: HybridBlock, op: Any) -> None:
     """Store ``op``, the dict of a converted block's graphs, where MXNet keeps the CachedOp of a hybridized block.
 
-    ``hybridize``, ``cast`` and a new child set it to None, so the graphs are dropped whenever a CachedOp would be.
+    ``hybridize``, ``cast`` and a new child set that attribute to None. So they delete the graphs of a converted block
+    as they delete the CachedOp of an unconverted one.
     """
     block._cached_op = op
 
@@ -242,9 +250,9 @@ def overrides_forward(block: Block) -> bool:
 
 
 def lacks_states(block: HybridBlock) -> bool | None:
-    """Return whether a recurrent layer is called without initial states just now; None for other blocks.
+    """Return whether the present call of a recurrent layer passes no initial states; None for other blocks.
 
-    Its graph then returns the output alone. MXNet stores this in ``skip_states`` before it calls ``forward``.
+    The layer's graph then returns the output alone. MXNet stores this in ``skip_states`` before it calls ``forward``.
     """
     return getattr(block, "skip_states", None)
 
@@ -276,8 +284,8 @@ def block_being_traced() -> Block | None:
 def unconverted_reader() -> Block | None:
     """Return the unconverted HybridBlock whose forward has called ``LowParameter.data``; None if other code called it.
 
-    Such a block shares a Parameter that a converted net stores in float16. It is found on the call stack, so only
-    ``LowParameter.data`` may call this function.
+    Such a block shares a Parameter that a converted net stores in float16. The block is found on the call stack, so
+    only ``LowParameter.data`` may call this function.
     """
     frames = _frames()
     next(frames)  # of the caller
@@ -290,7 +298,7 @@ def unconverted_reader() -> Block | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread's call stack, innermost first, without its own and its caller's."""
+    """Yield the frames of this thread's call stack, innermost first, but neither this function's nor its caller's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -313,19 +321,20 @@ def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name, operator, handle)`` for each output of each node that ``op`` runs.
 
-    ``name`` and ``operator`` are bytes. ``callback`` must free the array: ``NDArray(NDArrayHandle(handle))`` does. With
-    ``monitor_all`` it is called for the nodes' inputs too. From then on only the calling thread may run ``op``:
-    ``silence_removed`` relies on that to replace the callback when it is not running. Call ``remove_op_hook`` before
-    the last reference to ``op`` is dropped.
+    ``name`` and ``operator`` are bytes, ``handle`` is that of an array. ``callback`` must free the array:
+    ``NDArray(NDArrayHandle(handle))`` does. With ``monitor_all=True`` the callback is called for the nodes' inputs too.
+    From then on only the calling thread may run ``op``: ``silence_removed`` relies on this, as it must not replace a
+    callback that is running. Call ``remove_op_hook`` before the last reference to ``op`` is dropped.
     """
     op._register_op_hook(callback, monitor_all)
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Queue ``op``, which ``thread`` runs, for ``silence_removed``, which replaces its callback by an empty one.
+    """Queue ``op``, whose callback ``silence_removed`` then replaces by one that does nothing.
 
-    A backward of what autograd recorded may run after ``op`` is dropped, and calls the callback, which must exist then.
-    So the queue keeps ``op`` alive until its callback is replaced.
+    ``thread`` is the number of the thread that runs ``op``. A backward of what autograd recorded may run after the last
+    other reference to ``op`` is dropped. It calls the callback, which must still exist then. So the queue keeps ``op``
+    alive until its callback is replaced.
     """
     _hooked.append((thread, op))
 
@@ -333,8 +342,9 @@ def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
 def silence_removed() -> None:
     """Replace the callbacks of the CachedOps that ``remove_op_hook`` queued by one that does nothing, and drop them.
 
-    (MXNet does not accept None as a callback.) Does so for CachedOps of this thread and of threads that have ended.
-    Another thread may just be running its callback, so its CachedOps stay queued until it calls this function or ends.
+    (MXNet does not accept None as a callback.) Does so for CachedOps of this thread and of threads that have ended. The
+    callback of another thread may be running at this moment. The CachedOps of that thread stay queued until it calls
+    this function, or until the first call after it has ended.
     """
     others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     for _ in range(len(_hooked)):
@@ -350,7 +360,10 @@ def silence_removed() -> None:
 
 
 def _free(name: bytes, op_name: bytes, handle: int, _: Any) -> None:
-    """Free the array ``handle``, which belongs to the op hook's callback that gets it, and do nothing else."""
+    """Free the array ``handle``; the op hook's callback for CachedOps whose real callback was removed.
+
+    MXNet calls it with the arguments of every op hook; the callback owns the array that it gets.
+    """
     NDArray(NDArrayHandle(handle), writable=False)  # ours to free
 
 
@@ -388,9 +401,10 @@ def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
 
 
 def data(param: Parameter) -> NDArray:
-    """Return a Parameter's weight array on the current context; float16 for a ``LowParameter``, which mxmp stores so.
+    """Return a Parameter's weight array on the current context; float16 for a ``LowParameter``.
 
-    ``LowParameter.data`` would record that a user has the array. Raises as MXNet does if there is none here.
+    ``LowParameter.data`` would record that a user has the array; this function does not. Raises ``RuntimeError`` or
+    ``DeferredInitializationError``, as ``Parameter.data`` does, if the Parameter has no array on this context.
     """
     return param._check_and_get(param._data, None)
 
@@ -401,7 +415,10 @@ def contexts(param: Parameter) -> Sequence[mx.Context]:
 
 
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
-    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``, with new gradients of 0, if any."""
+    """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``.
+
+    Unless ``grad_req`` is ``"null"``, ``param`` also gets new gradient arrays, filled with 0.
+    """
     param._data = arrays
     param._init_grad()
 
@@ -409,8 +426,8 @@ def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
 def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
     """Return ``(parameter, weight array)`` for each weight array, on all contexts, that MXNet has marked as fresh.
 
-    The mark says that a backward has written the gradient of this array; MXNet's Trainer removes it in each step, and
-    ``clear=True`` here. Runs in every backward, so it must be fast.
+    The mark says that a backward has written the gradient of this array. MXNet's Trainer removes the mark in each step;
+    ``clear=True`` removes it in this call. Runs in every backward, so it must be fast.
     """
     found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
     for _, array in found if clear else ():
@@ -430,14 +447,16 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
     """Return, for each output of calls of hybridized blocks, whether the backward of the call reads its head gradient.
 
     A loss head writes its own gradient, so a block that ends in one does not read the head gradient of that output.
-    Python cannot see the operators inside a ``_CachedOp`` node of ``recorded``, a graph that autograd recorded; but
-    MXNet's gradient pass (``MXGradient``) tells which arrays the node's backward reads. If the pass fails, as for a
-    graph with an output that has no gradient, it runs on a copy of the graph that is cut off at the node's inputs.
-    Raises ``MXNetError`` if it fails there too.
 
-    The result maps the name of each of ``nodes`` to a dict from the name of each of its outputs (``<node>_<name inside
-    the block>``) to True (the head gradient is read) or False. A node is missing if this cannot be found out, because
-    each of its inputs is passed to it more than once or is a running statistic.
+    The call of a hybridized block is one ``_CachedOp`` node of ``recorded``, a graph that autograd recorded; ``nodes``
+    are the names of such nodes. Python cannot see the operators inside a node, but MXNet's gradient pass
+    (``MXGradient``) tells which arrays the node's backward reads. If the pass fails, as for a graph with an output that
+    has no gradient, it runs again on a copy of the graph that is cut off at the node's inputs. Raises ``MXNetError`` if
+    it fails on the copy too.
+
+    The result maps the name of each node to a dict. This dict maps the name of each output of the node (``<node>_<name
+    inside the block>``) to True (the head gradient is read) or False. A node is missing if this cannot be found out,
+    because each of its inputs is passed to it more than once or is a running statistic.
     """
     found: dict[str, dict[str, bool]] = {}
     for node in nodes:
@@ -451,9 +470,9 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
 def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
     """Return for each output of the ``_CachedOp`` called ``node`` whether the node's backward reads its head gradient.
 
-    The result is that of ``outputs_of_cached_ops`` for one node, or empty. With ``cut=True``, ``recorded`` must be a
-    copy: the node's inputs in it are replaced by variables, so that MXNet's gradient pass sees this node only. Raises
-    ``MXNetError`` if the pass fails.
+    The result maps output names to True or False, as in ``outputs_of_cached_ops``; it is empty if this cannot be found
+    out. With ``cut=True``, ``recorded`` must be a copy: the node's inputs in it are replaced by variables, so that
+    MXNet's gradient pass sees this node only. Raises ``MXNetError`` if the pass fails.
     """
     inner = recorded.get_internals()
     outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}

@@ -1,10 +1,10 @@
 """A scaled backward, which serves all trainers with one scaler, and the gradients that it leaves for their steps.
 
 A step applies the gradients that a backward has written since the last step. A stale gradient is one of an earlier
-step, with an earlier scale in it: it is neither checked, nor summed, nor applied. MXNet marks the weights whose
-gradients a backward has written as fresh. After a scaled backward these marks are moved to the Parameters. A mark of
-MXNet's that is found later is then that of an unscaled backward, whose gradients the step must not divide by the scale;
-and MXNet's own Trainer finds no gradient that it may apply.
+step, with an earlier loss scale in it: a step neither checks nor applies it. MXNet marks each weight whose gradient a
+backward has written as fresh. After a scaled backward, mxmp removes these marks and lists the weights in their
+Parameters. A fresh mark that is found later is then that of an unscaled backward, whose gradients the step must not
+divide by the loss scale. And MXNet's own Trainer, which reads the marks, finds no scaled gradient to apply.
 
 Two trainers that are to apply gradients of one backward share one scaler object: gradients of two losses at two scales
 in one buffer would give wrong updates.
@@ -33,10 +33,13 @@ living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
     """Prepare for a backward of scaled losses, run the ``with`` block that does it, and note which gradients it wrote.
 
-    The backward serves ``trainer`` and all trainers with the same scaler object. MXNet marks each weight as fresh whose
-    gradient a backward has written. At a loss scale other than 1 this function removes these marks when the block ends,
-    and lists the weights in the attribute ``mxmp_scaled`` of their Parameters instead. So a fresh mark that is found
-    later shows a backward without the loss scale. At a loss scale of 1 the marks stay.
+    The backward serves ``trainer``, and each trainer with the same scaler object that has a parameter which the
+    backward reaches. MXNet marks each weight as fresh whose gradient a backward has written. At a loss scale other than
+    1 this function removes these marks when the block ends, and lists the weights in the attribute ``mxmp_scaled`` of
+    their Parameters instead. So a fresh mark that is found later shows a backward without the loss scale. Gradients
+    that it writes for a trainer with another scaler contain a wrong loss scale for that trainer: their marks are
+    removed too, and the weights are not listed, so that trainer does not apply them. At a loss scale of 1 all marks
+    stay.
 
     Parameters
     ----------
@@ -46,8 +49,8 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         The graphs of the losses, as autograd recorded them.
     factors : sequence of NDArray
         For ``scale_loss``, where the user calls backward: the arrays by which the losses were multiplied, each with a
-        gradient of its own. A backward of the scaled losses writes these gradients, and so can be told from a backward
-        of other losses. Empty for ``Trainer.backward``.
+        gradient of its own. A backward of the scaled losses writes the gradients of these arrays, a backward of other
+        losses does not. Empty for ``Trainer.backward``.
 
     Raises
     ------
@@ -63,7 +66,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     group = trainer.scaler_group
     others = [other for other in list(living_trainers) if other is not trainer]
     sharing = [other for other in others if group is not None and other.scaler_group is group]
-    # A trainer of the group with a loss of its own, as in a GAN, is not concerned.
+    # A trainer of the group that has a loss of its own, as in a GAN, and that this backward does not reach, is no peer.
     peers = [trainer, *(other for other in sharing if any(_reached(_mxnet.parameters_of(other), record)))]
     others = [other for other in others if other not in sharing]
     _check_and_begin(trainer, peers, others, record)
@@ -95,11 +98,12 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
-    """Do the checks of ``scaled_backward`` that come before the backward, then note it in the trainers that it serves.
+    """Do the checks of ``scaled_backward`` that come before the backward, then note it in the trainers served.
 
     ``peers`` are ``trainer`` and those with its scaler object whose gradients the backward writes; ``others`` are the
     mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and watches the running
-    statistics that the backward may write. The loss scale does not change until all peers have stepped.
+    statistics that the backward may write. The loss scale does not change until all peers have stepped. Raises what
+    ``scaled_backward`` raises before its block.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -138,8 +142,9 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
     """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
 
-    For a gradient that no backward has written since, raises ``UserWarning``, as ``gluon.Trainer`` does; with
-    ``ignore_stale`` its weight is left out instead. Parameters with ``grad_req="null"`` are always left out.
+    ``UserWarning`` is raised, as by ``gluon.Trainer``, if a gradient was not written since the last step. With
+    ``ignore_stale=True`` the weight of that gradient is left out instead. Parameters with ``grad_req="null"`` are
+    always left out. ``Update.index`` is a position in ``params``.
     """
     found = []
     for index, param in enumerate(params):
@@ -158,7 +163,8 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 def zero_stale(params: Sequence[Parameter]) -> None:
     """Set a device's gradient of a parameter to zero if it is of an earlier step, but another device's is of this one.
 
-    So it is where the batch on some devices leaves out a part of the net. The gradients are summed over devices next.
+    This is the case if the batch on some devices leaves out a part of the net. The gradients are summed over devices
+    next, and without the zeros the sum would contain the old gradient.
     """
     for param in params:
         pairs = _mxnet.with_gradients(param)
@@ -184,9 +190,10 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
 
 
 def note_scaled(written: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Append each weight array, once, to the list ``mxmp_scaled`` of its Parameter: its gradient has the loss scale.
+    """Append each weight array, once, to the list ``mxmp_scaled`` of its Parameter.
 
-    The caller has removed MXNet's fresh mark from it, so that a mark that is found later shows another backward.
+    The list says which gradients contain the loss scale. The caller has removed MXNet's fresh mark from these arrays,
+    so that a mark that is found later shows another backward.
     """
     for param, array in written:
         others = [each for each in getattr(param, "mxmp_scaled", ()) if each is not array]
@@ -201,8 +208,8 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
     """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
 
-    The step would divide it by the loss scale; ``loss_scale`` is for the message only. Waits for the device only if
-    there was such a backward.
+    The step would divide this gradient by the loss scale; ``loss_scale`` is for the message only. Waits for the device
+    only if there was such a backward.
     """
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():

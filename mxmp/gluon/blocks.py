@@ -1,4 +1,4 @@
-"""The blocks of a net: how a conversion divides them, and plans under the names that they have here."""
+"""The blocks of a net: which of them ``convert`` runs as graphs, and a plan with the names of this net's operators."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Division(NamedTuple):
     graphs : list of HybridBlock
         Blocks that run as low-precision graphs, including blocks inside these.
     roots : list of HybridBlock
-        Those of ``graphs`` that are called from Python code, as no other block of ``graphs`` contains them.
+        Those of ``graphs`` that Python code calls: the net itself, or the children of blocks that are not in
+        ``graphs``.
     python : list of Block
         Blocks that the user excluded, and all blocks around them: their ``forward`` runs as Python code, in FP32.
     outside : list of Block
@@ -59,10 +60,10 @@ class Division(NamedTuple):
 def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
     """Return which blocks of ``net`` run as low-precision graphs and which as Python code, as a ``Division``.
 
-    ``exclude`` is a filter ``(name, block) -> bool``, True for a block that is to run as Python code. Or it is a
-    policy: then a block of a class from outside MXNet (a user's or GluonCV's) runs as Python code if a pattern of
-    ``policy.exclude`` that does not end in ``*`` matches its name. Raises ``ValueError`` if no HybridBlock is left to
-    run as a graph.
+    ``exclude`` is a filter or a policy. A filter ``(name, block) -> bool`` returns True for a block that is to run as
+    Python code. Under a policy, a block runs as Python code if its class is from outside MXNet (a user's or GluonCV's)
+    and a pattern of ``policy.exclude`` that does not end in ``*`` matches the block's name. Raises ``ValueError`` if no
+    HybridBlock is left to run as a graph.
     """
     is_excluded = exclude if callable(exclude) else _filter_of(exclude)
     python: set[int] = set()
@@ -103,9 +104,10 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``.
 
-    That is so for a block of a class from outside MXNet, if a pattern of ``policy.exclude`` names it: it may do what no
-    graph can, such as branch on an array's values. MXNet's own layers can all be traced: a pattern that names one keeps
-    its operators in FP32 within the graph, and so does any pattern that ends in ``*``.
+    The filter is True for a block whose class is from outside MXNet, if a pattern of ``policy.exclude`` that does not
+    end in ``*`` matches the block's name. The code of that class may do what no graph can, such as branch on an array's
+    values. MXNet's own layers can all be traced. A pattern that matches the name of such a layer keeps the layer's
+    operators in FP32 within the graph. A pattern that ends in ``*`` does so for every block.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
@@ -118,7 +120,9 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
 def with_names_of(net: Block, plan: Plan) -> Plan:
     """Return ``plan``, which was made for a net that the same code built, with the names of the operators in ``net``.
 
-    Gluon numbers blocks through a process. A plan whose names cannot be changed is returned as it is (see ``renamed``).
+    Gluon numbers all blocks that a process makes, so the operators of the two nets have different names. A plan whose
+    names cannot be changed is returned as it is (see ``renamed``). If ``net`` is no HybridBlock and has one child, the
+    names are those of the child's blocks.
     """
     outermost = net
     while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:

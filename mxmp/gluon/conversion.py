@@ -1,4 +1,4 @@
-"""What one call of ``convert`` decided, shared by all blocks of the net, and what its graphs have shown since."""
+"""One call of ``convert``: what it decided for all blocks of a net, and what the net's graphs have recorded since."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
 
-    The net and the hooks of its blocks refer to this object until the net is restored or converted again. It warns,
-    once each root (a block that runs as a graph and is called from Python code) has its first graph, if nothing in
-    these graphs computes in low precision, or if a pattern of ``exclude`` matches nothing.
+    The net and the hooks of its blocks refer to this object until the net is restored or converted again. A root is a
+    block that runs as a graph and is called from Python code. When each root has its first graph, this object warns if
+    no operator in these graphs computes in low precision, or if a pattern of ``exclude`` matches no operator and no
+    block.
 
     Parameters
     ----------
@@ -51,12 +52,14 @@ class NetConversion(Conversion):
     Raises
     ------
     ValueError
-        A parameter is float16 or bfloat16, or MXNet, or a parameter's device, cannot run the policy or plan.
+        A parameter is float16 or bfloat16; or MXNet cannot compute as the policy or plan says, anywhere or on the
+        device of a parameter.
 
     Attributes
     ----------
     blocks : WeakSet of HybridBlock
-        The blocks that have a hook of this conversion; none once it has ended or the net was deleted.
+        The blocks that have a hook of this conversion; empty after ``restore`` or another ``convert`` has ended the
+        conversion, or the net was deleted.
     statistics : dict of str to Parameter
         The running statistics (aux states) that any graph made so far reads, by name.
     """
@@ -80,7 +83,7 @@ class NetConversion(Conversion):
     def _check_parameters(self, net: Block) -> None:
         """Raise ``ValueError`` if a parameter is float16 or bfloat16, or its device cannot run the policy or plan.
 
-        Also if ``check_policy`` refuses the policy's ``low_ops`` or ``full_ops``.
+        Raises it too if ``check_policy`` refuses the policy's ``low_ops`` or ``full_ops``.
         """
         params = list(net.collect_params().values())
         _check_dtypes(params)
@@ -94,10 +97,11 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Prepare the checks that are made as each root builds its next graph.
+        """Let ``build_graph`` check the next graph of each root.
 
-        They are: whether a Plan is of this net, and whether any operator computes in low precision. Called when the net
-        is converted, and when ``exclude`` has changed the policy.
+        A root is a block that runs as a graph and is called from Python code. Checked is whether a Plan was made for
+        this net, and whether any operator computes in low precision. Called when the net is converted, and by the
+        method ``exclude``, after which all graphs are built anew.
         """
         self._waiting = set(self._roots)
         self._any_low = False
@@ -111,24 +115,28 @@ class NetConversion(Conversion):
         vars(self).update(state, blocks=weakref.WeakSet())
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators named ``nodes``, and those excluded before, in FP32 in graphs that are made from now on.
+        """Keep the operators named ``nodes``, and those excluded before, in FP32 in graphs that are built from now on.
 
-        The caller, ``mxmp.guard``, must delete the graphs that the blocks have.
+        Existing graphs stay as they are: the caller (``hook.exclude_more``, for ``mxmp.guard``) must delete them.
         """
         super().exclude(nodes)
         self._unmatched = []
         self._await_first_graphs()
 
     def note_training_forward(self) -> None:
-        """Record that a block of this net begins a forward in training mode, the latest one of all converted nets."""
+        """Record that a block of this net begins a forward in training mode, for ``running_statistics_of``.
+
+        The forward gets the next number of the count that all converted nets share.
+        """
         _last_forward[self] = next(_forwards)
 
     def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
         """Warn, once per conversion, if a graph computes in float16 and MXNet's own Trainer trains its parameters.
 
-        That Trainer does not scale the loss, so small gradients become zero. To be called whenever autograd records a
-        call of the graph. ``plan`` is the graph's; ``requested`` has its parameters, each with its ``grad_req``. Of
-        those that have a gradient and a Trainer, only the first one's Trainer is examined.
+        MXNet's Trainer does not scale the loss, so small gradients become zero. To be called whenever autograd records
+        a call of the graph. ``plan`` is the plan of the graph. ``requested`` has the parameters that the graph reads,
+        each with its ``grad_req``. Of the parameters with a gradient and a Trainer, only the first one's Trainer is
+        examined.
         """
         if self._warned or self.policy.compute != "float16":
             return
@@ -155,15 +163,19 @@ class NetConversion(Conversion):
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        What an earlier graph of this net, or else of another net, has decided about a parameter stays. Otherwise the
+        A parameter that an earlier graph reads, of this net or of another one, stays stored as it is. Any other
         parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
-        float16 and all operators that read it compute in float16; but a Constant, and a parameter of a block that runs
-        as Python code, stays in FP32. A tuned plan must have exactly the operators of the first graph that Python code
-        calls in the mode (training or inference) for which it was tuned; another plan, those of the first in any mode.
-        Any other graph follows the plan where it has operators of the same names and types.
+        float16 and all operators that read it compute in float16. But a Constant, and a parameter of a block that runs
+        as Python code, stays in FP32.
 
-        ``symbol`` is the FP32 graph of ``block``, ``params`` are the parameters that it reads, and ``shapes`` those of
-        the inputs in this call, by name. ``large_inputs`` as for ``Conversion.build``.
+        If the conversion has a Plan, the operators of one graph must be exactly those of the Plan. It is the first
+        graph that Python code calls; if the Plan was tuned, the first in the mode (training or inference) for which it
+        was tuned. In all other graphs, the Plan decides for operators with the same names and types as in the Plan, and
+        the rules decide for the others.
+
+        ``symbol`` is the FP32 graph of ``block``; ``params`` are the parameters that it reads, by name. ``device`` is
+        ``"cpu"`` or ``"gpu"``. ``shapes`` maps the names of the inputs to their shapes in this call. ``large_inputs``:
+        True if they are so large that some workarounds are left out (see ``pipeline.emitted``).
 
         Raises
         ------
@@ -178,7 +190,7 @@ class NetConversion(Conversion):
         tuned = None if self.plan is None else self.plan.tuned
         strict = id(block) in self._roots and not self._fits
         strict = strict and (tuned is None or tuned.training == autograd.is_training())
-        # How a graph of any of a parameter's nets stored it, this net's first.
+        # How the graphs of any of a parameter's nets have stored it. What this net's graphs decided overrules the rest.
         conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}
         stored = {name: c.stored_low[name] for name in params for c in conversions[name] if name in c.stored_low}
         graph, planned = self.build(
@@ -202,9 +214,11 @@ class NetConversion(Conversion):
         return graph, plan
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
-        """Record that the root ``block`` has its first graph, by ``plan``; when all roots have theirs, warn of faults.
+        """Record that the root ``block`` has its first graph; if all roots have one, warn of faults.
 
-        These are: nothing in the net computes in low precision; a pattern of ``exclude`` matches no operator or block.
+        ``plan`` is the plan of that graph. A root is a block that runs as a graph and is called from Python code. The
+        faults: no operator in the net computes in low precision; a pattern of ``exclude`` matches no operator and no
+        block.
         """
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
@@ -225,9 +239,10 @@ class NetConversion(Conversion):
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
         ``decided(how, undecided, low)`` returns the plan under the Policy or Plan ``how``. ``low`` has the names of the
-        parameters that are stored in float16 already, by whichever net, ``undecided`` of those that may be. A parameter
-        of another net in ``low`` stays float16, even if this net's policy stores its own in FP32. Raises
-        ``ValueError`` unless all operators that read it can compute in float16 here.
+        parameters that are stored in float16 already, by this net or another one. ``undecided`` has the names of those
+        that the plan may store in float16 or FP32. A parameter that another net has stored in float16 stays so, even if
+        this net's policy stores parameters in FP32. Raises ``ValueError`` if an operator here that reads such a
+        parameter cannot compute in float16.
         """
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
@@ -250,7 +265,7 @@ class NetConversion(Conversion):
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
     """Raise ``ValueError`` for a float16 or bfloat16 parameter, and unless ``allow_float64`` for a trained float64 one.
 
-    The ``dtype`` of a ``LowParameter``, which mxmp stores in float16, is float32.
+    A ``LowParameter`` is accepted: mxmp stores it in float16, but its ``dtype`` is float32.
     """
     for param in params:
         dtype = np.dtype(param.dtype)
@@ -262,14 +277,15 @@ def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) ->
             )
 
 
-# The names of running statistics in MXNet's norm layers, for nets that have no graph of ours.
+# The names of running statistics in MXNet's norm layers, for nets that have no graph of mxmp's.
 _RUNNING = ("running_mean", "running_var")
 
 
 def next_forward_number() -> int:
     """Return the next number of the one count of training forwards that all converted nets share.
 
-    A trainer passes the number of its last update to ``running_statistics_of``, to find the nets that ran since.
+    A trainer takes a number at each update. ``running_statistics_of`` compares it with the numbers of the nets'
+    forwards, to find the nets that ran since that update.
     """
     return next(_forwards)
 
@@ -285,12 +301,12 @@ def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradi
     Parameters
     ----------
     params : sequence of Parameter
-        The trainer's parameters. Returned are those named ``*running_mean`` or ``*running_var`` that are not
-        differentiable, and all aux states of each converted net to which one of ``params`` belongs.
+        The trainer's parameters. The result has those of them that are named ``*running_mean`` or ``*running_var`` and
+        are not differentiable. It also has all aux states of each converted net to which one of ``params`` belongs.
     since : int
-        A number from ``next_forward_number``. The aux states of all converted nets that ran forward in training mode
-        after it are returned too, since a backward may run through a net that another trainer updates, as a generator's
-        does through the discriminator.
+        A number from ``next_forward_number``. The result also has the aux states of every converted net that began a
+        forward in training mode after this number was taken. The backward may run through a net that another trainer
+        updates: the backward of a GAN's generator runs through the discriminator.
     """
     ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
     found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}

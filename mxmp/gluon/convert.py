@@ -24,11 +24,11 @@ def convert(
 ) -> Block:
     """Make ``net`` compute in low precision where that is safe, in place; return ``net``.
 
-    Neither ``hybridize`` nor a forward is needed before. From then on the net runs as a graph, whether it is hybridized
-    or not; ``hybridize(...)`` may follow with any flags but ``backend``. Outputs are FP32, unless the policy says
-    ``output="compute"``. The Parameters stay the same objects, with their names, sharing, ``lr_mult``, ``wd_mult`` and
-    ``grad_req``. Converting again replaces the policy. Nets that share blocks or Parameters may each be converted, with
-    different policies. Does not wait for the device; graphs are made in the first forward.
+    Neither ``hybridize`` nor a forward is needed before. After this call the net runs as a graph, whether it is
+    hybridized or not; ``hybridize(...)`` may follow with any flags but ``backend``. Outputs are FP32, unless the policy
+    says ``output="compute"``. The Parameters stay the same objects, with their names, sharing, ``lr_mult``, ``wd_mult``
+    and ``grad_req``. Converting again replaces the policy. Nets that share blocks or Parameters may each be converted,
+    with different policies. Does not wait for the device; graphs are made in the first forward.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def convert(
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
         policy excludes. A block of a class from outside MXNet runs as Python code if a pattern that does not end in
         ``*`` matches its name. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python
-        code in FP32, with all blocks inside them. A block around one that runs as Python code runs as Python code too;
-        its other children still run as graphs. Neither can be given with a Plan.
+        code in FP32, with all blocks inside them. In both cases every block around such a block runs as Python code
+        too; the other HybridBlocks inside it still run as graphs. With a Plan, ``exclude`` must be empty.
 
     Returns
     -------
@@ -81,16 +81,17 @@ def restore(net: Block) -> Block:
     """Undo ``convert`` in place; return ``net`` in FP32.
 
     Parameters that were stored in float16 get the values of their master weights. A net that is not converted stays as
-    it is. A block that ``net`` contained when it was converted, and that was replaced since, is restored too. Blocks
-    and Parameters that ``net`` shares with another converted net stay converted for that net. Does not wait for the
-    device.
+    it is. A block that was inside ``net`` at the call of ``convert``, and was replaced by another one since, is
+    restored too. Blocks and Parameters that ``net`` shares with another converted net stay converted for that net. Does
+    not wait for the device.
 
     Raises
     ------
     TypeError
         ``net`` is not a Block.
     ValueError
-        ``net`` was converted only as a part of a larger net. Restore that net.
+        ``net`` was converted only as a part of a larger net, or through a block that it shares with another net.
+        Restore the larger or the other net.
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")

@@ -26,14 +26,14 @@ from . import _mxnet
 from .conversion import NetConversion
 from .scaling import call_with_scale, remember_converted_call
 
-# Global: one lock while a graph is made, for nets of several conversions may share blocks and Parameters.
+# Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
 # Global: whether mxmp is tracing a block on this thread; see ``is_tracing``.
 _local = threading.local()
 
 
 class GraphKey(NamedTuple):
-    """Names the kind of call that a graph of a converted block serves: a block has one graph for each kind of call.
+    """A kind of call of a converted block; the block has one graph for each kind of call.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class GraphKey(NamedTuple):
     lacks_states : bool or None
         For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
     dtypes : tuple of type, or None
-        For a graph with loss heads, the dtypes of the inputs, for which the heads are scaled; else None.
+        If the graph has loss heads, the dtypes of its inputs, on which the scaling of the heads depends; else None.
     """
 
     training: bool
@@ -107,9 +107,9 @@ class BuiltGraph(NamedTuple):
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for ``inputs``, and no parameter's ``grad_req`` has changed.
 
-        A graph that has ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with the one for
-        which the graph was built. If False, the hook builds a graph in its place.
+        A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
+        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with its value
+        when the graph was built. If the result is False, the hook builds another graph in place of this one.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
@@ -133,9 +133,9 @@ class UntraceableError(Exception):
 def is_tracing() -> bool:
     """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols.
 
-    The hook of a converted child then runs the child's Python code on the Symbols. If the function returns False, they
-    may come from an unconverted block that MXNet is tracing; there the child's casts would be lost, and the hook raises
-    an error.
+    The hook of a converted block calls this function if the block is called with Symbols. If the result is True, the
+    hook runs the block's Python code on the Symbols. If it is False, MXNet may be tracing an unconverted block around
+    this one. The casts would be lost in that trace, so the hook raises an error.
     """
     return getattr(_local, "tracing", False)
 
@@ -144,7 +144,7 @@ def is_tracing() -> bool:
 def tracing() -> Iterator[None]:
     """Make ``is_tracing()`` True on this thread within the ``with`` block, and afterwards what it was before.
 
-    In the block mxmp traces a Gluon block; hooks of converted blocks accept Symbols while ``is_tracing()`` is True.
+    mxmp traces a Gluon block within it. Hooks of converted blocks accept Symbols while ``is_tracing()`` is True.
     """
     before, _local.tracing = is_tracing(), True
     try:
@@ -211,9 +211,9 @@ def traced_alone(
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
     """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
 
-    The trace is that of a call with ``args`` in training or inference mode. It leaves ``block`` as it is and runs no
-    operator, so parameters may still wait for their shapes. Raises ``ValueError`` if the block's Python code fails on
-    Symbols.
+    The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
+    trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
+    ``ValueError`` if the block's Python code fails on Symbols.
     """
     try:
         with autograd.train_mode() if training else autograd.predict_mode():
@@ -236,10 +236,11 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
 
 
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Trace ``block`` for a call with ``args``; return a copy of it with the FP32 graph, and the outputs as Symbols.
+    """Trace ``block`` for a call with ``args``; return a copy of ``block`` with the FP32 graph, and the output Symbols.
 
-    The outputs are nested as ``hybrid_forward`` nested them; None for a SymbolBlock. Raises ``UntraceableError``, which
-    names the innermost block whose Python code failed.
+    The Symbols are nested as ``hybrid_forward`` nested them; None in their place for a SymbolBlock. Raises
+    ``UntraceableError``, which names the innermost block whose Python code failed, and ``RuntimeError`` if
+    ``amp.init()`` of ``mxnet.contrib.amp`` was called.
     """
     _mxnet.refuse_contrib_amp()
     clone = _mxnet.copied(block)
@@ -284,11 +285,12 @@ _engine = threading.RLock()
 
 @contextmanager
 def engine_lock() -> Iterator[None]:
-    """Let only one thread at a time pass operators to MXNet's engine in a ``with`` block; flush its bulk at the end.
+    """Let only one thread at a time pass operators to MXNet's engine in a ``with`` block; flush the bulk at the end.
 
     Without this lock two threads can deadlock whose operators read and write the same two arrays (weights, running
-    statistics), because the engine registers the arrays of an operator one by one. (Nets without mxmp can deadlock so,
-    too.) MXNet holds back some operators to pass them in bulk; the flush makes it pass them while the lock is held.
+    statistics), because the engine registers the arrays of an operator one by one. (Threads that run nets without mxmp
+    can deadlock for the same reason.) MXNet collects some operators to pass them together, as a bulk. The flush makes
+    MXNet pass these operators while the lock is still locked.
     """
     with _engine:
         try:
@@ -302,15 +304,15 @@ class _LowPrecisionOp:
     """Runs the low-precision graph of a block through MXNet's CachedOp.
 
     A CachedOp must not be used by several threads at once, and the backward of a recorded call may run at any time
-    after it. So each thread that records has a CachedOp of its own; calls that autograd does not record share one, one
-    at a time.
+    after the call. So each thread that records has a CachedOp of its own. All calls that autograd does not record use
+    one shared CachedOp, one call at a time.
 
     Parameters
     ----------
     symbol : Symbol
         The low-precision graph.
     plan : Plan
-        The plan that it follows, the dtype of every operator.
+        The plan that the graph follows: the dtype of every operator.
     sources : dict of str to (bool, int or Parameter)
         Where the value of each variable of the FP32 graph comes from: ``(True, i)`` for the i-th input array, ``(False,
         parameter)`` for a Parameter.
@@ -337,7 +339,7 @@ class _LowPrecisionOp:
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         """Run the graph on the flat list ``inputs``; return its output, or the list of its outputs.
 
-        If the graph has loss heads, it also reads an array from which they take the loss scale; this method adds it.
+        If the graph has loss heads, they read the loss scale from one more input array, which this method passes.
         ``monitor`` is the pair ``(callback, monitor_all)`` that ``register_op_hook`` was given, or None.
         """
         if self._reads_scale:
@@ -349,14 +351,15 @@ class _LowPrecisionOp:
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
-        """Run the CachedOp that fits this call on ``inputs`` and the Parameters; return its output or list of outputs.
+        """Run the right CachedOp on ``inputs`` and the Parameters; return its output, or the list of its outputs.
 
-        Which one depends on the thread, whether autograd records, and the op hook ``monitor``, a pair ``(callback,
-        monitor_all)`` or None. ``inputs`` ends with the array of the loss scale if the graph has loss heads.
+        The choice of CachedOp depends on the thread, on whether autograd records, and on the op hook ``monitor``, a
+        pair ``(callback, monitor_all)`` or None. The last of ``inputs`` is the array of the loss scale if the graph has
+        loss heads.
         """
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
-            # Calls that autograd does not record are of no step, so mxmp's own listeners do not hear of them.
+            # Calls that autograd does not record belong to no training step: mxmp's own listeners do not get them.
             if monitor is not None and (autograd.is_recording() or not isinstance(monitor[0], GraphListener)):
                 with hold_interrupts():
                     return self._monitored_op(monitor)(*values)
@@ -373,10 +376,11 @@ class _LowPrecisionOp:
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
         """Return this thread's CachedOp for calls with an op hook, which is now ``monitor``; make it at the first call.
 
-        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. It also gets what the backward of
-        an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and ``static_shape``, with which
-        MXNet would call the callback for few outputs. A user's callback gets the names of the net before conversion,
-        and values in FP32; a listener of mxmp's (GraphListener) gets those of the graph with casts.
+        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The callback is also called for
+        what the backward of an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and
+        ``static_shape``, with which MXNet would call the callback for few outputs. A user's callback gets the names of
+        the net before conversion, and values in FP32. A callback of mxmp's own (a GraphListener) gets the names and
+        values of the low-precision graph.
         """
         thread, (callback, monitor_all) = threading.get_ident(), monitor
         op, registered = self._monitored.get(thread, (None, (None, False)))
@@ -391,7 +395,7 @@ class _LowPrecisionOp:
         return op
 
     def forget(self, monitor: tuple) -> None:
-        """Drop the CachedOps, of all threads, with the op hook ``monitor``, to which nobody listens any more.
+        """Drop the CachedOps, of all threads, that have the op hook ``monitor``, which has no listener any more.
 
         ``monitor`` is a pair ``(callback, monitor_all)``.
         """
@@ -414,9 +418,9 @@ def _remove_monitored(monitored: dict[int, tuple[mx.nd.CachedOp, tuple]], monito
 def _types_of_tuples(answer: Any) -> Any:
     """Return the types of the namedtuples in ``answer``, the output of a block's Python code; None if it has none.
 
-    A graph returns nested lists only, and ``_with_tuples`` makes namedtuples of them again. A list or tuple that is or
-    contains a namedtuple is described by a pair: its own type if it is a namedtuple, else None; and a list of the
-    descriptions of its items. ``Out(a, [b, c])`` gives ``(Out, [None, None])``.
+    A graph returns nested lists only; ``_with_tuples`` uses this result to make namedtuples of the lists. A list or
+    tuple that is or contains a namedtuple is described by a pair: its own type if it is a namedtuple, else None; and a
+    list of the descriptions of its items. ``Out(a, [b, c])`` gives ``(Out, [None, None])``.
     """
     if not isinstance(answer, (list, tuple)):
         return None
@@ -426,7 +430,7 @@ def _types_of_tuples(answer: Any) -> Any:
 
 
 def _with_tuples(value: Any, types: Any) -> Any:
-    """Return ``value``, an output in nested lists, with namedtuples for the lists that ``types`` gives a type.
+    """Return ``value``, an output in nested lists, with the namedtuples that ``types`` describes in place of lists.
 
     ``types`` is a result of ``_types_of_tuples``.
     """

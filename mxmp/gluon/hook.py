@@ -72,7 +72,7 @@ class Hook:
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the graphs built for the block since the last ``hybridize`` or ``cast``, by kind of call."""
+        """Return the block's graphs by kind of call; ``hybridize``, ``cast`` and a new child delete them."""
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
@@ -118,7 +118,8 @@ class Hook:
 
         Replaces MXNet's ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block. Raises
         ``ValueError`` if ``hybridize`` got a backend, an argument is neither array nor None nor a list of them, the
-        block has parameters and an array is in shared or pinned memory, or the block cannot be traced.
+        block cannot be traced, or the block has parameters and an array is in shared or pinned memory. If a graph is
+        built, also raises what ``graphs.build`` raises about Parameters and Plan.
         """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
@@ -156,8 +157,8 @@ class Hook:
         """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
 
         ``graphs`` are all graphs that were built for the block. If the block has an FP32 graph that is of none of them,
-        it comes from MXNet's ``block.load(prefix)``, which has changed the names of blocks, and the keys of their
-        ``params``, to those in its file. They are restored first, since ``built`` has the former ones.
+        MXNet's ``block.load(prefix)`` has stored it. ``load`` has also changed the names of blocks, and the keys of
+        their ``params``, to the names in its file. This method first restores the former names, which ``built`` uses.
         """
         shown = _mxnet.traced_graph(self._block)
         # A SymbolBlock has its graph before any call, and ``op_args``, with the Parameters to export, only after one.
@@ -212,9 +213,10 @@ class Hook:
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _refuse_unconverted_trace(self) -> None:
-        """Raise ``ValueError`` if MXNet is tracing an unconverted block around this one, which is called with Symbols.
+        """Raise ``ValueError`` if MXNet is tracing an unconverted block that contains this converted block.
 
-        MXNet would put this block's FP32 operators into the other block's graph, without casts. mxmp's own traces pass.
+        Called if this block is called with Symbols. MXNet would put its FP32 operators into the graph of the outer
+        block, without casts. In a trace of mxmp's own nothing is raised.
         """
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
@@ -225,7 +227,10 @@ class Hook:
 
 
 def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
-    """Return the graph for a call with ``inputs``; None if it must be built. ``key`` is without the inputs' dtypes."""
+    """Return the graph that is right for a call with ``inputs``; None if no such graph has been built.
+
+    ``key`` has no ``dtypes``. A graph with loss heads is looked up with the dtypes of ``inputs`` in addition.
+    """
     built = graphs.get(key) or graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
     return built if built is not None and built.serves(inputs) else None
 
@@ -263,8 +268,8 @@ def hook_of(block: Block) -> Hook | None:
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
     """Yield ``(block, hook)`` for ``net`` and each block inside it that has a hook, outermost first.
 
-    These are all HybridBlocks that were converted, also those that run as Python code, being excluded or around an
-    excluded block.
+    These are all converted HybridBlocks. Among them are blocks that run as Python code, because the user excluded them
+    or a block inside them.
     """
     for block in hybrid_blocks(net):
         hook = hook_of(block)
@@ -278,8 +283,9 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
     """Return the conversions (calls of ``convert``) of blocks in ``net``, in two lists.
 
-    The first holds those that ``restore(net)`` can undo: ``convert`` was called with ``net`` or a block in it, or all
-    their blocks are in ``net``. The second holds the others, which also convert blocks outside ``net``.
+    The first list holds those that ``restore(net)`` can undo: ``convert`` was called with ``net`` or a block in it, or
+    all blocks that the conversion converts are in ``net``. The second list holds the others, which also convert blocks
+    outside ``net``.
     """
     inside = {id(block): block for block in blocks_of(net)}
     called = [vars(block)[_CALLED] for block in inside.values() if _CALLED in vars(block)]
@@ -291,12 +297,12 @@ def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]
 
 
 def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Put hooks of the new ``conversion`` on the blocks of ``net``; end earlier conversions of it or of its parts.
+    """Put hooks of the new ``conversion`` on the blocks of ``net``; end earlier conversions of ``net`` or of its parts.
 
-    Ended are those that ``restore(net)`` would undo; one that also converts blocks outside ``net`` stays. ``division``
-    says which blocks run as graphs and which as Python code. Each Parameter of ``net`` lists the conversion too, so
-    that other nets that share the Parameter find it. Nothing changes if one conversion, with the same policy or plan
-    and the same division, converts all of ``net`` already.
+    Ended are the conversions that ``restore(net)`` would undo; a conversion that also converts blocks outside ``net``
+    stays. ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` gets the new
+    conversion into its list of conversions, so that other nets that share the Parameter find it there. Nothing changes
+    if an earlier conversion, with the same policy or plan and the same division, converts all of ``net`` already.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
@@ -316,8 +322,8 @@ def install(net: Block, conversion: NetConversion, division: Division) -> None:
 def remove(net: Block, conversions: Collection[NetConversion]) -> None:
     """End ``conversions``, all those that ``conversions_in(net)`` returns as its first list.
 
-    A block that is then in no conversion loses its hook; a Parameter that is in none is stored in FP32 again. So it is
-    for blocks that ``net`` no longer contains, too.
+    A block that is then in no conversion loses its hook; a Parameter that is then in none is stored in FP32 again. This
+    includes blocks that were in ``net`` at the call of ``convert``, and were replaced since, and their Parameters.
     """
     blocks, params = _parts(net, conversions)
     for block in blocks:
@@ -329,10 +335,10 @@ def remove(net: Block, conversions: Collection[NetConversion]) -> None:
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
-    """Keep the operators named ``nodes`` in FP32 too, in each conversion all of whose blocks are in ``net``.
+    """Keep the operators named ``nodes`` in FP32 too, in each conversion that ``restore(net)`` would undo.
 
     For ``mxmp.guard``. Call this between two steps: all graphs are built anew, and the Parameters keep their values,
-    but the gradients of those that were stored in float16 become zero.
+    but the gradients of Parameters that were stored in float16 become zero.
     """
     complete, _ = conversions_in(net)
     for conversion in complete:
@@ -360,9 +366,9 @@ def _parts(net: Block, conversions: Collection[NetConversion]) -> tuple[list[Hyb
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
     """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
 
-    It stays in its other conversions. ``new`` maps each conversion to True if the block runs as Python code in it. The
-    block's graphs are deleted. A block that is in no conversion afterwards has no hook. Nothing happens if ``new`` is
-    empty and the block is in none of ``old``.
+    The block stays in its other conversions. ``new`` maps each conversion to True if the block runs as Python code in
+    it. The block's graphs are deleted. A block that is in no conversion afterwards has no hook. Nothing happens if
+    ``new`` is empty and the block is in none of ``old``.
     """
     before = hook_of(block)
     had = before.conversions if before is not None else {}

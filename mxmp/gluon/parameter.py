@@ -1,4 +1,4 @@
-"""A Parameter that computes in float16 and is FP32 to everyone else, and the conversions of a Parameter's nets."""
+"""A Parameter stored in float16 with FP32 master weights, and the conversions of the nets that have a Parameter."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LowParameter(gluon.Parameter):
     ``convert`` turns a Parameter into this class in place; ``restore`` turns it back. ``data()`` and ``grad()`` are
     float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and ``export`` use the
     FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) is copied to the master at the
-    next update or save. MXNet does not notify of writes, so the float16 array is compared with the master then, but
-    only if a user has called ``data()`` before.
+    next update or save. MXNet does not notify of writes, so at each update or save the float16 array is compared with
+    the master, but only if a user has called ``data()`` or ``list_data()`` before.
     """
 
     _data: Any
@@ -34,7 +34,7 @@ class LowParameter(gluon.Parameter):
     def masters(self) -> list[NDArray]:
         """Return the FP32 masters, one per context, after copying into them what a user wrote into ``data()``.
 
-        Does not wait for the device. Raises as ``data()`` does if the Parameter is not initialized.
+        Does not wait for the device. Raises as ``data()`` does if the Parameter has no arrays yet.
         """
         self._check_and_get(self._data, list)
         for pair in self.exposed_pairs():
@@ -51,7 +51,9 @@ class LowParameter(gluon.Parameter):
     def master(self, device: int) -> NDArray:
         """Return the FP32 master on the context with index ``device``.
 
-        Unlike ``masters`` this does not look for what a user wrote into ``data()`` since the last update."""
+        What a user wrote into ``data()`` since the last update is not yet in it; the method ``masters`` copies it
+        first.
+        """
         return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
@@ -62,8 +64,8 @@ class LowParameter(gluon.Parameter):
     def data(self, ctx: mx.Context | None = None) -> NDArray:
         """Return the float16 array on ``ctx``, by default the current context, and note if user code calls this.
 
-        Raises ``ValueError`` if the forward of an unconverted block calls this, which shares the Parameter and computes
-        in FP32.
+        Raises ``ValueError`` if the forward of an unconverted block calls this: that block shares the Parameter and
+        computes in FP32.
         """
         reader = _mxnet.unconverted_reader()
         if reader is not None:
@@ -78,14 +80,16 @@ class LowParameter(gluon.Parameter):
     def __reduce__(self) -> Any:
         """Return the function, its argument and the attributes with which ``copy`` and ``pickle`` make a copy.
 
-        By default they would look for the class by its name, but for a Parameter of a subclass it is made at run time.
+        By default ``pickle`` finds a class by its name in a module. That fails for the class that ``_low_class`` makes
+        at run time for a subclass of Parameter.
         """
         return _empty, (_full_class(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
         """Set the master on each context to ``data`` (FP32), and the float16 array to the rounded master.
 
-        While the Parameter waits for its shape, MXNet keeps ``data`` and initializes it with that.
+        While the Parameter waits for its shape, MXNet keeps ``data`` and later initializes the Parameter with these
+        values.
         """
         if self._data is None:
             super().set_data(data)
@@ -94,7 +98,10 @@ class LowParameter(gluon.Parameter):
         assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
-        """Record the Trainer that will update this Parameter; ``TypeError`` for any but an mxmp.Trainer or None."""
+        """Record the Trainer that will update this Parameter; None removes it.
+
+        Raises ``TypeError`` for any other Trainer than an mxmp.Trainer.
+        """
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
 
@@ -122,8 +129,8 @@ class LowParameter(gluon.Parameter):
     def store_low(self, dtype: str) -> None:
         """Make the FP32 arrays the masters, and store the Parameter in ``dtype`` (``"float16"``) for computing.
 
-        Only the function ``store_low`` calls this, once, after it has changed the class of this Parameter. A Parameter
-        that waits for its shape is stored so when it gets its arrays.
+        Only the function ``store_low`` of this module calls this method, once, after it has changed the class of this
+        Parameter. If the Parameter waits for its shape, masters and float16 arrays are made when the shape is known.
         """
         self._low_dtype = dtype
         if self._data is not None:
@@ -151,9 +158,9 @@ class LowParameter(gluon.Parameter):
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Make ``param`` a ``LowParameter`` stored in ``dtype`` (``"float16"``), in place, unless it is one already.
 
-    The object, which blocks share, stays the same, and so do settings such as ``lr_mult``; the gradients are zeros.
-    Raises ``TypeError`` if MXNet's own Trainer holds the Parameter: it would update the float16 array and not the
-    master.
+    The object, which blocks share, stays the same, and so do settings such as ``lr_mult``; the gradients are set to
+    zero. Raises ``TypeError`` if MXNet's own Trainer holds the Parameter: that Trainer would update the float16 array
+    and not the master.
     """
     if not isinstance(param, LowParameter):
         _check_trainer(param, _mxnet.trainer_of(param), dtype)
@@ -174,7 +181,7 @@ _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 def _low_class(kind: type) -> Any:
     """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters; made once for each ``kind``.
 
-    So a Parameter of a user's own class keeps its methods while it is stored in float16.
+    With it a Parameter of a user's own class keeps its methods while it is stored in float16.
     """
     return _low_classes.get(kind) or _low_classes.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
 
@@ -192,8 +199,8 @@ def _empty(kind: type) -> gluon.Parameter:
 def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
     """Return the NetConversions (calls of ``convert``) of all nets that have one of ``params``, each once.
 
-    Those of one parameter are in the order of the calls. Conversions of nets that were deleted have no blocks, and are
-    left out.
+    The conversions of one parameter are in the order of the calls. Conversions of nets that were deleted have no
+    blocks, and are left out.
     """
     listed = dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ()))
     return [conversion for conversion in listed if conversion.blocks]
@@ -202,8 +209,8 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
 def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
     """Remove the conversions ``old``, and those of deleted nets, from those that ``param`` lists, and add ``new``.
 
-    If none of the listed ones is left, it is stored in FP32 again, even if there are ``new`` ones: the next graph that
-    reads it decides anew.
+    If no listed conversion remains, ``param`` is stored in FP32 again, even if ``new`` is not empty: the next graph
+    that reads ``param`` decides anew.
     """
     kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
     if not kept:
@@ -219,7 +226,10 @@ def is_scaling(trainer: Any) -> bool:
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
-    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: no other updates FP32 masters."""
+    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: other Trainers do not update FP32 masters.
+
+    ``dtype`` is the one in which ``param`` is stored, for the message.
+    """
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
@@ -235,12 +245,18 @@ def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDA
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return ``(master, float16 array)``, per context, of each LowParameter whose ``data()`` a user has called."""
+    """Return ``(master, float16 array)``, per context, of each LowParameter whose float16 arrays a user may have.
+
+    A user has them after a call of ``data()`` or ``list_data()``.
+    """
     return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def weight_of(param: gluon.Parameter) -> Weight:
-    """Return ``param`` as a ``Weight``, whose ``assign`` does nothing if ``initialize`` was never called."""
+    """Return ``param`` as a ``Weight``: its name, shape, arrays, FP32 masters, and a function that sets its value.
+
+    This function (``Weight.assign``) does nothing if ``initialize`` was never called.
+    """
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None
     assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None

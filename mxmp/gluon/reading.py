@@ -1,4 +1,4 @@
-"""The graphs of a net, for tools that look at it without training it: those that it runs, or that a call would run."""
+"""The graphs of a net, for tools that read them without training: those that the net runs, or that a call would run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .hook import hook_of, hooks
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
     """Return each FP32 graph that a converted net runs in low precision, with its plan. For ``mxmp.explain``.
 
-    If it was not called since ``convert``, ``hybridize`` or ``cast``, it has no graph, and is called with ``inputs``
-    (arrays) first, in the caller's mode. There is one graph for each block that Python code calls and each kind of its
-    calls so far (training or inference, device, nesting of the arguments).
+    If the net was not called since ``convert``, ``hybridize`` or ``cast``, it has no graph: then it is first called
+    with ``inputs`` (arrays), in training or inference mode as the caller has set it. There is one graph for each block
+    that Python code calls and each kind of its calls so far (training or inference, device, nesting of the arguments).
 
     Raises
     ------
@@ -69,14 +69,14 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes of their variables.
 
     ``inputs`` are arrays, shapes such as ``(1, 3, 224, 224)``, None or lists of these. The net need be neither
-    converted nor hybridized. If the whole net is one graph, it is only traced: it stays as it is, and no operator runs.
-    Otherwise the net is called once, which initializes Parameters that wait for their shape, and each call of an
+    converted nor hybridized. If the whole net is one graph, the net is only traced: it stays as it is, and no operator
+    runs. Otherwise the net is called once, which initializes Parameters that wait for their shape, and each call of an
     outermost HybridBlock that can run as a graph gives one graph.
 
     Raises
     ------
     ValueError
-        An input is none of these, no HybridBlock ran, or a block cannot be traced.
+        An input is of another type, no HybridBlock ran, or a block cannot be traced.
     """
     args, _ = read_inputs(inputs)
     if isinstance(net, HybridBlock) and _is_graph(net) and not _mxnet.overrides_forward(net):

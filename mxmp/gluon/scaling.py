@@ -1,14 +1,17 @@
 """The loss scale of a backward: what the backward starts from, and the scale of each loss head that it reaches.
 
-Each recorded forward of a converted block feeds an array of its own to ``SCALE_NAME``. It is the loss scale in a scaled
-backward that reaches this forward, and 1 otherwise.
+A loss head is an operator that writes its own gradient, such as ``SoftmaxOutput``. In a converted block, loss heads
+read their scale from an input of the graph named ``SCALE_NAME``. Each recorded forward of the block passes a new array
+to this input. The array holds the loss scale during a scaled backward that reaches this forward, and 1 otherwise.
 
-Loss heads outside any converted block ignore the loss scale, and are errors. An unconverted hybridized block is one
-``_CachedOp`` node in a recorded graph. What is in the node cannot be read, but MXNet shows which head gradients its
-backward reads. A block that reads none for those of its outputs that are used writes gradients of its own, and so does
-one with an output that is named after a loss head and whose head gradient it does not read. A loss head is not found
-where the block's backward also reads a head gradient, and the loss head is no output of the block or has a name that
-the user gave.
+A loss head outside any converted block ignores the loss scale, so it is an error. In the graph that autograd recorded,
+an unconverted hybridized block is one ``_CachedOp`` node. Python cannot read the operators in the node, but MXNet shows
+which head gradients its backward reads. A block is taken to have a loss head in two cases: its backward reads none of
+the head gradients of the outputs that are used; or it has an output that is named after a loss head, and does not read
+the head gradient of this output.
+
+A loss head is not found if the block's backward reads the head gradient of another output, and the loss head is no
+output of the block or has a name that the user gave.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ _NOT_RECORDED = (
 def explain_unrecorded() -> Iterator[None]:
     """Raise a ``RuntimeError`` with advice in place of MXNet's error for a loss that was not recorded.
 
-    MXNet's error is recognized by its text, when it leaves the ``with`` block.
+    Only an MXNet error that is raised in the ``with`` block, and whose text is that of this error, is replaced.
     """
     try:
         yield
@@ -118,7 +121,7 @@ class Record:
     def used_outputs(self) -> set[tuple[str, int]]:
         """Return the outputs of recorded nodes that another node reads, and the losses.
 
-        Each is a pair ``(name of the node, output index)``. A backward sends a head gradient to these only.
+        Each is a pair ``(name of the node, output index)``. A backward sends a head gradient to these outputs only.
         """
         entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
         entries += [head for graph in self._graphs for head in graph.heads]
@@ -127,8 +130,8 @@ class Record:
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
         """Return, for each output of a call of a hybridized block, whether the call's backward reads its head gradient.
 
-        The result is that of ``_mxnet.outputs_of_cached_ops``, without nodes named in ``known``. Takes 0.05 ms per
-        node.
+        The result is that of ``_mxnet.outputs_of_cached_ops``: a dict of the outputs of each node, by the node's name.
+        Nodes named in ``known`` are left out. Takes 0.05 ms per node.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
@@ -147,9 +150,10 @@ _NARROW = {np.dtype(np.float16): ("float16", 11), BFLOAT16: ("bfloat16", 8)}
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
     """Return an array full of ``scale``: with this head gradient, a backward of ``loss`` is one of ``loss * scale``.
 
-    It has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device. Raises
-    ``TypeError`` if ``loss`` is no NDArray. Raises ``ValueError`` if it is float16 and ``scale`` is above 2**15, or if
-    its dtype would round ``scale``, since the update divides by the exact one.
+    The array has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device.
+    Raises ``TypeError`` if ``loss`` is no NDArray. Raises ``ValueError`` if ``loss`` is float16 and ``scale`` is above
+    2**15; also if ``loss`` is float16 or bfloat16 and this dtype would round ``scale``, since the update divides by the
+    exact one.
     """
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
@@ -166,10 +170,10 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
 # object of Python's that could hold them. The oldest are dropped.
 _scales: dict[str, NDArray] = {}
-# Global, likewise: the nodes that recorded forwards of converted blocks made, by name.
+# Global, for the same reason: the names of the nodes that recorded forwards of converted blocks made.
 _converted_calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
-# Global: for these two.
+# Global: the lock for these two dicts.
 _lock = threading.Lock()
 # Global: whether this thread is inside a scaled backward, of whatever trainer.
 _local = threading.local()
@@ -179,8 +183,8 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
     """Call ``call(scale)``, the forward of a converted block with loss heads, and return its result.
 
     ``scale`` is a new FP32 array of shape (1,) on ``ctx``, with the value 1. In a backward, the loss heads multiply
-    their gradients by the value that it has then. If autograd records the forward, the array is remembered, so that
-    ``heads_scaled_by`` can set it to the loss scale during a backward.
+    their gradients by the value that the array has then. If autograd records the forward, the array is remembered, so
+    that ``heads_scaled_by`` can set it to the loss scale during a backward.
     """
     memory = mx.nd.ones((1,), ctx=ctx)
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
@@ -221,15 +225,15 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 def remember_converted_call(out: NDArray) -> None:
     """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
 
-    That function raises an error for a recorded call of a block with a loss head that the loss scale cannot reach. It
-    reaches the loss heads of a converted block. Any one of the block's outputs will do. Does nothing if ``out`` was not
-    recorded.
+    ``refuse_hidden_heads`` raises an error for the call of a block with a loss head that ignores the loss scale; the
+    loss heads of a converted block do not. ``out`` may be any one of the block's outputs. Does nothing if ``out`` was
+    not recorded.
     """
     _remember(_converted_calls, out, None)
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
-    """Store ``value`` in ``store``, under the name that autograd has recorded for ``array``, if it has.
+    """Store ``value`` in ``store``, under the name that autograd gave to ``array``; do nothing if it was not recorded.
 
     The oldest of more than ``_LIVE_RECORDS`` entries are dropped: forwards without a backward must not fill the memory.
     """
@@ -262,8 +266,9 @@ _NO_GRADIENT = re.compile(
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
     """Raise ``ValueError`` if autograd recorded a loss head, such as ``SoftmaxOutput``, that ignores the loss scale.
 
-    Loss heads in converted graphs do not. Only operators that autograd recorded one by one are examined; for those
-    inside hybridized blocks see ``refuse_hidden_heads``. ``scale`` is for the message. Takes 0.7 ms for a ResNet-50.
+    Loss heads in converted graphs do not ignore it. Only operators that autograd recorded one by one are examined; for
+    those inside hybridized blocks see ``refuse_hidden_heads``. ``scale`` is for the message. Takes 0.7 ms for a
+    ResNet-50.
     """
     if HEAD_OPERATORS.isdisjoint(record.operators):
         return
@@ -278,11 +283,12 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
 def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
-    Autograd records a call of such a block as one node. The block has a loss head if the head gradient of an output
-    with a loss head's name (``"softmaxoutput0_output"``) is not read. It also has one if no head gradient is read of
-    the outputs that are used, and none of these outputs comes from an operator without a gradient, such as ``argmax``.
-    What is missed is said at the top of this file. Takes no time if no hybridized block was recorded. ``trained`` are
-    the weight arrays that the next step updates: a loss head that sends a gradient to none of them is no error.
+    Autograd records a call of such a block as one node. The block is taken to have a loss head in two cases. First: an
+    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: the head
+    gradients of the outputs that are used are all not read, and none of these outputs comes from an operator without a
+    gradient, such as ``argmax``. The top of this file says which loss heads are not found. ``trained`` are the weight
+    arrays that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is for
+    the message. Takes no time if no hybridized block was recorded.
     """
     if "_CachedOp" not in record.operators:
         return

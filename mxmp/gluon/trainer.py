@@ -1,4 +1,4 @@
-"""A ``gluon.Trainer`` whose steps are scaled, checked and, on overflow, skipped; and what an Estimator needs for it."""
+"""A ``gluon.Trainer`` whose steps are scaled, checked and, on overflow, skipped; and an Estimator's BatchProcessor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Trainer(StepView, gluon.Trainer):
         trainer.step(batch_size)
 
     No step applies a gradient with an inf or NaN, whatever the scaler, nor a float64 one beyond FP32's range. Gradients
-    are checked after they are summed over devices and workers, so all of these decide alike: to update or to skip.
+    are checked after they are summed over devices and workers, so all devices and workers decide alike: to update or to
+    skip.
 
     Parameters
     ----------
@@ -74,8 +75,8 @@ class Trainer(StepView, gluon.Trainer):
     ------
     ValueError
         Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
-        weights) or could not be scaled (gradient compression); MXNet has no such kvstore; or ``loss_scale`` is none of
-        the above.
+        weights) or could not be scaled (gradient compression); MXNet has no such kvstore; ``loss_scale`` is none of the
+        above; or ``params`` has a parameter twice.
     ImportError
         ``kvstore="horovod"`` without Horovod; the message says how to install it.
     """
@@ -162,9 +163,10 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         ValueError, RuntimeError, TypeError
-            As ``backward`` does. Also ``RuntimeError`` if backward is called in the block on another loss than
-            ``scaled``, such as the unscaled one; ``step`` refuses the gradients then. It refuses those of a backward
-            after the block, too, which it cannot tell from those of an unscaled loss.
+            As ``backward`` does. Also ``RuntimeError``, at a loss scale other than 1, if backward is called in the
+            block on another loss than ``scaled``, such as the unscaled one; ``step`` then refuses the gradients.
+            ``step`` also refuses the gradients of a backward after the block, which it cannot distinguish from those of
+            an unscaled loss.
         """
         losses, factors, record = self._begin_backward(loss)
         for factor in factors:
@@ -181,9 +183,14 @@ class Trainer(StepView, gluon.Trainer):
 
         A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
         was called before. Does not wait for the device; but with several workers the first call of a run waits until
-        all have the same initial weights. Raises ``RuntimeError`` if ``loss.backward()``, besides
-        ``trainer.backward(loss)``, has written some of the gradients, which are then not scaled; at a loss scale of 1,
-        if it has written to gradients that are clipped already, or has added to gradients that are summed already.
+        all have the same initial weights.
+
+        Raises
+        ------
+        RuntimeError
+            At a loss scale other than 1: ``loss.backward()``, besides ``trainer.backward(loss)``, has written some of
+            the gradients, which are then not scaled. At a loss scale of 1: ``loss.backward()`` has overwritten
+            gradients that ``clip_global_norm`` has clipped, or has added to gradients that are summed already.
         """
         self._prepare()
         self._notice_plain_backward()
@@ -197,15 +204,16 @@ class Trainer(StepView, gluon.Trainer):
     def unscale(self) -> None:
         """Divide the gradients by the loss scale, in place, to read or change the true ones before ``step``.
 
-        If a gradient has an inf or NaN now, ``step`` will be skipped, whatever you write into the gradients. Gradients
-        of other arrays than this trainer's parameters stay scaled; for an input take ``x.grad / trainer.loss_scale``,
-        before ``step``. Does not wait for the device.
+        If a gradient has an inf or NaN now, ``step`` will be skipped, whatever you write into the gradients before they
+        are summed (by ``step``, ``allreduce_grads`` or ``clip_global_norm``). Only the gradients of this trainer's
+        parameters are divided; for the gradient of an input take ``x.grad / trainer.loss_scale``, before ``step``. Does
+        not wait for the device.
 
         Raises
         ------
         RuntimeError
             ``unscale`` was called already since the last step. Or, at a loss scale other than 1, no scaled backward has
-            run since, or ``loss.backward()`` has written some of the gradients.
+            run since the last step, or ``loss.backward()`` has written some of the gradients.
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
@@ -223,15 +231,15 @@ class Trainer(StepView, gluon.Trainer):
         """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before.
 
         Sums the gradients over devices and workers first, and waits for the device. As in
-        ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. They do not change: the
-        update multiplies them by ``max_norm / norm`` if ``norm`` is larger than ``max_norm``. If it is inf or NaN,
-        nothing is clipped and ``step`` will be skipped.
+        ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. The summed gradients do not
+        change: the update multiplies them by ``max_norm / norm`` if ``norm`` is larger than ``max_norm``. If ``norm``
+        is inf or NaN, nothing is clipped and ``step`` will be skipped.
 
         Raises
         ------
         RuntimeError
             At a loss scale other than 1: no scaled backward has run since the last step, or ``loss.backward()`` has
-            written some of the gradients.
+            written some of the gradients. At a loss scale of 1: as ``allreduce_grads`` does.
         ValueError
             ``max_norm`` is not positive.
         """
@@ -260,14 +268,15 @@ class Trainer(StepView, gluon.Trainer):
         batch_size : int
             As for ``gluon.Trainer``: the number of samples of the step; with Horovod, of one worker's part.
         ignore_stale_grad : bool
-            Whether to leave parameters as they are whose gradients no backward has written since the last step. False:
-            raise ``UserWarning`` if there are any, as ``gluon.Trainer`` does.
+            A stale gradient is one that no backward has written since the last step. True: leave the parameters with a
+            stale gradient as they are. False: raise ``UserWarning`` if there are any, as ``gluon.Trainer`` does.
 
         Raises
         ------
         RuntimeError
             At a loss scale other than 1: no scaled backward has run since the last step, or ``loss.backward()`` has
-            written some of the gradients, which the update would divide by a scale that they do not have.
+            written some of the gradients, which the update would divide by a scale that they do not have. At a loss
+            scale of 1: as ``allreduce_grads`` does.
         FloatingPointError
             The third overflow in a row at a loss scale that cannot fall (lowest, fixed or None); names the parameters.
         ValueError
@@ -280,7 +289,9 @@ class Trainer(StepView, gluon.Trainer):
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Check the gradients that ``allreduce_grads`` has summed; update the weights, or skip the step on overflow.
 
-        This is the second half of ``step``. Arguments, errors and waiting are those of ``step``.
+        This is the second half of ``step``: call ``allreduce_grads`` after the last backward, and then this method.
+        Arguments, errors and waiting are those of ``step``, but a ``loss.backward()`` between the two calls, at a loss
+        scale of 1, is not noticed.
         """
         self._begin_update("update", batch_size)
         self._prepare()
@@ -290,8 +301,9 @@ class Trainer(StepView, gluon.Trainer):
         """Save the optimizer's states, master weights, scaler and step counters to the file ``fname``.
 
         Waits for the device. An existing file is replaced only when the new one is complete. Raises ``RuntimeError``
-        between a backward and its step, because the gradients would be missing from the file, and ``TypeError`` if an
-        optimizer of the user's own keeps states that are not NDArrays, numbers and strings, in dicts, lists and tuples.
+        between ``trainer.backward`` and its step, because the gradients would be missing from the file. Raises
+        ``TypeError`` if an optimizer of the user's own keeps states other than NDArrays, numbers and strings, in dicts,
+        lists and tuples.
         """
         if self.progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
@@ -301,14 +313,17 @@ class Trainer(StepView, gluon.Trainer):
         """Continue from a file of ``save_states``, or of MXNet's own Trainer. Runs no code from the file.
 
         May be called before or after the first step, with another number of devices, with parameters in FP32 or
-        float16. If the file has master weights, their values become those of the parameters, in whatever dtype these
-        are stored. Gradients that were not applied yet are dropped. Parameters may have other numbers in their names,
-        as in a net that the same code builds again in one process; a file of MXNet's is read by position.
+        float16. If the file has master weights, the parameters get their values, whether they are stored in float16 or
+        FP32. Gradients that were not applied yet are dropped. The parameters may have other numbers in their names than
+        in the file, because the same code built the net again in one process. In a file of MXNet's Trainer, a state
+        belongs to the parameter at the same position.
 
         Raises
         ------
         ValueError
             The file is damaged, or belongs to other parameters or another optimizer. Nothing has changed.
+        OSError
+            The file cannot be read.
         """
         states.load(
             fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params], self._contexts
@@ -339,8 +354,8 @@ class Trainer(StepView, gluon.Trainer):
     def _scale(self) -> float:
         """Return the ``rescale_grad`` that the user gave to the optimizer, 1 by default, without the batch size.
 
-        MXNet's Trainer sets it when it makes the optimizer. A step sets the optimizer's own ``rescale_grad`` to it
-        divided by the batch size.
+        MXNet's Trainer sets this property when it makes the optimizer. Each step sets ``rescale_grad`` of the optimizer
+        to the value of this property, divided by the batch size.
         """
         return self._rescale_grad
 
@@ -348,7 +363,8 @@ class Trainer(StepView, gluon.Trainer):
     def _scale(self, value: float) -> None:
         """Set the user's ``rescale_grad``; raise ``TypeError`` between a backward and its step.
 
-        There only ``mxnet.contrib.amp.unscale`` sets it, which does not unscale the gradients of this trainer.
+        In between, only ``mxnet.contrib.amp.unscale`` would set it, which does not unscale the gradients of this
+        trainer.
         """
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
@@ -357,7 +373,11 @@ class Trainer(StepView, gluon.Trainer):
     # -- inside -------------------------------------------------------------------------------------
 
     def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
-        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record."""
+        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record.
+
+        Raises ``TypeError`` and ``ValueError`` as ``backward`` does for its argument ``loss``; also warns as
+        ``_warn_of_other_trainer`` does.
+        """
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         if not losses:
             raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
@@ -369,8 +389,8 @@ class Trainer(StepView, gluon.Trainer):
     def _warn_of_other_trainer(self) -> None:
         """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
 
-        Its ``step``, called by mistake, would apply gradients that still contain the loss scale. Does nothing at a loss
-        scale of 1.
+        The ``step`` of the other Trainer, called by mistake, would apply gradients that still contain the loss scale.
+        Does nothing at a loss scale of 1.
         """
         if self._warned or self.loss_scale == 1.0:
             return
@@ -387,10 +407,11 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def _notice_plain_backward(self) -> None:
-        """Find out, at a loss scale of 1, if ``loss.backward()`` has written new gradients, which are not summed yet.
+        """Let this step sum and apply gradients that ``loss.backward()`` has written at a loss scale of 1.
 
-        Does nothing after ``unscale``. Raises ``RuntimeError`` if they overwrite gradients for which
-        ``clip_global_norm`` has found the factor, or add to gradients that are summed already.
+        This is needed because ``loss.backward()`` does not notify the trainer. Does nothing at another loss scale, or
+        after ``unscale``. Raises ``RuntimeError`` if the new gradients overwrite those that ``clip_global_norm`` has
+        clipped, or are added to gradients that are summed already.
         """
         if self.loss_scale != 1.0 or self.progress.unscaled:
             return
@@ -410,7 +431,8 @@ class Trainer(StepView, gluon.Trainer):
     def _log_needless_scale(self) -> None:
         """Log a warning, before the first step, if losses are scaled by default and no net of the process is converted.
 
-        Only if all parameters are FP32: the net then computes in FP32, which needs no loss scale.
+        "By default" means ``loss_scale="dynamic"``. Logs only if all parameters are FP32: the net then computes in
+        FP32, which needs no loss scale.
         """
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
@@ -425,7 +447,8 @@ class Trainer(StepView, gluon.Trainer):
     def scaler_group(self) -> ScalerGroup | None:
         """Return the group of all trainers with the same scaler object; None before this trainer has a scaler.
 
-        The loss scale is adjusted once all of them whose gradients a backward has written have stepped.
+        A backward may write the gradients of several of these trainers. The scaler adjusts the loss scale when each of
+        them has stepped.
         """
         return self._step.group if self._step is not None else None
 
@@ -438,9 +461,9 @@ class Trainer(StepView, gluon.Trainer):
     def renew_store(self) -> None:
         """Replace the kvstore, if it is open, by a new one of the same type, without any arrays.
 
-        For ``mxmp.guard``, which changes the dtypes of gradients, while MXNet's kvstore expects the gradient of a
-        parameter in the dtype of its first one. A user's own kvstore, such as Horovod's, stays and gets the weights
-        anew. Raises ``RuntimeError`` for one of MXNet's distributed stores, which cannot be replaced.
+        For ``mxmp.guard``, which changes the dtypes of gradients. MXNet's kvstore accepts the gradient of a parameter
+        only in the dtype of the first gradient. A kvstore of the user's own class, or Horovod's, is not replaced, but
+        gets the weights anew. Raises ``RuntimeError`` for one of MXNet's distributed stores, which cannot be replaced.
         """
         if self._kvstore is not None:
             if isinstance(self._kvstore, mx.kv.KVStore):
@@ -451,8 +474,9 @@ class Trainer(StepView, gluon.Trainer):
     def scaled_step(self) -> ScaledStep:
         """Return the ScaledStep of this trainer, which checks gradients and keeps the scaler and the counters.
 
-        If the user gave no scaler object as ``loss_scale``, the first access makes ScaledStep and scaler. By then the
-        net is converted, so it is known whether it computes in bfloat16, which needs no loss scale.
+        If the user gave no scaler object as ``loss_scale``, the first access makes ScaledStep and scaler, and not the
+        constructor. The first access is usually the first backward. By then the net is converted, so it is known
+        whether the net computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
@@ -461,14 +485,18 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _gradient_factor(self) -> float:
-        """Return the factor that turns the stored gradients into true, clipped ones, but for the batch size."""
+        """Return the factor by which the update multiplies the stored gradients, apart from the batch size.
+
+        It divides by the loss scale, unless ``unscale`` has done so, and multiplies by the factor of
+        ``clip_global_norm``.
+        """
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         """Raise an error if no update may come now; otherwise set the optimizer's ``rescale_grad`` for ``batch_size``.
 
-        After a plain backward, at a loss scale of 1, also watch the running statistics that this step may restore.
-        ``called`` is the name of the method that the user called, for the message.
+        Also watches the running statistics that this step may restore, if ``loss.backward()`` at a loss scale of 1 was
+        the only backward. ``called`` is the name of the method that the user called, for the message.
         """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
@@ -480,8 +508,9 @@ class Trainer(StepView, gluon.Trainer):
     def _prepare(self) -> None:
         """Do what must come before gradients are summed over devices and workers.
 
-        Raises an error if gradients of a backward without the loss scale are among them. If ``unscale`` has replaced an
-        inf or NaN in a gradient, puts it back, so that all workers see the overflow. Opens the kvstore at first use.
+        Raises ``RuntimeError`` if gradients of a backward without the loss scale are among them. If a gradient had an
+        inf or NaN when ``unscale`` was called, writes a NaN into it, so that all workers see the overflow. Opens the
+        kvstore at first use.
         """
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
@@ -505,9 +534,10 @@ class Trainer(StepView, gluon.Trainer):
         self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
-        """Send the parameters to the kvstore; with several workers, wait until this one has the weights of worker 0.
+        """Send the parameters to the kvstore; with several workers, wait until this worker has the weights of worker 0.
 
-        MXNet sends the arrays of the parameters; the FP32 masters are sent here, and rounded into the float16 arrays.
+        MXNet's method sends the arrays of the parameters. This method then sends the FP32 masters, which are rounded
+        into the float16 arrays of all workers.
         """
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
@@ -520,13 +550,17 @@ class Trainer(StepView, gluon.Trainer):
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
         """Return the ``Weight`` (arrays, FP32 masters) of each of ``params``, by the kvstore's key of its FP32 arrays.
 
-        For a float16 parameter, MXNet uses its index for the float16 arrays: the masters get keys behind all indices.
+        The key is the parameter's index in the trainer. For a float16 parameter, MXNet uses this key for the float16
+        arrays: the key of the masters is the index plus the number of parameters.
         """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        """Check all gradients that a backward has written since the last step, and apply them or skip the step."""
+        """Check all gradients that a backward has written since the last step, and apply them or skip the step.
+
+        ``ignore_stale_grad`` as for ``step``.
+        """
         updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._gradient_factor
 
@@ -565,8 +599,8 @@ class BatchProcessor(estimator.BatchProcessor):
 
         Estimator(net, loss, trainer=mxmp.Trainer(...), batch_processor=mxmp.BatchProcessor())
 
-    Only the forward and backward of a training batch are replaced. Event handlers, metrics and evaluation stay, and so
-    does the update, which the Estimator's ``GradientUpdateHandler`` makes with ``trainer.step``.
+    Only the forward and backward of a training batch are replaced. Event handlers, metrics and evaluation stay. The
+    Estimator's ``GradientUpdateHandler`` still makes the update, with ``trainer.step``.
     """
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:

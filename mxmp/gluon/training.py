@@ -1,4 +1,4 @@
-"""A converted net and its trainer, for what listens to them, replays a step or guards them."""
+"""A converted net and its trainer, as the diagnostics ``watch``, ``blame`` and ``guard`` use them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from .trainer import Trainer
 class TrainedNet:
     """A converted net and the mxmp.Trainer that updates it, for ``watch``, ``blame`` and ``guard``.
 
-    Implements the protocol ``frontend.TrainedNetwork``, by which these tools use a net as they use a Module; the
-    protocol documents the methods. What it calls a place, an object that runs graphs, is here the hook of a converted
-    block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not converted.
+    Implements the protocol ``frontend.TrainedNetwork``, by which these tools use a Gluon net and a Module alike; the
+    protocol documents the methods. What the protocol calls a place, an object that runs graphs, is here the hook of a
+    converted block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not
+    converted.
     """
 
     def __init__(self, net: Block, trainer: Any) -> None:
@@ -62,7 +63,11 @@ class TrainedNet:
         return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
-        """Return the parameters that the trainer updates; with ``frozen=True``, also those that the user froze."""
+        """Return the parameters that the trainer updates; with ``frozen=True``, also those with ``grad_req="null"``.
+
+        The parameters with ``grad_req="null"`` are those of the trainer and of the net, without constants and running
+        statistics.
+        """
         found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
         if frozen:
             found += [p for p in self._params() if p.grad_req == "null" and _mxnet.is_differentiable(p)]
@@ -71,17 +76,18 @@ class TrainedNet:
     def gradients(self) -> list[Gradient]:
         """Return a ``Gradient`` (name, array) per device for each trained parameter that the trainer or the net has.
 
-        The trainer may also update another net, and another trainer may update a part of this one.
+        The trainer may also update another net, and another trainer may update a part of the net: both are included.
         """
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients to zero; when the ``with`` block ends, restore them and the running statistics.
+        """Set all gradients of the trainer and the net to zero; when the ``with`` block ends, restore these and more.
 
-        MXNet's fresh marks, which say that a backward has written a gradient, are restored too; and the running
-        statistics of other trainers' nets that the loss of ``replay`` has called. Waits for the device at the end.
+        Restored are the gradients, MXNet's fresh marks (which say that a backward has written a gradient), and the
+        running statistics; also the running statistics of other trainers' nets that the loss of ``replay`` has called.
+        Waits for the device before and after the block.
         """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
@@ -108,10 +114,11 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Call a net without graphs once in inference, and the loss once if a trainer's parameter has no shape yet.
+        """Call a net without graphs once; call the loss once if a parameter of any mxmp.Trainer waits for its shape.
 
-        ``unchanged`` must find all arrays, as they are stored then. The loss gets what the net returns in training,
-        which may be nested otherwise than in inference, and autograd records, as it may need that.
+        ``unchanged`` restores arrays, so all arrays must exist before it, stored as they will be. The net is called in
+        inference mode. The loss gets the output of the net in training mode, which may be nested in another way than in
+        inference; autograd records the call, since a loss may need that.
         """
         if not any(hook.graphs for _, hook in self._hooks):
             with autograd.pause(train_mode=False):
@@ -127,8 +134,8 @@ class TrainedNet:
         """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.
 
         Net and loss get a backward each, because the gradient of the loss with respect to the net's output can be read
-        in no other way. The gradients of the trainer's and the net's parameters are written as in any backward, and no
-        others. ``loss``, which must not be None here, may also return a list of losses. The names for ``note`` are
+        in no other way. Gradients are written as in any backward, but only those of the trainer's and the net's
+        parameters. ``loss`` may also return a list of losses; here it must not be None. The names for ``note`` are
         ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several), ``"the loss"`` (once per loss, not
         scaled), ``"the gradient of the loss"`` (once per output of the net, scaled), and ``"the gradient of the loss
         with respect to fc_weight"`` (for each parameter that ``loss`` reads).
@@ -187,7 +194,7 @@ class TrainedNet:
             _mxnet.set_monitor(block, monitor)
 
     def stop_listening(self) -> None:
-        """Undo ``listen``: remove its listeners, and the op hooks of blocks that have no other listener."""
+        """Undo ``listen``: remove the listeners it added, and the op hooks of blocks that have no other listener."""
         for block, hook, monitor, listener in self._listening:
             monitor[0].remove(listener)
             if monitor[0].idle:
@@ -204,9 +211,9 @@ class TrainedNet:
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.
 
-        Besides the protocol's cases: if Parameters are stored in float16 and another converted net reads one of them,
-        or another trainer updates one. ``exclude`` stores them anew, which that net's graphs do not know, and its
-        trainer may have gradients to apply.
+        Besides the protocol's cases, this is so if the policy stores Parameters in float16, and another converted net
+        reads a Parameter of this net, or another trainer updates one. ``exclude`` stores the Parameters anew. The other
+        net's graphs would not know of it, and the other trainer may have gradients to apply.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
@@ -233,8 +240,8 @@ class TrainedNet:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
 
-        A kvstore accepts the gradient of a parameter only in the dtype of the first one, so all trainers of the net's
-        parameters get new kvstores.
+        A kvstore accepts the gradient of a parameter only in the dtype of the first gradient, so all trainers of the
+        net's parameters get new kvstores.
         """
         exclude_more(self._net, nodes)
         trainers = [_mxnet.trainer_of(param) for param in self._params()]
