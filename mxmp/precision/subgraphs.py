@@ -85,9 +85,10 @@ def has_control_flow(graph: Graph) -> bool:
 
     If it has, a CachedOp must not get the flag ``static_shape``: MXNet 1.9.1 then runs the operators of the bodies in
     an operator of its engine and counts it as done before they are (src/imperative/imperative_utils.h,
-    CreateEngineOpSeg). What reads the outputs may run before, in FP32 too.
+    CreateEngineOpSeg). What reads the outputs may run before, in FP32 too. Operators that oneDNN fuses have a subgraph
+    as well, which is no control flow: without the flag, they would prepare their weights anew at each call.
     """
-    return any(node.subgraphs for node in graph.nodes())
+    return any(node.op in _ROLES for node in graph.nodes())
 
 
 def set_bodies(node: Node, graphs: list[Graph]) -> None:
