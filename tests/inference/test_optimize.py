@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
+from bench.turns import operators
 from mxnet.gluon import nn
 from oracle import sqnr
 from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
@@ -66,6 +67,14 @@ def test_an_output_stays_what_it_is_after_the_next_call(found, full, images):
         before = out.copy().asnumpy()
         served(second).wait_to_read()
         np.testing.assert_array_equal(out.asnumpy(), before)
+
+
+def test_a_served_graph_keeps_what_its_fused_operators_prepare(found, images):
+    """Where MXNet runs each operator by itself, those that oneDNN fuses quantize and arrange their weights anew."""
+    x = mx.nd.array(images[1500:1508])
+    found(x)
+    fused = sum(node.op.startswith("_sg_mkldnn") for node in Graph.from_symbol(found.symbol).nodes())
+    assert sum(count for count, _ in operators(lambda: found(x)).values()) < fused
 
 
 def test_recording_changes_nothing(found, images):
