@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 from mxnet.gluon import Block, HybridBlock
 
@@ -36,10 +36,12 @@ def prefixes_of(net: Block) -> tuple[str, ...]:
 class Division(NamedTuple):
     """Which blocks of a net ``convert`` runs as graphs, and which as Python code. Each list begins with the outermost.
 
-    A Block that is no HybridBlock, and neither excluded nor around or inside an excluded one, is in no list.
+    A Block that is no HybridBlock, and neither excluded nor around or inside an excluded one, is in ``blocks`` alone.
 
     Attributes
     ----------
+    blocks : list of Block
+        The net itself, and all blocks inside it.
     graphs : list of HybridBlock
         Blocks that run as low-precision graphs, including blocks inside these.
     roots : list of HybridBlock
@@ -51,6 +53,7 @@ class Division(NamedTuple):
         Blocks inside an excluded block, which are not converted.
     """
 
+    blocks: list[Block]
     graphs: list[HybridBlock]
     roots: list[HybridBlock]
     python: list[Block]
@@ -89,11 +92,12 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 
     runs_as_python(net)
     blocks = blocks_of(net)
-    graphs = [each for each in hybrid_blocks(net) if id(each) not in python | outside]
+    graphs = [each for each in blocks if isinstance(each, HybridBlock) and id(each) not in python | outside]
     if not graphs:
         why = "the filter excludes every one" if python else "only those have a graph to rewrite"
         raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
     return Division(
+        blocks,
         graphs,
         list(dict.fromkeys(roots(net))),
         [each for each in blocks if id(each) in python and id(each) not in outside],
@@ -117,14 +121,14 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     return is_named
 
 
-def with_names_of(net: Block, plan: Plan) -> Plan:
-    """Return ``plan``, which was made for a net that the same code built, with the names of the operators in ``net``.
+def with_names_of(blocks: Sequence[Block], plan: Plan) -> Plan:
+    """Return ``plan``, which was made for a net that the same code built, with the names of another net's operators.
 
-    Gluon numbers all blocks that a process makes, so the operators of the two nets have different names. A plan whose
-    names cannot be changed is returned as it is (see ``renamed``). If ``net`` is no HybridBlock and has one child, the
-    names are those of the child's blocks.
+    Gluon numbers all blocks that a process makes, so the operators of the two nets have different names. ``blocks`` is
+    ``blocks_of(net)`` of the other net. A plan whose names cannot be changed is returned as it is (see ``renamed``). If
+    the net is no HybridBlock and has one child, the names are those of the child's blocks.
     """
-    outermost = net
-    while not isinstance(outermost, HybridBlock) and len(_mxnet.children(outermost)) == 1:
-        outermost = _mxnet.children(outermost)[0]
-    return renamed(plan, prefixes_of(outermost))
+    start = 0
+    while not isinstance(blocks[start], HybridBlock) and len(_mxnet.children(blocks[start])) == 1:
+        start += 1
+    return renamed(plan, tuple(block.prefix for block in blocks[start:]))

@@ -44,10 +44,8 @@ class NetConversion(Conversion):
     ----------
     how : Policy or Plan
         What decides the dtype of each operator: the rules under a policy, or a plan.
-    net : mxnet.gluon.Block
-        The net to convert.
     division : Division
-        Which of the net's blocks run as graphs and which as Python code.
+        The blocks of the net to convert: which of them run as graphs and which as Python code.
 
     Raises
     ------
@@ -64,8 +62,9 @@ class NetConversion(Conversion):
         The running statistics (aux states) that any graph made so far reads, by name.
     """
 
-    def __init__(self, how: Policy | Plan, net: Block, division: Division) -> None:
+    def __init__(self, how: Policy | Plan, division: Division) -> None:
         super().__init__(how)
+        net = division.blocks[0]
         self._check_parameters(net)
         self.blocks: weakref.WeakSet = weakref.WeakSet()
         self.statistics: dict[str, Parameter] = {}

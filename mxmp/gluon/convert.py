@@ -14,7 +14,7 @@ from mxnet.gluon import Block
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
-from .blocks import divide, with_names_of
+from .blocks import blocks_of, divide, with_names_of
 from .conversion import NetConversion
 from .hook import conversions_in, install, remove
 
@@ -69,11 +69,10 @@ def convert(
     requested, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
         raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
-    how = requested if plan is None else with_names_of(net, plan)
+    how = requested if plan is None else with_names_of(blocks_of(net), plan)
     policy = how.policy if isinstance(how, Plan) else how
     division = divide(net, exclude if callable(exclude) else policy)
-    conversion = NetConversion(how, net, division)
-    install(net, conversion, division)
+    install(division, NetConversion(how, division))
     return net
 
 
@@ -95,12 +94,13 @@ def restore(net: Block) -> Block:
     """
     if not isinstance(net, Block):
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")
-    complete, partial = conversions_in(net)
+    blocks = blocks_of(net)
+    complete, partial = conversions_in(blocks)
     if partial and not complete:
         raise ValueError(
             f"{net.name!r} is a part of a net that was converted as a whole, or shared with one, and would go on in "
             "low precision there: restore that net, or convert it again with "
             f"mxmp.convert(net, exclude=[{net.name!r}])"
         )
-    remove(net, complete)
+    remove(blocks, complete)
     return net

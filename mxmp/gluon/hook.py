@@ -9,7 +9,7 @@ stored on the block as well, so exports and checkpoints stay FP32.
 from __future__ import annotations
 
 import gc
-from typing import Any, Collection, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
@@ -280,58 +280,54 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 # -- onto a net and off it --------------------------------------------------------------------------
 
 
-def conversions_in(net: Block) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return the conversions (calls of ``convert``) of blocks in ``net``, in two lists.
+def conversions_in(blocks: Sequence[Block]) -> tuple[list[NetConversion], list[NetConversion]]:
+    """Return the conversions (calls of ``convert``) of the blocks of a net, in two lists.
 
-    The first list holds those that ``restore(net)`` can undo: ``convert`` was called with ``net`` or a block in it, or
-    all blocks that the conversion converts are in ``net``. The second list holds the others, which also convert blocks
-    outside ``net``.
+    The first list holds those that ``restore(net)`` can undo: ``convert`` was called with the net or a block in it, or
+    all blocks that the conversion converts are in the net. The second list holds the others, which also convert blocks
+    outside the net.
     """
-    inside = {id(block): block for block in blocks_of(net)}
-    called = [vars(block)[_CALLED] for block in inside.values() if _CALLED in vars(block)]
-    found = dict.fromkeys([*called, *(conversion for _, hook in hooks(net) for conversion in hook.conversions)])
-    if not {*found, *conversions_of(net.collect_params().values())} <= {*called}:
+    inside = set(map(id, blocks))
+    called = [vars(block)[_CALLED] for block in blocks if _CALLED in vars(block)]
+    converting = [conversion for hook in filter(None, map(hook_of, blocks)) for conversion in hook.conversions]
+    found = dict.fromkeys([*called, *converting])
+    if not found.keys() <= {*called}:
         gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
-    complete = [c for c in found if c in called or all(id(block) in inside for block in c.blocks)]
+    complete = [c for c in found if c in called or inside.issuperset(map(id, c.blocks))]
     return complete, [c for c in found if c not in complete]
 
 
-def install(net: Block, conversion: NetConversion, division: Division) -> None:
-    """Put hooks of the new ``conversion`` on the blocks of ``net``; end earlier conversions of ``net`` or of its parts.
+def install(division: Division, conversion: NetConversion) -> None:
+    """Put hooks of the new ``conversion`` on the blocks of a net; end earlier conversions of the net or of its parts.
 
-    Ended are the conversions that ``restore(net)`` would undo; a conversion that also converts blocks outside ``net``
-    stays. ``division`` says which blocks run as graphs and which as Python code. Each Parameter of ``net`` gets the new
+    Ended are the conversions that ``restore(net)`` would undo; a conversion that also converts blocks outside the net
+    stays. ``division`` says which blocks run as graphs and which as Python code. Each Parameter of the net gets the new
     conversion into its list of conversions, so that other nets that share the Parameter find it there. Nothing changes
-    if an earlier conversion, with the same policy or plan and the same division, converts all of ``net`` already.
+    if an earlier conversion, with the same policy or plan and the same division, converts all of the net already.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
-    complete, partial = conversions_in(net)
-    installed = {id(block): hook.runs_as_python for block, hook in hooks(net)}
+    complete, partial = conversions_in(division.blocks)
+    installed = {id(block): hook.runs_as_python for block in division.blocks for hook in [hook_of(block)] if hook}
     if [each.how for each in complete] == [conversion.how] and not partial and installed == runs_as_python:
         return
-    remove(net, complete)
-    for block in [*division.graphs, *division.python]:
-        if isinstance(block, HybridBlock):
-            _change_block(block, (), {conversion: runs_as_python[id(block)]})
-    for param in net.collect_params().values():
-        replace_conversions(param, (), [conversion])
-    vars(net)[_CALLED] = conversion
+    own = set(division.blocks[0].collect_params().values())
+    _replace(
+        *(division.blocks, complete),
+        lambda block: {conversion: runs_as_python[id(block)]} if id(block) in runs_as_python else {},
+        lambda param: [conversion] if param in own else [],
+    )
+    _set_called(division.blocks, conversion)
 
 
-def remove(net: Block, conversions: Collection[NetConversion]) -> None:
-    """End ``conversions``, all those that ``conversions_in(net)`` returns as its first list.
+def remove(blocks: Sequence[Block], conversions: Collection[NetConversion]) -> None:
+    """End ``conversions``, all those that ``conversions_in(blocks)`` returns as its first list.
 
     A block that is then in no conversion loses its hook; a Parameter that is then in none is stored in FP32 again. This
-    includes blocks that were in ``net`` at the call of ``convert``, and were replaced since, and their Parameters.
+    includes blocks that were in the net at the call of ``convert``, and were replaced since, and their Parameters.
     """
-    blocks, params = _parts(net, conversions)
-    for block in blocks:
-        _change_block(block, conversions, {})
-    for param in params:
-        replace_conversions(param, conversions)
-    for block in blocks_of(net):
-        vars(block).pop(_CALLED, None)
+    _replace(blocks, conversions, lambda block: {}, lambda param: [])
+    _set_called(blocks, None)
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
@@ -340,27 +336,46 @@ def exclude_more(net: Block, nodes: Collection[str]) -> None:
     For ``mxmp.guard``. Call this between two steps: all graphs are built anew, and the Parameters keep their values,
     but the gradients of Parameters that were stored in float16 become zero.
     """
-    complete, _ = conversions_in(net)
+    blocks = blocks_of(net)
+    complete, _ = conversions_in(blocks)
     for conversion in complete:
         conversion.exclude(nodes)
-    blocks, params = _parts(net, complete)
-    for block in blocks:
+
+    def hooked(block: HybridBlock) -> Mapping[NetConversion, bool]:
         hook = hook_of(block)
-        if hook is not None:
-            _change_block(block, complete, {c: python for c, python in hook.conversions.items() if c in complete})
-    for param in params:
-        replace_conversions(param, complete, [each for each in conversions_of([param]) if each in complete])
+        return {c: python for c, python in hook.conversions.items() if c in complete} if hook else {}
+
+    _replace(blocks, complete, hooked, lambda param: [c for c in conversions_of([param]) if c in complete])
 
 
-def _parts(net: Block, conversions: Collection[NetConversion]) -> tuple[list[HybridBlock], list[Parameter]]:
-    """Return the HybridBlocks that are in ``net`` or in one of ``conversions``, and the Parameters of both.
+def _replace(
+    blocks: Sequence[Block],
+    old: Collection[NetConversion],
+    hooked: Callable[[HybridBlock], Mapping[NetConversion, bool]],
+    listed: Callable[[Parameter], Collection[NetConversion]],
+) -> None:
+    """Take the blocks and Parameters of a net out of the conversions ``old``, and put them into others.
 
-    A conversion has the blocks that ``net`` contained when it was converted, also those that were replaced since.
+    ``hooked(block)`` returns those that a block gets, each with True if the block runs as Python code in it;
+    ``listed(param)`` returns those that a Parameter gets. Changed are the net's ``blocks``, the net first, also the
+    blocks that the net contained when it was converted, and that were replaced since, and the Parameters of all.
     """
-    blocks = {id(block): block for block in [*hybrid_blocks(net), *(b for c in conversions for b in c.blocks)]}
-    dicts = [net.collect_params(), *(block.params for block in blocks.values())]
-    params = {id(param): param for each in dicts for param in each.values()}
-    return list(blocks.values()), list(params.values())
+    changed = {id(b): b for b in [*blocks, *(b for c in old for b in c.blocks)] if isinstance(b, HybridBlock)}
+    for block in changed.values():
+        _change_block(block, old, hooked(block))
+    dicts = [blocks[0].collect_params(), *(block.params for block in changed.values())]
+    replace_conversions(old, {param: listed(param) for each in dicts for param in each.values()})
+
+
+def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> None:
+    """Record the conversion for which ``convert`` was called with the first of ``blocks``, a net; None: it was undone.
+
+    For the blocks inside nothing stays recorded.
+    """
+    for block in blocks:
+        vars(block).pop(_CALLED, None)
+    if conversion is not None:
+        vars(blocks[0])[_CALLED] = conversion
 
 
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:

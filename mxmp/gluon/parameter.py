@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterable, Sequence
+import gc
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -206,18 +207,22 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
     return [conversion for conversion in listed if conversion.blocks]
 
 
-def replace_conversions(param: gluon.Parameter, old: Collection[Any], new: Collection[Any] = ()) -> None:
-    """Remove the conversions ``old``, and those of deleted nets, from those that ``param`` lists, and add ``new``.
+def replace_conversions(old: Collection[Any], new: Mapping[gluon.Parameter, Collection[Any]]) -> None:
+    """Remove the conversions ``old``, and those of deleted nets, from those that Parameters list, and add new ones.
 
-    If no listed conversion remains, ``param`` is stored in FP32 again, even if ``new`` is not empty: the next graph
-    that reads ``param`` decides anew.
+    ``new`` maps each Parameter that is to be changed to the conversions that it gets. A Parameter of whose listed
+    conversions none remains is stored in FP32 again, even if it gets a new one: the next graph that reads it decides
+    anew.
     """
-    kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
-    if not kept:
-        store_full(param)
-    vars(param).pop("mxmp_conversions", None)
-    if kept or new:
-        param.mxmp_conversions = (*kept, *new)
+    if not {*conversions_of(new)} <= {*old}:
+        gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
+    for param, added in new.items():
+        kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
+        if not kept:
+            store_full(param)
+        vars(param).pop("mxmp_conversions", None)
+        if kept or added:
+            param.mxmp_conversions = (*kept, *added)
 
 
 def is_scaling(trainer: Any) -> bool:

@@ -16,6 +16,7 @@ from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
 from .backward import living_trainers
+from .blocks import blocks_of
 from .hook import Hook, conversions_in, exclude_more, hooks
 from .parameter import conversions_of, weight_of
 from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
@@ -217,7 +218,7 @@ class TrainedNet:
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
-        complete, partial = conversions_in(self._net)
+        complete, partial = conversions_in(blocks_of(self._net))
         if partial:
             raise ValueError(
                 f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "

@@ -14,7 +14,7 @@ from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, check_shapes
 from ...precision.plan import Plan, read_policy
-from ..shared.targets import called_graphs, policy_of, with_names_of
+from ..shared.targets import blocks_of, called_graphs, policy_of, with_names_of
 from .advice import Advice, Joinable, MatrixReport
 from .flops import ShapedNode, Tensor, dtype_name, shaped_nodes
 from .gemm import Products
@@ -79,7 +79,7 @@ def advise(
     requested, plan = read_policy(policy or own or "float16", exclude)
     if plan is not None:
         check_policy(requested, "gpu")
-        plan = with_names_of(target, plan) if isinstance(target, Block) else plan
+        plan = with_names_of(blocks_of(target), plan) if isinstance(target, Block) else plan
     matrices: list[MatrixReport] = []
     joinable: list[Joinable] = []
     unknown: list[str] = []

@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 from ...frontend import ConvertedGraph, TrainedNetwork
 from ...gluon import Trainer
 from ...gluon import reading as of_nets
-from ...gluon.blocks import with_names_of
+from ...gluon.blocks import blocks_of, with_names_of
 from ...gluon.reading import called_graphs, policy_of
 from ...gluon.training import TrainedNet
 from ...symbolic import BucketingModule, Module
@@ -19,6 +19,7 @@ from ...symbolic.training import TrainedModule
 __all__ = [
     "Network",
     "Trainer",
+    "blocks_of",
     "called_graphs",
     "converted_graphs",
     "is_network",
