@@ -11,8 +11,8 @@ import gluonnlp as nlp
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
 from bench.turns import operators
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from oracle import sqnr
 from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
