@@ -38,12 +38,12 @@ def main(arguments: list[str] | None = None) -> None:
         margins=table("metric | better | margin", margins()),
         verdicts="\n".join(verdicts(found)),
         chance=f"{0.05 * judged_pairs:.1f} of {judged_pairs}",
+        levels=levels(results),
         table=table(
             "family | metric | chance | float32 | dtype | value | difference | verdict | holds from", means(results)
         ),
         pooled=table("dtype | families | random-effects mean | each family counted alike", means_of_all(found)),
         commands=table("family | command, of one dtype and seed | steps", commands),
-        probes=probes(results),
         ablations=table(
             "family | without | float32 | float16 | float16 without | difference | verdict", ablations(results)
         ),
@@ -95,6 +95,21 @@ def verdicts(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
         yield f"The mean of {dtype} is better than that of float32 in {gains} of {len(each)} families."
 
 
+def levels(results: Mapping[str, Any]) -> str:
+    """Return the sentence on FP32's worst seeds: what they gain over chance, and how far off they are."""
+    worst = {}
+    for family, runs in results.items():
+        chance = next((run["chance"] for run in runs.values() if "chance" in run), math.nan)
+        gains = [abs(value - chance) for value in values(runs, "float32").values()]
+        if len(gains) > 1:
+            worst[family] = min(gains) / fmean(gains), (fmean(gains) - min(gains)) / stdev(gains)
+    least, far = min(worst, key=lambda family: worst[family][0]), max(far for _, far in worst.values())
+    return (
+        f"In float32 every seed learns: the worst one gains {worst[least][0]:.0%} of what its family gains over chance\n"
+        f"in the mean ({least}), and none is more than {far:.1f} standard deviations below that mean."
+    )
+
+
 def means(results: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the cells of a family and a dtype."""
     for family, runs in results.items():
@@ -120,18 +135,6 @@ def means_of_all(found: Mapping[str, Mapping[str, Verdict]]) -> Iterator[list[An
 def poolable(verdicts: Any) -> list[Verdict]:
     """Return the verdicts that have a standardised difference: no run diverged, and the seeds differ."""
     return [verdict for verdict in verdicts if verdict.standard_error > 0 and verdict.spread > 0]
-
-
-def probes(results: Mapping[str, Any]) -> str:
-    """Return the table of the runs that look into a difference; empty where there is none."""
-    rows = [
-        [family, f"`{option}`", mean(ran), interval(verdict), shown(verdict), text]
-        for family, runs in results.items()
-        for option, text in FAMILIES[family].probes
-        for ran, verdict in [(values(runs, "float16", option), judged(runs, "float16", option))]
-        if ran
-    ]
-    return table("family | with | float16 | difference to float32 | verdict |", rows) if rows else ""
 
 
 def ablations(results: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -11,17 +11,14 @@ class Family(NamedTuple):
     ``recipe``: a file of examples/recipes with its arguments. ``seeds``: 12, or more where the spread of the
     differences over the first seeds asked for more; their mean had no part in it.
     ``ablations``: options of runs without a safeguard, float16, to show what it is for.
-    ``probes``: options of runs that look into a difference, float16, each with what it tells.
     """
 
     recipe: str
     seeds: int
     ablations: tuple[str, ...] = ()
-    probes: tuple[tuple[str, str], ...] = ()
 
 
 WITHOUT = ("--loss-scale none", "--no-masters")
-NO_SKIPS = ("--loss-scale 1024", "no step is lost while the scale finds its level: what is left is the arithmetic")
 
 FAMILIES = {
     "alexnet": Family("classify.py alexnet", 12, ablations=WITHOUT),
@@ -41,7 +38,7 @@ FAMILIES = {
     # Language, speech, audio and generative families
     "lstm_gluon": Family("lstm_gluon.py", 12, ablations=("--no-masters",)),
     "lstm_bucketing": Family("lstm_bucketing.py", 12),
-    "transformer": Family("transformer.py", 19, probes=(NO_SKIPS,)),
+    "transformer": Family("transformer.py", 19),
     "gnmt": Family("gnmt.py", 12),
     "convs2s": Family("convs2s.py", 12),
     "speech_recurrent": Family("speech.py recurrent", 12, ablations=("--no-masters",)),

@@ -29,7 +29,7 @@ from parity.verdict import METRICS, Verdict, verdict
 RECIPES = ROOT / "examples" / "recipes"
 RESULTS = DOCS / "parity"
 DTYPES = ("float32", "float16", "bfloat16")
-ABLATED = 3  # seeds of a run with a safeguard less, or a probe
+ABLATED = 3  # seeds of a run with a safeguard less
 
 
 class Job(NamedTuple):
@@ -91,8 +91,7 @@ def jobs_of(family: str, options: Namespace) -> Iterator[Job]:
     for seed in options.seeds if options.seeds is not None else range(entry.seeds):
         jobs = [Job(family, dtype, seed) for dtype in options.dtypes]
         if seed < ABLATED and "float16" in options.dtypes:
-            others = [*entry.ablations, *(option for option, _ in entry.probes)]
-            jobs += [Job(family, "float16", seed, option) for option in others]
+            jobs += [Job(family, "float16", seed, option) for option in entry.ablations]
         yield from (job for job in jobs if job.key not in known)
 
 

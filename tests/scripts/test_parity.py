@@ -181,6 +181,16 @@ def test_the_list_has_every_family_of_the_table(capsys):
     assert len(listed) >= 26
 
 
+@pytest.mark.parametrize("family", parity.FAMILIES)
+def test_every_seed_of_fp32_learns(family):
+    runs = parity.load(parity.RESULTS, family)
+    chance = runs["float32 0"]["chance"]
+    gains = np.abs(np.array(list(parity.values(runs, "float32").values())) - chance)
+    assert len(gains) >= 12
+    assert gains.min() > 2 / 3 * gains.mean()
+    assert gains.min() > gains.mean() - 3 * gains.std(ddof=1)
+
+
 def test_the_page_shows_who_fails_and_what_is_missing(monkeypatch, tmp_path):
     from pages import parity as make_parity_page
 
