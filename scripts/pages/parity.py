@@ -105,8 +105,8 @@ def levels(results: Mapping[str, Any]) -> str:
             worst[family] = min(gains) / fmean(gains), (fmean(gains) - min(gains)) / stdev(gains)
     least, far = min(worst, key=lambda family: worst[family][0]), max(far for _, far in worst.values())
     return (
-        f"In float32 every seed learns: the worst one gains {worst[least][0]:.0%} of what its family gains over chance\n"
-        f"in the mean ({least}), and none is more than {far:.1f} standard deviations below that mean."
+        f"In float32 every seed learns: the worst gains {worst[least][0]:.0%} of what its family gains over chance in\n"
+        f"the mean ({least}), and none is more than {far:.1f} standard deviations below that mean."
     )
 
 
