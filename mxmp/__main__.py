@@ -186,8 +186,8 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
     """Return the batches in a .npy or .npz file: for each batch, a dict from the name of an input to its array.
 
     An array in the file has all batches of one input: shape (batches, rows, ...). A .npy file has one array, for the
-    first of ``inputs``, the names of the symbol's inputs; an .npz file has arrays by the names of the inputs. That
-    these are the symbol's is not checked here. Raises ``ValueError`` if the file or its arrays have another form.
+    first of ``inputs``, the names of the symbol's inputs. An .npz file has arrays by name; whether ``inputs`` has these
+    names is not checked here. Raises ``ValueError`` if the file cannot be read, or it or its arrays have another form.
     """
     try:
         raw = np.load(path, allow_pickle=False)
@@ -234,7 +234,10 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
-    """Return the shapes of ``--shape``, ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``."""
+    """Return the shapes of ``--shape``, ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``.
+
+    Raises ``ValueError`` for another form, or a size that is no positive number.
+    """
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")

@@ -8,7 +8,10 @@ CPUINFO = "/proc/cpuinfo"
 
 
 def model() -> str:
-    """Return the model of the CPU; on ARM, the numbers of its maker and its design, which have no name there."""
+    """Return the CPU's model name as Linux lists it; on ARM, which has none, the numbers of the maker and the design.
+
+    On another system, returns the type of processor or machine from Python's ``platform``.
+    """
     fields = _fields()
     found = fields.get("model name") or [*fields.get("CPU implementer", ()), *fields.get("CPU part", ())]
     return " ".join(found) or platform.processor() or platform.machine()

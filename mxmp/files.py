@@ -53,8 +53,10 @@ def replacing(path: str) -> Iterator[str]:
 def replacing_all(*paths: str) -> Iterator[list[str]]:
     """Yield the path of a temporary file for each of ``paths``; all are renamed when the block ends without an error.
 
-    None is renamed before all have been written and flushed to the disk, so if the disk is full, or after an error in
-    the block, all ``paths`` keep their old content. Else as ``replacing``.
+    No file is renamed before all have been written and flushed to the disk, so if the disk is full, or after an error
+    in the block, all ``paths`` keep their old content. If the process dies during the renames, some may be new and some
+    old. If a path is a symbolic link, the file that it points to is replaced. Raises ``OSError`` if a file cannot be
+    written; if that happens in the block, the error names all ``paths``.
     """
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]
@@ -89,7 +91,7 @@ def new_figure(width: float, height: float) -> Any:
 def save_figure(figure: Any, path: str | None) -> Any:
     """Write a matplotlib ``Figure`` to the file ``path``, unless this is None, and return the figure.
 
-    Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf.
+    Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf, and ``OSError`` if it cannot be written.
     """
     if path is not None:
         kind = os.path.splitext(path)[1][1:]

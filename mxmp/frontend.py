@@ -48,8 +48,11 @@ class ConvertedGraph(NamedTuple):
         The FP32 graph and its plan.
     shapes : mapping of str to tuple
         From the name of an input (``"data"``) to its shape; the shapes of parameters are inferred from these.
-    requested_gradients, large_inputs
-        As ``grad_req`` and ``large_inputs`` of ``pipeline.emitted``.
+    requested_gradients : mapping of str to str
+        From the name of a variable to its ``grad_req``; a variable is missing if its ``grad_req`` is not known.
+    large_inputs : bool
+        Whether the graph runs only with inputs that are large beside the padding, so that it has no workarounds for
+        oneDNN's wrong weight gradients.
     """
 
     name: str
@@ -154,10 +157,10 @@ class TrainedNetwork(Protocol):
         """
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Switch a BucketingModule to the bucket of ``batch``; let a net and a loss never called infer their shapes.
+        """Switch a BucketingModule to the bucket of ``batch``; call a net or a loss once if its arrays do not exist.
 
         Call it before ``listen``, which listens to the current bucket alone, and before ``unchanged``, which restores
-        the arrays that there are. The arguments are the first two of ``replay``.
+        only arrays that exist when its block begins. The arguments are the first two of ``replay``.
         """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
@@ -182,8 +185,8 @@ class TrainedNetwork(Protocol):
         """Report every tensor that an operator computes in training, forward and backward, until ``stop_listening``.
 
         Calls ``listener_at(place)`` at once for each place, of a BucketingModule for those of the current bucket. From
-        the next forward on, the Listener that it returned is called with every tensor of that place, and the name that
-        MXNet's monitor gives the tensor (``"fc1_output"``).
+        the next forward on, the function that ``listener_at`` returned is called, for every tensor of that place, with
+        the name that MXNet's monitor gives the tensor (``"fc1_output"``), and the tensor.
 
         Raises
         ------

@@ -39,8 +39,8 @@ class Observed(NamedTuple):
     inserted : bool
         True if mxmp inserted ``node``.
     of_output : bool
-        True for the gradient of a graph output where mxmp inserted a cast behind the output. The cast makes this
-        gradient, from that of the loss and those of operators that read the cast too.
+        True for the gradient of a graph output. MXNet reports it only if mxmp inserted a cast after the operator: the
+        cast's backward casts the sum of the loss's gradient and those of operators that read the cast.
     label : str
         A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu,
         ``"the loss -> fc"`` for the gradient of a graph output, ``"the loss, out -> fc"`` if an operator reads it too.
@@ -139,7 +139,7 @@ class ObservedGraph:
         return self.source(Entry(node)).node in self._outputs
 
     def inputs(self, operator: str) -> list[Entry]:
-        """Return the tensors of the FP32 graph that an operator of this name reads; none without such an operator."""
+        """Return the tensors of the FP32 graph that ``operator`` reads; an empty list if no operator has this name."""
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
@@ -153,7 +153,7 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the ``readers`` of the variable of this name; none if the graph has no such variable."""
+        """Return the ``readers`` of the variable of this name; an empty list if the graph has no such variable."""
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 

@@ -42,7 +42,8 @@ def low_graph(graph: Graph, how: Policy | Plan, device: str, *, keep_output_name
     device : {"cpu", "gpu"}
         Where the graph will run.
     keep_output_names : bool
-        As for ``decide``. Has no effect if ``how`` is a plan.
+        True: an operator with several outputs stays in FP32 if one of them is an output of the graph, because a cast
+        would rename that output. Has no effect if ``how`` is a plan.
 
     Raises
     ------
@@ -84,8 +85,8 @@ def emitted(
         From the name of a variable to its ``grad_req``, on which some workarounds depend: ``"write"``, ``"add"`` or
         ``"null"``. A variable that is missing gets every workaround that one of the values would need.
     large_inputs : bool
-        True: leave out the workarounds for oneDNN's wrong weight gradients at inputs that are small beside the
-        padding (``LargeInputs.at`` in ``kernels/padding.py``). Has no effect in bodies.
+        True: the graph runs only with inputs that are large beside the padding, so leave out the workarounds for
+        oneDNN's wrong weight gradients at small ones (see ``LargeInputs`` in ``kernels/padding.py``). Bodies keep them.
     avoid_slow_kernels : bool, optional
         False applies only the workarounds without which the graph fails or is wrong, and none of those that only make
         it faster. Default: ``plan.avoids_slow_kernels``, which is True if an operator computes in low precision, or if
@@ -110,7 +111,8 @@ def emitted(
 def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> Graph:
     """Return the graph to run for the FP32 ``body`` of a loop or branch, as ``emitted`` makes it.
 
-    ``requested`` maps positions of the control-flow node's inputs to the ``grad_req`` of the variables there.
+    ``requested`` maps positions of the control-flow node's inputs to the ``grad_req`` of the variables there; a
+    position is missing if the ``grad_req`` is not known.
     """
     within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
     # In a body MXNet adds the gradients of the iterations.
@@ -194,16 +196,23 @@ class Conversion:
             operators with the same name and type follow the plan, and the rules decide for all others.
         fixed : collection of str
             Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
-        keep_output_names, training_shapes
-            As for ``decide``; ``keep_output_names`` overrules a plan.
-        grad_req, large_inputs
-            As for ``emitted``.
+        keep_output_names : bool
+            True: an operator with several outputs stays in FP32, even against a plan, if one of them is an output of
+            the graph, because a cast would rename that output.
+        grad_req : mapping of str to str
+            From the name of a variable to its ``grad_req``, on which some workarounds depend; missing if not known.
+        large_inputs : bool
+            True: leave out the workarounds that only inputs which are small beside the padding need (``emitted``).
+        training_shapes : mapping of str to tuple
+            The shapes of the inputs by name, if the graph will train with about these; empty if not known or for
+            inference. Some bfloat16 kernels train slower than FP32's for few rows.
 
         Raises
         ------
         ValueError
-            The plan is of another network or device; the policy cannot be followed on the device; or a Gluon net would
-            read a parameter in FP32 that it shares with a net that stores it in float16.
+            The plan is of another network or device; the policy cannot be followed on the device; the rule table lacks
+            an operator; or a Gluon net would read a parameter in FP32 that a net with which it shares the parameter
+            stores in float16.
         """
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:

@@ -226,8 +226,8 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 def pattern_of(pattern: str) -> re.Pattern:
     """Return a regular expression that matches the names of the nodes which a pattern of ``Policy.exclude`` excludes.
 
-    The pattern may have the wildcards of ``fnmatch``. For ``"net0_dense0"`` these are the node of this name, and all
-    whose names begin with ``"net0_dense0_"``, as those in the block of this name do.
+    The pattern may have the wildcards of ``fnmatch``. ``"net0_dense0"`` excludes the node of this name, and all nodes
+    whose names begin with ``"net0_dense0_"``, such as those of the block ``net0_dense0``.
     """
     return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 
@@ -235,8 +235,8 @@ def pattern_of(pattern: str) -> re.Pattern:
 def is_policy_text(text: str) -> bool:
     """Return whether a user's string is meant as a recipe or policy string, and not as the path of a plan's file.
 
-    That is so if its first word, up to a comma or ``=``, is the name of a recipe, ``"float16,norm=compute"``, or of a
-    field of Policy, ``"compute=float16"``. ``"float16.json"`` is a path.
+    True if the text before the first comma is a recipe's name (``"float16,norm=compute"``), or the text before the
+    first ``=`` is a field of Policy (``"compute=float16"``). False otherwise, as for ``"float16.json"``.
     """
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]

@@ -136,7 +136,10 @@ class StepObserver(Observer):
         self._step.observers.append(self)
 
     def close(self) -> None:
-        """Stop observing, and remove all listeners from the network; the results so far stay in this object."""
+        """Stop observing, and remove all listeners from the network; the results so far stay in this object.
+
+        If ``_observe`` has raised exceptions since the probe was started, raises the first of them.
+        """
         if self in self._step.observers:
             self._step.observers.remove(self)
         self._stop()

@@ -2,7 +2,7 @@
 
 =================  ================================================================================
 ``scaler``         the loss scale: static, dynamic or none
-``gradients``      finite check, norm, unscale; the only wait for a device
+``gradients``      finite check, norm, unscale; the wait of a step for its device
 ``statistics``     running statistics that an overflow cannot poison
 ``multi_tensor``   one operator for many arrays
 ``masters``        FP32 masters of float16 weights

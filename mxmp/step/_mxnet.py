@@ -10,10 +10,10 @@ from mxnet.ndarray import NDArray
 
 
 def is_called_by_user() -> bool:
-    """Return whether the function that calls this one was called by user code: by a module outside mxnet and mxmp.
+    """Return whether user code, a module outside mxnet and mxmp, directly called the function that calls this one.
 
-    mxmp's ``Parameter.data()`` calls this: a user who gets the float16 array may write into it, so mxmp must look for
-    such writes before each update.
+    mxmp's ``Parameter.data()`` is such a function: a user who gets the float16 array may write into it, and mxmp must
+    then compare the array with its FP32 master before each update.
     """
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
@@ -23,7 +23,7 @@ def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequenc
 
     An update count says how often the optimizer has updated a parameter. MXNet keeps the counts per device, and a
     states file has those of the saved run's devices only. On any other device Adam's bias correction would start again,
-    and the copies of a weight would differ.
+    and a weight would no longer be the same on all devices.
     """
     saved = optimizer._all_index_update_counts.values()
     counts: dict = max(saved, key=lambda each: sum(each.values()), default={})

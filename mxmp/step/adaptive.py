@@ -62,7 +62,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     growth_factor, backoff_factor : float
         What the scale is multiplied by to raise and to lower it: above 1, and between 0 and 1.
     growth_interval, hysteresis : int
-        Numbers of steps and of overflows, in rules 1 and 2.
+        The number of steps in rule 2, and the number of overflows in rule 1.
     max_zeros : float
         A share of zeros, from 0 to 1, up to which the scale is not raised.
     margin : int
@@ -73,7 +73,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     Raises
     ------
     ValueError
-        An argument is out of range; names the argument and what it must be.
+        An argument is out of range; the message names it and says what it must be.
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")
@@ -115,8 +115,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _set(self, scale: float) -> None:
         """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
 
-        Forgets measurements at the old scale, and permits rises again if a useless one had stopped them. The next step
-        measures.
+        Forgets measurements at the old scale, and permits rises again if a useless rise had stopped them. The gradients
+        of the next step must be measured.
         """
         super()._set(scale)
         # Earlier measurements were made at another scale.
@@ -165,7 +165,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale after an overflow, by rule 1 of the class; let the next step measure.
+        """Lower the loss scale after an overflow, by rule 1 of the class; require a measurement in the next step.
 
         The headroom stays if nothing was measured since the start, or since a user set the scale.
         """

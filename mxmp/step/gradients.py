@@ -1,4 +1,4 @@
-"""Finite check, norm and unscaling of gradients; the only place that waits for a device.
+"""Finite check, norm and unscaling of gradients; ``fetch`` is the only wait of a step with dense, finite gradients.
 
 One reduction serves check and norm: the sum of squares of each array, in FP32. It is finite where all elements are,
 unless finite elements are beyond 1e19, so a sum that overflows is confirmed element by element before it is called an
@@ -50,11 +50,11 @@ class Gradient(NamedTuple):
 class FiniteSums:
     """Computes one FP32 number for each gradient, which is inf or NaN if the gradient holds an inf or NaN.
 
-    This is the check for overflows of every step: few operators, and no wait for a device. The number is the sum of the
-    squares of all elements, or, unless ``exact``, 0 or -inf for a float16 gradient on a CPU. Squares of finite
-    elements beyond 1e19 overflow FP32, too, so the caller must confirm an inf or NaN by ``non_finite``. The constructor
-    chooses the operators; each call of the object runs them on the present values. So one object serves all steps of a
-    training run in which the arrays are the same objects.
+    This is the check for overflows of every step: few operators, and no wait for dense arrays. The number is the sum of
+    the squares of all elements, or, unless ``exact``, 0 or -inf for a float16 gradient on a CPU. A finite gradient may
+    get an inf, too (squares of elements beyond 1e19 overflow FP32), or a -inf (see ``exact``), so the caller must
+    confirm these by ``non_finite``. The constructor chooses the operators; each call of the object runs them on the
+    present values. So one object serves all steps of a training run in which the arrays are the same objects.
 
     Parameters
     ----------
@@ -90,10 +90,11 @@ class FiniteSums:
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN. Does not wait.
+        """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN.
 
         Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its
-        gradient in the constructor's ``gradients``. ``fetch`` copies the numbers to the host.
+        gradient in the constructor's ``gradients``. ``fetch`` copies the numbers to the host. Waits for row-sparse
+        gradients, not for dense ones.
         """
         found: Scalars = []
         for array, i in self._alone:
@@ -112,9 +113,9 @@ class FiniteSums:
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Compute the sum of the squares of each gradient's elements in FP32, for ``fetch``. Does not wait for a device.
+    """Return the sum of the squares of each gradient's elements, in FP32 on the devices; ``fetch`` copies the sums.
 
-    A sum is inf or NaN if an element is, and inf where it exceeds FP32's range.
+    A sum is inf or NaN if an element is, and inf where it exceeds FP32's range. Waits for row-sparse gradients only.
     """
     return FiniteSums(gradients, exact=True)()
 
@@ -122,9 +123,8 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     """Compute each gradient's share of elements that are 0, and its largest absolute value, for ``AdaptiveLossScaler``.
 
-    Returns two lists for ``fetch``, with one pair for each gradient: first of the shares, from 0 to 1, then of the
-    largest values. Does not wait for a device. Of a row-sparse gradient only the stored rows count; both numbers are 0
-    if it has none.
+    Returns two groups for ``fetch``: the shares, from 0 to 1, and the largest values. Of a row-sparse gradient only the
+    stored rows count; both numbers are 0 if it has no stored row. Waits for row-sparse gradients, not for dense ones.
     """
     shares: Scalars = []
     peaks: Scalars = []
@@ -182,7 +182,7 @@ class Overflows:
 
     ``Trainer.unscale`` makes one, because the user may change the gradients between ``unscale`` and the step. Clipping
     them to a range, for example, turns an inf into a large finite number, and the step would not be skipped. Row-sparse
-    gradients are not remembered. Does not wait for a device.
+    gradients are not remembered: the step skips only if they still hold an inf or NaN. Does not wait for a device.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
@@ -229,7 +229,7 @@ def is_finite(array: NDArray) -> NDArray:
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:
     """Multiply every gradient in place by ``factor``, the inverse of the loss scale. Does not wait for a device.
 
-    Raises ``ValueError``, with nothing changed, for float16, in which small unscaled values would become 0.
+    Raises ``ValueError``, with nothing changed, if a gradient is float16, where small unscaled values would become 0.
     """
     for gradient in gradients:
         if gradient.array.dtype == np.float16:
@@ -255,7 +255,7 @@ def _on_gpu(array: NDArray) -> bool:
 
 
 def _dense_values(array: NDArray) -> NDArray:
-    """Return a dense array as it is; for a row-sparse array return its stored rows, as a dense copy."""
+    """Return a dense array as it is; wait for a row-sparse array and return its stored rows, as a dense copy."""
     return array if array.stype == "default" else array.data
 
 

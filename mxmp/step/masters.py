@@ -32,10 +32,11 @@ class Weight(NamedTuple):
     arrays : sequence of NDArray
         The arrays that operators read, one per device; no copies. Empty before initialization.
     masters : sequence of NDArray or None
-        The FP32 master weights, one per device; None if the parameter has none (all FP32 ones), or is not initialized.
+        The FP32 master weights, one per device; None if the parameter has none (as every FP32 parameter) or is not
+        initialized.
     assign : callable
-        Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. In a Module it
-        does nothing for a parameter without masters.
+        Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. Does nothing for
+        a Module's parameter without masters, and for a Gluon Parameter on which ``initialize`` was not called.
     """
 
     name: str
@@ -120,7 +121,7 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
 
     MXNet's broadcast does not wait. If a worker pushed gradients before the weights had arrived, most runs diverged.
     ``weights`` has each weight by a key that ``kvstore`` does not know yet; masters are sent in FP32 and then rounded
-    into the float16 arrays. ``arrays`` are further ones to wait for, which MXNet itself has begun to send.
+    into the float16 arrays. ``arrays`` are further arrays to wait for, which MXNet itself has begun to send.
     """
     for key, weight in weights.items():
         source = list(weight.masters or weight.arrays)

@@ -38,9 +38,9 @@ class FlatCopies(NamedTuple):
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArray | None = None) -> None:
     """Copy each of ``arrays``, which are FP32, into the FP32 array of the same position and shape in ``copies``.
 
-    One operator copies up to 59 arrays. It also reads the FP32 array ``after``, but does not use its values: MXNet's
-    engine then starts the copies only after that array is computed. An inf becomes NaN, because the operator is an SGD
-    update of learning rate 0. Does not wait for the device.
+    One operator copies up to 60 arrays. With the FP32 array ``after`` it copies up to 59, and reads this array without
+    using its values: MXNet's engine then starts the copies only after the array is computed. An inf becomes NaN,
+    because the operator is an SGD update of learning rate 0. Does not wait for the device.
     """
     unused = [] if after is None else [(after, mx.nd.empty(after.shape, after.ctx))]
     for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused)):

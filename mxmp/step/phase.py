@@ -1,17 +1,4 @@
-"""The phase of a trainer between two steps, and what it may do there.
-
-====================  ============  ================================================================
-phase                 the gradients are
-====================  ============  ================================================================
-``READY``             of no scaled backward
-``SCALED``            scaled        each device's own
-``REDUCED``           scaled        summed over devices and workers
-``CLIPPED``           scaled        summed; the update multiplies by ``clip``
-``UNSCALED``          true          each device's own
-``UNSCALED_REDUCED``  true          summed
-``UNSCALED_CLIPPED``  true          summed; the update multiplies by ``clip``
-====================  ============  ================================================================
-"""
+"""What a Gluon Trainer has done with its gradients since its last step, and which of its methods may be called next."""
 
 from __future__ import annotations
 
@@ -22,7 +9,15 @@ from typing import Any
 class Phase(enum.Enum):
     """What has been done with the gradients of a Gluon Trainer since its last step.
 
-    The table at the top of this file explains the members.
+    ====================  ======================================================================================
+    ``READY``             no scaled backward has run since the last step
+    ``SCALED``            the gradients contain the loss scale; each device has its own
+    ``REDUCED``           they contain the loss scale, and are summed over devices and workers
+    ``CLIPPED``           as ``REDUCED``; the update will also multiply them by ``Progress.clip``
+    ``UNSCALED``          they have been divided by the loss scale; each device has its own
+    ``UNSCALED_REDUCED``  they have been divided by the loss scale, and are summed over devices and workers
+    ``UNSCALED_CLIPPED``  as ``UNSCALED_REDUCED``; the update will also multiply them by ``Progress.clip``
+    ====================  ======================================================================================
     """
 
     READY = enum.auto()
@@ -70,20 +65,20 @@ _AFTER: dict[Event, dict[Phase, Phase]] = {
 class Progress:
     """What a Gluon Trainer has done with its gradients since its last step; refuses method calls in a wrong order.
 
-    After each step the Trainer replaces it by a new one.
+    The Trainer replaces it by a new Progress after each step and after ``load_states``.
 
     Attributes
     ----------
     phase : Phase
-        What has been done with the gradients, by the table at the top of this file; ``READY`` after a step.
+        What has been done with the gradients; ``READY`` in a new Progress.
     clip : float
         The factor by which the update multiplies the gradients to clip their global norm; 1 without clipping.
     accumulates : bool
         Whether a parameter has ``grad_req="add"``, so that another backward would add to gradients that are summed over
-        devices already. Set when the gradients are reduced.
+        devices already. False until the gradients are summed.
     overflows : Overflows or None
-        Which gradients were not finite when ``unscale()`` was called. None before that, and once the Trainer has put
-        a NaN into these again, which it does before it sums gradients.
+        Which gradients were not finite when ``unscale()`` was called. None before that call. None again once the
+        Trainer sums the gradients, since it first writes a NaN into each of them that was not finite.
     """
 
     def __init__(self) -> None:
@@ -105,10 +100,11 @@ class Progress:
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
-        Refused is what ``_AFTER`` lacks; and ``backward`` after ``allreduce_grads`` with ``grad_req="add"``. At a
-        ``loss_scale`` of 1 nothing is refused for want of a scaled backward, since the gradients of a plain
-        ``loss.backward()`` are the same. ``called`` is the method's name for the message if it is not ``event.value``:
-        ``step`` checks ``Event.UPDATE``.
+        Refused are: ``backward`` after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter
+        has ``grad_req="add"``; a second ``unscale``; and ``unscale``, ``clip_global_norm`` and the update if no scaled
+        backward has run since the last step. At a ``loss_scale`` of 1 a plain ``loss.backward()`` gives the same
+        gradients, so no scaled backward is required. ``called`` is the method's name for the message if it is not
+        ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -128,7 +124,7 @@ class Progress:
     def note(self, event: Event, loss_scale: float) -> None:
         """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted.
 
-        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``, as in ``check``.
+        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. After ``Event.UPDATE``, ``clip`` is 1 again.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:

@@ -35,7 +35,7 @@ class InitialOptimizer(NamedTuple):
     ----------
     attributes : dict
         From the name of an attribute (``"num_update"``) to a copy of its value on the host. Empty if the optimizer had
-        made updates before it was recorded.
+        made updates before this record was made.
     schedule : object
         The learning-rate schedule as plain data, which ``describe`` returned; None without one.
     """
@@ -54,8 +54,8 @@ class InitialOptimizer(NamedTuple):
         """Return the sorted names of the optimizer's attributes that differ from the initial ones (``"m_schedule"``).
 
         Updates have changed them, so a resumed run continues from them. MXNet's update counts are always included;
-        arguments of the constructor (``"wd"``) never, as they are settings. If the optimizer had made updates before it
-        was recorded, so that ``attributes`` is empty, all other attributes are included.
+        arguments of the constructor (``"wd"``) never, as they are settings. If ``attributes`` is empty, since the
+        optimizer had made updates before, every savable attribute but those arguments is included.
         """
         now = to_host(savable_attributes(optimizer))
         settings = _SETTINGS | _arguments(type(optimizer))
@@ -66,7 +66,8 @@ class InitialOptimizer(NamedTuple):
 def savable_attributes(optimizer: mx.optimizer.Optimizer) -> dict:
     """Return those attributes of the optimizer, by name, that a file can hold and another run can continue from.
 
-    Left out are those of the process, and those that every run sets anew (``_NOT_STATE``).
+    Left out are values that ``is_data`` refuses, and the attributes that belong to the process (``param_dict``) or that
+    every run sets anew (``rescale_grad``, ``lr_scheduler``), which ``_NOT_STATE`` lists. The values are no copies.
     """
     return {k: v for k, v in vars(optimizer).items() if k not in _NOT_STATE and is_data(v)}
 
@@ -86,10 +87,10 @@ def _arguments(kind: type) -> set[str]:
 
 
 def is_data(value: Any) -> bool:
-    """Return whether ``value`` is one that a states file can hold.
+    """Return whether a states file can hold ``value``.
 
-    That is an NDArray, a NumPy array, a bool, number (of NumPy too), string or None, or a list, tuple or dict of such
-    values, with keys of str or int. A namedtuple is none.
+    It can hold an NDArray, a NumPy array, a bool, number (of NumPy too), string or None, and a list, tuple or dict of
+    these (a dict with keys of str or int). It cannot hold a namedtuple.
     """
     if isinstance(value, dict):
         return all(isinstance(k, (str, int)) and is_data(v) for k, v in value.items())
@@ -99,9 +100,9 @@ def is_data(value: Any) -> bool:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Return whether two values are equal that are dicts, lists, NumPy arrays, numbers or strings, nested in any way.
+    """Return whether two nested values, of dicts, lists, tuples, NumPy arrays, numbers, strings and None, are equal.
 
-    A list may equal a tuple. The dtypes of arrays may differ, not the shapes. NaN equals nothing.
+    A list may equal a tuple. Arrays of one shape may be equal in different dtypes. NaN equals nothing.
     """
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
@@ -138,7 +139,7 @@ class FromUpdate(mx.lr_scheduler.LRScheduler):
 
 
 def without_start(schedule: Any) -> tuple[Any, int]:
-    """Return the user's own learning-rate schedule, and the update at which it starts: 0, but for a FromUpdate."""
+    """Return ``(schedule, start)`` of a FromUpdate; of any other learning-rate schedule, or None, return it and 0."""
     return (schedule.schedule, schedule.start) if isinstance(schedule, FromUpdate) else (schedule, 0)
 
 
@@ -179,9 +180,10 @@ def class_names(described: Any) -> Any:
 
 
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
-    """Set the optimizer's learning-rate schedule, if any, to a saved one of its class, which starts at ``start``.
+    """Set the attributes of the optimizer's learning-rate schedule to saved ones, and let it begin at update ``start``.
 
-    At update ``n`` the optimizer then gets ``schedule(n - start)``. ``described`` is what ``describe`` returned for it.
+    At update ``n`` the optimizer then gets ``schedule(n - start)``. ``described`` is what ``describe`` returned for a
+    saved schedule of the same class; it must be None if the optimizer has no schedule, and nothing changes then.
     """
     schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)
@@ -189,16 +191,16 @@ def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: i
 
 
 def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, start: int) -> None:
-    """Continue the learning-rate schedule of a resumed Module where it was saved, or start it if it is a new one.
+    """Continue the learning-rate schedule of a resumed Module where it was saved, or start it if it is a new schedule.
 
-    Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or one for the remaining
-    updates only, since MXNet counts the updates of a resumed run from ``begin_num_update`` again. mxmp's Module goes on
-    counting. So a schedule that the file does not have starts at the present update, which it counts as
-    ``begin_num_update``.
+    Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or a schedule for the
+    remaining updates only, since MXNet counts the updates of a resumed run from ``begin_num_update`` again. mxmp's
+    Module goes on counting. So a new schedule gets the number ``begin_num_update`` for the present update.
 
-    ``own`` is the user's schedule before its first update, as ``describe`` returned it. ``saved`` has the saved one
-    likewise, twice: before its first update (missing if the file is MXNet's), and last, when it was saved. ``start`` is
-    the number of the update at which that started.
+    ``own`` is what ``describe`` returned for the user's schedule before its first update. ``saved`` is a list of what
+    it returned for the saved schedule: before its first update (missing if the file is MXNet's), and when it was saved.
+    If ``own`` is in ``saved``, the schedule continues with the attributes in ``saved[-1]``, and its update 0 is update
+    ``start`` of the optimizer; otherwise it is new.
     """
     if own in saved:
         restore_schedule(optimizer, saved[-1], start)

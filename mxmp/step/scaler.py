@@ -1,4 +1,4 @@
-"""Loss scalers: pure state machines that know nothing of MXNet; and the steps that share one.
+"""Loss scalers, which are state machines that know nothing of MXNet, and the group of trainers that share a scaler.
 
 All have the same four methods, so no caller needs to know which one it has::
 
@@ -109,11 +109,12 @@ class StaticLossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale. It may be set to any value that the constructor accepts, but not in a NoLossScaler.
+        """Return the loss scale, which may be set, except in a NoLossScaler (``AttributeError``).
 
-        If it is set between a backward and its step, the next backward after that step is the first to use the new
-        value, since the gradients have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of
-        steps without overflow continues.
+        A value outside the range that the constructor accepts raises ``ValueError``. If the scale is set between a
+        backward and its step, the next backward after that step is the first to use the new value, since the gradients
+        have the old scale. As with ``update(new_scale)`` of torch's GradScaler, the count of steps without overflow
+        continues.
         """
         return self._scale
 
@@ -235,7 +236,7 @@ class DynamicLossScaler(StaticLossScaler):
     Raises
     ------
     ValueError
-        An argument is out of range; names the argument and what it must be.
+        An argument is out of range; the message names it and says what it must be.
     """
 
     ARGUMENTS: tuple[str, ...] = (
@@ -284,8 +285,8 @@ class DynamicLossScaler(StaticLossScaler):
 
         ``finite``: True if the update was applied, False if the step was skipped for an overflow. An overflow
         multiplies the scale by ``backoff_factor``, except for the first ``hysteresis - 1``; ``growth_interval`` steps
-        in a row without overflow multiply it by ``growth_factor``, and overflows are then counted anew. It stays from
-        ``min_scale`` to ``max_scale``.
+        in a row without overflow multiply it by ``growth_factor``, and overflows are then counted from 0 again. The
+        scale never leaves the range from ``min_scale`` to ``max_scale``.
         """
         if finite:
             self._clean_steps += 1
@@ -297,7 +298,7 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Lower the loss scale after an overflow, unless it is one of the first ``hysteresis - 1``.
+        """Lower the loss scale after an overflow, unless the overflow is one of the first ``hysteresis - 1``.
 
         Restarts the count of steps in a row without overflow.
         """
@@ -377,16 +378,17 @@ def _hint(loss_scale: Any) -> str:
 class ScalerGroup:
     """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
 
-    The members are the trainers' ScaledSteps. One Gluon backward may write the gradients of several trainers, which
-    then must have the same loss scale. So it does not change from a Gluon backward until all members whose gradients it
-    writes have stepped; then ``adjust`` is called once. A Module's backward writes its own gradients only, and its step
-    adjusts the scaler unless members must still step. A scaler that only one trainer has forms a group, too. A group
-    has only weak references to its scaler and its members.
+    The members are the trainers' ScaledSteps. One Gluon backward may write the gradients of several trainers, and all
+    these gradients contain one loss scale. So ``loss_scale`` does not change from the backward until every member
+    whose gradients the backward writes has stepped; then the scaler's ``adjust`` is called once. A Module's backward
+    writes the gradients of that Module only, whose step calls ``adjust``, unless another member must still step. A
+    scaler that only one trainer has forms a group, too. A group has only weak references to its scaler and its members.
 
     Attributes
     ----------
     skips_at_floor : weak mapping of ScaledStep to int
-        How many steps in a row each member has skipped at a loss scale that an overflow cannot lower; none is 0.
+        How many steps in a row each member has skipped at a loss scale that an overflow cannot lower. A member without
+        an entry has skipped none.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -404,9 +406,9 @@ class ScalerGroup:
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def note_backward(self, reached: Iterable[Any]) -> None:
-        """Record that a backward begins, which writes the gradients of the members in ``reached``: they must step.
+        """Record that a Gluon backward begins that writes the gradients of the members in ``reached``: they must step.
 
-        Its loss scale is stored in their ``scaled_by``.
+        Sets ``scaled_by`` of each of these ScaledSteps to the loss scale of the backward.
         """
         scale = self.loss_scale
         for member in reached:
@@ -414,9 +416,10 @@ class ScalerGroup:
             member.scaled_by = scale
 
     def note_step(self, member: Any, finite: bool) -> None:
-        """Record that ``member`` has stepped; ``finite`` is False after an overflow. The last one adjusts the scaler.
+        """Record that ``member`` has stepped, with an overflow if ``finite`` is False.
 
-        An overflow in any of the steps since the last adjustment counts as an overflow.
+        If no other member must still step, calls the scaler's ``adjust``: with False if any member has had an overflow
+        since the last adjustment, otherwise with True.
         """
         self._finite = self._finite and finite
         self._stop_waiting(member)
@@ -425,10 +428,10 @@ class ScalerGroup:
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
-        """Record that ``member``, a trainer's ScaledStep, has no gradients: ``load_states`` may have dropped them.
+        """Record that ``member`` has no gradients to apply: ``load_states`` dropped them, or its step found none.
 
-        If others must still step, the last of them adjusts the scaler. If all others have stepped, nothing adjusts it
-        for their steps, and their overflows are forgotten: a state that was just loaded stays as it was saved.
+        If other members must still step, the last of them adjusts the scaler. If all others have stepped, nothing
+        adjusts it for their steps, and their overflows are forgotten: a loaded scaler stays as it was saved.
         """
         self._stop_waiting(member)
         if not self._waiting:

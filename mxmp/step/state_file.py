@@ -26,8 +26,8 @@ FORMAT = "mxmp-states-1"
 def write(path: str, content: dict[str, Any]) -> None:
     """Write ``content`` to the file ``path``: nested dicts, lists and tuples of arrays, numbers, strings and None.
 
-    The arrays are NumPy's. If the process dies meanwhile, the file has its old content, or all of the new one. Raises
-    ``OSError``, which names ``path``, if it cannot be written.
+    The arrays are NumPy's. If the process dies meanwhile, the file has its old content, or all of the new content.
+    Raises ``OSError``, which names ``path``, if the file cannot be written.
     """
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
@@ -59,7 +59,7 @@ def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
     """Return the optimizer states, and the optimizer, from the bytes that ``get_states`` of MXNet's Updater makes.
 
     The optimizer is None if ``get_states`` ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a
-    file cannot run code of its own. Raises an exception of any class for anything else.
+    file cannot run code of its own. Raises an exception of any class for other bytes.
     """
     found = _OnlyMXNet(io.BytesIO(content)).load()
     states, optimizer = (found, None) if isinstance(found, dict) else found

@@ -27,9 +27,9 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
     """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
 
-    For float16, if the optimizer uses ``multi_precision`` and ``master``, the FP32 weight, is not None, it is the pair
-    of ``state`` and ``master`` in the optimizer's order; otherwise the arrays of ``state`` become float16. For any
-    other dtype, returns ``state`` as it is.
+    For float16, returns the pair of ``state`` and ``master``, the FP32 weight, in the optimizer's order, if it uses
+    ``multi_precision`` and ``master`` is not None; otherwise a copy of ``state`` with float16 arrays. For any other
+    dtype, returns ``state`` as it is.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -134,13 +134,13 @@ def positions(
 
     MXNet numbers the blocks of a process, and a Trainer sorts parameters by name: ``dense8_`` and ``dense9_`` become
     ``dense9_`` and ``dense10_`` when the same code builds the net again, and ``"dense10_"`` sorts before ``"dense9_"``.
-    The numbers keep their order, so names are paired in the order in which numbers count as numbers. A list that a
-    Trainer was given has the user's order, which is kept if the names differ in numbers alone: one of two nets may have
-    been built again.
+    The numbers keep their order, so names are paired in the order in which numbers count as numbers. But if neither
+    ``saved`` nor ``own`` is in the order of strings, users gave the Trainers lists: these are paired position by
+    position if their names differ there in numbers alone, because one of two nets may have been built again.
 
     Raises ``ValueError`` if two names of a pair differ in more than their numbers and the beginning that all names
-    share, and for lists with the same names in two orders, both of which fit the shapes: the list may be in another
-    order, or the nets may have been built in another order and have exchanged their names.
+    share. Raises it, too, for lists of the same names in different orders with equal shapes at each position: the nets
+    may have been built in another order and have exchanged their names. With other shapes, equal names are paired.
     """
     pairs = list(zip(_numerically(saved), _numerically(own)))
     kinds, own_kinds = map(_without_numbers, (saved, own))

@@ -76,7 +76,8 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
     """Write optimizer states, master weights, scaler and counters to the file ``path``, completely or not at all.
 
     ``step`` has the scaler and the counters of steps. Of ``updaters`` the states of the first device are saved, as all
-    devices hold the same. ``weights`` are all parameters, in the order of their indices. Waits for the device.
+    devices hold the same. ``weights`` are all parameters, in the order of their indices. Waits for the device. Raises
+    ``TypeError`` for an optimizer's state that a file cannot hold, and ``OSError`` if the file cannot be written.
     """
     masters = {i: to_host(weight.masters[0]) for i, weight in enumerate(weights) if weight.masters}
     found = _collect(updaters.optimizer, updaters[0].states)
@@ -123,8 +124,10 @@ def load(
         before its first update, or when it was saved. ``"caller"`` also reads the file of MXNet's ``Module``; that has
         no update counts and no schedule, so those stay as they are.
     names_identify : bool
-        Whether parameters are the saved ones where they have the saved names, in any order. This holds in a Module,
-        whose weights are saved by these names. Gluon numbers parameters in the order in which blocks are built.
+        How saved parameters are matched with ``weights``. True, for a Module, whose weights are saved by name: by equal
+        names, in any order, if the file has just the names of ``weights``. Otherwise, and with False, ``positions``
+        matches the names, because Gluon gives a net that is built again other numbers in them. A file that MXNet's
+        Trainer wrote has no names: its indices are those of ``weights``.
 
     Raises
     ------
@@ -229,10 +232,11 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
 def _in_order_of(
     found: OptimizerStates, names: Sequence[str], shapes: Sequence[tuple], names_identify: bool
 ) -> OptimizerStates:
-    """Return the content of a file with the indices of the parameters that have these ``names`` and ``shapes``.
+    """Return the content of a file with its indices changed to those of the present parameters.
 
-    ``load`` explains ``names_identify``. A file without names, or of another number of parameters, is returned as it
-    is. Raises ``ValueError`` for names that do not fit.
+    ``names`` and ``shapes`` are the present parameters', in the order of their indices; ``load`` explains
+    ``names_identify``. Returns ``found`` as it is if it has no names or another number of parameters. Raises
+    ``ValueError`` for names that do not fit.
     """
     if found.names is None or found.shapes is None or len(found.names) != len(names):
         return found

@@ -39,8 +39,9 @@ class ScaleEvent(NamedTuple):
     loss_scale : float
         The loss scale from that step on.
     skipped : bool
-        Whether this entry was made because the step before was skipped. A skip makes one even if it leaves the loss
-        scale as it was. False if the user set the scale, also after a skipped step.
+        Whether this entry was made because the step before was skipped. A skipped step makes one entry, whether it
+        changes the loss scale or not. False for the first entry, for a change after an applied step, and if the user
+        set the scale.
     """
 
     step: int
@@ -66,8 +67,8 @@ class Observer(Protocol):
     def after_step(self) -> None:
         """Read what a training step has changed, such as counters, loss scale and weights.
 
-        Called at the end of each step: the update was applied or skipped, or an exception was raised, which goes on
-        afterwards.
+        Called at the end of each step: the update was applied or skipped, or raised an exception, which is raised
+        further afterwards.
         """
 
 
@@ -91,7 +92,7 @@ class ScaledStep:
     overflow_params : tuple of str
         ``"name on device"`` of each gradient with an overflow in the last step; empty after an applied step.
     history : list of ScaleEvent
-        The first loss scale, and an event for every change of the scale and every skipped step.
+        One event for the first loss scale, one for every skipped step, and one for every other change of the scale.
     observers : list of Observer
         Diagnostics that are notified of each step; neither copied nor saved.
     """
@@ -111,8 +112,8 @@ class ScaledStep:
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for ``copy`` and ``pickle``, without ``group``, observers and the check of gradients.
 
-        A copy joins the group of its own scaler, with the count of skips at the lowest scale that it has in ``group``,
-        and prepares its check for overflows in its first step.
+        A copy joins the group of its own scaler, and prepares its check for overflows in its first step. The result has
+        the entry that this object has in ``group.skips_at_floor``, so that the copy continues this count.
         """
         own = {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
         return {**own, "skips_at_floor": self.group.skips_at_floor.get(self, 0)}
@@ -152,7 +153,8 @@ class ScaledStep:
     ) -> bool:
         """Check ``gradients`` for overflows, then call ``apply`` or skip the update, and adjust the loss scale.
 
-        Returns whether the update was applied. Waits for the device once, and again if an inf or NaN is found.
+        Returns whether the update was applied. Waits for the device once, again if an inf or NaN is found, and for each
+        row-sparse gradient.
 
         Parameters
         ----------
@@ -161,7 +163,8 @@ class ScaledStep:
         apply : callable
             Updates the weights. Not called if a gradient has an overflow.
         statistics : RunningStatistics or None
-            BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN.
+            BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN. None: no
+            statistics are restored.
         exposed : sequence of MasterPair
             The FP32 master and the float16 array of each parameter into whose float16 array a user may have written.
             What was written is copied to the master before ``apply``, so that the update starts from it.
@@ -245,7 +248,7 @@ class ScaledStep:
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        Also keeps the present ``statistics``, or restores the last ones if a gradient or a statistic is inf or NaN, and
+        Also keeps the present ``statistics``, or restores the kept ones if a gradient or a statistic is inf or NaN, and
         measures finite gradients if the scaler needs it in this step. All numbers come to the host in one transfer; a
         second one follows only if a sum of squares is not finite. ``unscaled``: whether the gradients have been divided
         by the loss scale.
@@ -358,7 +361,10 @@ class StepView:
 
     @property
     def scale_history(self) -> list[ScaleEvent]:
-        """Return a list of ScaleEvents: one for the first loss scale, one for every change of it and every skip."""
+        """Return a new list of ScaleEvents: for the first loss scale, each skipped step and each other change of scale.
+
+        A skipped step makes one event, whether it lowers the loss scale or not.
+        """
         return list(self.scaled_step.history)
 
 

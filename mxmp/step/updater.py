@@ -277,9 +277,9 @@ class Updaters(List[Updater]):
             round_master(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
-        """Replace the optimizer's states, by the parameters' indices, on all devices, one for each of ``contexts``.
+        """Replace the states of every Updater by copies of ``states``, a mapping from parameters' indices to states.
 
-        ``place(state, ctx)`` returns a copy of a state on a device.
+        ``contexts`` has the device of each Updater; ``place(state, ctx)`` returns a copy of a state on a device.
         """
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
