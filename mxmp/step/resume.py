@@ -200,12 +200,15 @@ def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, 
     ``own`` is what ``describe`` returned for the user's schedule before its first update. ``saved`` is a list of what
     it returned for the saved schedule: before its first update (missing if the file is MXNet's), and when it was saved.
     If ``own`` is in ``saved``, the schedule continues with the attributes in ``saved[-1]``, and its update 0 is update
-    ``start`` of the optimizer; otherwise it is new.
+    ``start`` of the optimizer; otherwise it is new. It is also new if the optimizer's present schedule is of another
+    class than ``saved[-1]``, as where one of the runs has set ``lr_scheduler`` after ``init_optimizer``.
     """
-    if own in saved:
+    present = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
+    if own in saved and class_names(saved[-1]) == present:
         restore_schedule(optimizer, saved[-1], start)
     else:
-        restore_schedule(optimizer, own, optimizer.num_update - optimizer.begin_num_update)
+        first = own if class_names(own) == present else None
+        restore_schedule(optimizer, first, optimizer.num_update - optimizer.begin_num_update)
 
 
 def _set_attributes(schedule: Any, described: Any) -> None:

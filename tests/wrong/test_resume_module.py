@@ -292,6 +292,23 @@ def test_begin_num_update_says_where_another_schedule_starts(tmp_path):
     assert train(module, range(4, 7)) == pytest.approx([0.03, 0.003, 0.003])
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first run alone", "both runs"])
+def test_a_schedule_that_was_set_after_init_optimizer_is_saved_and_resumed(again, tmp_path):
+    def module(scheduled):
+        found = ready(mxmp.Module(symbol(), policy="bfloat16"))
+        if scheduled:
+            found._optimizer.lr_scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+        return found
+
+    first = module(True)
+    train(first, range(4))
+    first.save_optimizer_states(str(tmp_path / "states"))
+    expected = train(first, range(4, 8)) if again else [0.01] * 4
+    second = module(again)
+    second.load_optimizer_states(str(tmp_path / "states"))
+    assert train(second, range(4, 8)) == expected
+
+
 def test_a_trainer_reads_a_resumed_module_s_file_with_its_schedule(tmp_path):
     checkpoint(tmp_path, steps=4, **sgd(lr_scheduler=multi(0.5, [6, 8])))
     module = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
