@@ -32,7 +32,7 @@ def _items(text: str) -> list[str]:
 
 
 def split_norms_with_relu(fitted: FittedGraph) -> list[Node]:
-    """Replace each ``BatchNormWithReLU`` by a ``BatchNorm`` and a ``relu`` behind it; return the former."""
+    """Turn each ``BatchNormWithReLU`` into a ``BatchNorm``, in place, with a ``relu`` behind it; return the norms."""
 
     def relu(node: Node) -> Entry:
         replace_operator(node, "BatchNorm", **node.attrs)
@@ -44,10 +44,10 @@ def split_norms_with_relu(fitted: FittedGraph) -> list[Node]:
 
 
 def use_global_pooling(fitted: FittedGraph) -> list[Node]:
-    """Replace each float16 ``AdaptiveAvgPooling2D`` by a global average ``Pooling``, in place; return them.
+    """Turn each float16 ``AdaptiveAvgPooling2D`` into a global average ``Pooling``, in place; return these nodes.
 
-    Their output size is 1 x 1 (those with other sizes stay in FP32), so both compute the average of each channel. But
-    cuDNN's kernel of ``Pooling`` sums in FP32 instead of float16.
+    The output size of these nodes is 1 x 1 (nodes with other sizes stay in FP32), so both operators compute the average
+    of each channel. But cuDNN's kernel of ``Pooling`` sums in FP32 instead of float16.
     """
     poolings = [node for node in fitted.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
     for node in poolings:
@@ -56,11 +56,12 @@ def use_global_pooling(fitted: FittedGraph) -> list[Node]:
 
 
 def double_in_steps(fitted: FittedGraph) -> list[Node]:
-    """Replace each float16 ``UpSampling`` of scale 4, 8, 16, ... by twofold ones in a row, in place; return them.
+    """Double the size step by step for each float16 ``UpSampling`` of scale 4, 8, 16, ...; return these operators.
 
-    The last of the row keeps the name. All copy the nearest value (those with other scales, and bilinear ones, stay in
-    FP32), so the result is the same. But a float16 sum in the backward, as of 64 gradients where the scale is 8, loses
-    small terms; each sum now has 4 terms.
+    The operator itself becomes the last step, with scale 2; the steps before it are new ``UpSampling`` nodes. The
+    result is the same, since each step copies the nearest value (a bilinear operator, or one with another scale above
+    2, stays in FP32). But the backward sums the gradients of a value's copies in float16, which loses small terms if
+    there are many, such as 64 for scale 8; in steps, each sum has 4 terms.
     """
     upsamplings = [node for node in fitted.low if node.op == "UpSampling" and node.attrs["scale"] != "2"]
     for node in upsamplings:
@@ -72,13 +73,14 @@ def double_in_steps(fitted: FittedGraph) -> list[Node]:
 
 
 def sum_float16(fitted: FittedGraph) -> list[Node]:
-    """Have each ``sum`` that reads mxmp's cast to FP32 read the float16 tensor instead, as an ``_np_sum``; return them.
+    """Let each ``sum`` of a tensor that mxmp casts to FP32 read the float16 tensor itself; return these ``sum`` nodes.
 
-    This saves the cast's FP32 copy. With ``dtype="float32"`` it adds in FP32 and returns FP32, and its gradient is
-    rounded once, like that of the cast. It keeps the axes, and a new ``squeeze`` (for a
-    sum over all axes, a ``Reshape`` to ``(1,)``) removes them, unless ``sum`` keeps them too: without ``keepdims``,
-    ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not know. It has no parameter
-    ``exclude``, so a ``sum`` with ``exclude=True`` stays.
+    This saves the FP32 copy that the cast writes. Each of these nodes becomes an ``_np_sum`` with ``dtype="float32"``,
+    which adds in FP32 and returns FP32; its gradient is rounded once, like that of the cast. It gets
+    ``keepdims="True"``, and unless the ``sum`` had this too, a new ``squeeze`` (for a sum over all axes, a ``Reshape``
+    to ``(1,)``) removes the axes of size 1: without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which
+    MXNet's other operators do not know. A ``sum`` with ``exclude=True`` stays as it is, since ``_np_sum`` has no
+    parameter ``exclude``.
     """
     sums = [
         node

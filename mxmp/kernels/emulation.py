@@ -14,7 +14,7 @@ from .workaround import FittedGraph
 
 
 def round_every_node(fitted: FittedGraph) -> list[Node]:
-    """Emulate each float16 operator: cast its inputs to FP32 and its outputs to float16, in place; return them all.
+    """Emulate each float16 operator: cast its inputs to FP32, its outputs to float16, in place; return these operators.
 
     The operator then computes in FP32 and rounds its result once, as a Tensor Core does. Inputs and outputs that its
     rule does not take in float16 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep
@@ -44,7 +44,8 @@ def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
     """Return the output of a new cast, called ``name``, of the float16 tensor ``entry`` to FP32.
 
     The cast is added to ``fitted.widenings``. Each input of an operator gets its own cast: if several operators read
-    one, MXNet would sum their gradients in FP32 and round the sum, where a GPU rounds each gradient.
+    one cast, MXNet would sum the gradients of these operators in FP32 and round the sum, where a GPU rounds each
+    gradient.
     """
     cast = inserted("Cast", name, [entry], dtype=FULL)
     cast.node.attrs[APART] = name
@@ -53,10 +54,11 @@ def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
 
 
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
-    """Return the output of a new cast to float16 of an operator's output ``entry``; note it in ``fitted.roundings``.
+    """Return the output of a new cast of ``entry``, an operator's output, to float16, recorded in ``fitted.roundings``.
 
-    It is called ``"fc_rounded"``, that of a second output ``"split_1_rounded"``. But if ``entry`` is an output of the
-    graph (``is_head``) and the first of its operator, it is called ``"fc"``, and the operator ``"fc_float32"``.
+    The cast is called ``"fc_rounded"``, that of an operator's second output ``"split_1_rounded"``. But if ``entry`` is
+    an output of the graph (``is_head``) and the first of its operator, the cast takes the operator's name, ``"fc"``,
+    and the operator is renamed ``"fc_float32"``.
     """
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
@@ -71,8 +73,9 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
 def compute_in_float64(fitted: FittedGraph) -> list[Node]:
     """Change the casts to FP32 in front of each float16 deconvolution to casts to float64; return the deconvolutions.
 
-    MXNet then computes them by its own float64 kernel; the backward of oneDNN's FP32 kernel fails if the weight is the
-    output of a cast. The casts behind them round to float16 as before. 3-D ones stay in FP32.
+    MXNet then computes the deconvolutions by its own float64 kernel, because the backward of oneDNN's FP32 kernel fails
+    if the weight is the output of a cast. The casts behind the deconvolutions round to float16 as before. 3-D
+    deconvolutions are not changed, since the plan keeps them in FP32.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
     deconvolutions = [node for node in fitted.low if node.op in operators and spatial_axes(node.attrs) != 3]
@@ -84,10 +87,11 @@ def compute_in_float64(fitted: FittedGraph) -> list[Node]:
 
 
 def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
-    """Clamp the output of each max pooling in which a window may cover padding alone to -65504; return the poolings.
+    """Raise the output of each max pooling that may have windows in padding alone to at least -65504; return the nodes.
 
-    Only ``pooling_convention="full"``, which rounds the number of windows up, may have such windows. For these the FP32
-    kernel returns FP32's lowest value, which a cast to float16 would turn into -inf; -65504 is float16's lowest value.
+    Only ``pooling_convention="full"``, which rounds the number of windows up, may have such windows. For such a window
+    the FP32 kernel returns FP32's lowest value, which a cast to float16 would turn into -inf; -65504 is float16's
+    lowest value.
     """
 
     def may_cover_padding(node: Node) -> bool:
@@ -104,12 +108,12 @@ def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
 
 
 def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
-    """Take out the cast to float16 behind each operator that selects values, and the cast back; return the operators.
+    """Take out the cast to float16 behind each operator that only selects values, and the cast back; return the nodes.
 
-    They only select or move values (``Rule.exact``), such as relu, reshape and concat. Their inputs are float16
-    numbers, so their FP32 outputs are float16 numbers too; in the backward, the casts in front of the operators round
-    their gradients. So no number changes. Both casts stay where the output is one of the graph, or not read by one cast
-    to FP32 alone.
+    These operators (``Rule.exact``), such as relu, reshape and concat, read float16 numbers, so their FP32 outputs are
+    float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no number
+    changes. Both casts stay if the output is one of the graph, or if anything but a single cast to FP32 reads it. Of a
+    cast back that ``insert_casts`` inserted, only the input changes. The list also has operators whose casts stay.
     """
     nodes = [node for node in fitted.roundings if fitted.low[node].exact]
     readers = fitted.graph.consumers()

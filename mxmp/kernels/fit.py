@@ -41,12 +41,17 @@ def fit_to_device(
 ) -> Graph:
     """Apply to a converted graph, in place, the workarounds that a device needs; return that graph, ready to run.
 
-    The workarounds in ``WORKAROUNDS`` are tried in their order. ``casted.workarounds`` then maps the name of each one
-    that was applied to the nodes that needed it. On a CPU one of the workarounds emulates float16. Warns, once in a
-    process, if bfloat16 is to run on a CPU without bfloat16 instructions, and so saves no time. No operator runs here.
+    The workarounds are applied in the order of ``WORKAROUNDS``. ``casted.workarounds`` then maps the name of each one
+    that the graph needed to the nodes that needed it. On a CPU one of the workarounds emulates float16. Warns, once in
+    a process, if bfloat16 is to run on a CPU without bfloat16 instructions, and so saves no time. No operator runs
+    here.
 
     Parameters
     ----------
+    casted : CastGraph
+        The graph as ``insert_casts`` returned it.
+    device : {"cpu", "gpu"}
+        Where the graph will run.
     grad_req : mapping of str to str
         From the name of a variable to its requested gradient: "write", "add" or "null". For a variable that is not in
         it, every workaround is applied that one of the three requests would need.
@@ -77,7 +82,7 @@ def fit_to_device(
 def _switched_off(text: str) -> set[str]:
     """Return the names of the workarounds to leave out, from the text of ``MXMP_WITHOUT``, ``"amp_cast,split_casts"``.
 
-    Raises ``ValueError`` if one of the names is not a workaround's.
+    The set is empty for ``""``. Raises ``ValueError`` if one of the names is not a workaround's.
     """
     names = set(filter(None, text.split(",")))
     known = [row.name for row in WORKAROUNDS]

@@ -16,10 +16,11 @@ class Unfused(mx.sym.Symbol):
     """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
 
     That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
-    ``cpu(0)``. Its only switch is an environment variable for the whole process, which prints a line at every bind. So
-    here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables and operators without
-    inputs are put into one context group, which is placed on the real context. So are operators that MXNet takes for
-    gradients, such as ``gather_nd``: it crashes when it places them by itself. The others run where their inputs are.
+    ``cpu(0)``. The only switch for the fusion is an environment variable for the whole process, by which MXNet prints a
+    line at every bind. So here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables
+    and operators without inputs are put into one context group, which is placed on the context that the caller gave. So
+    are operators that MXNet takes for gradients by mistake, such as ``gather_nd``: MXNet crashes if one is
+    in no group. All other operators run where their inputs are.
 
     Parameters
     ----------

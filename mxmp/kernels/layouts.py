@@ -46,8 +46,9 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 def copy_inputs(fitted: FittedGraph) -> list[Node]:
     """Let each reshape that depends on a 3-D operator read a plain copy of its data, in place; return these reshapes.
 
-    3-D operators are convolutions and poolings of volumes; a reshape may depend on one through other operators. In
-    bfloat16 a reshape fails on the blocked layout that oneDNN gives the output of a 3-D convolution.
+    ``Flatten`` and ``expand_dims`` are reshapes too. 3-D operators are convolutions, deconvolutions and poolings of
+    volumes; a reshape may depend on one through other operators. In bfloat16 a reshape fails on the blocked layout that
+    oneDNN gives the output of a 3-D convolution; the copy has the plain (row-major) layout.
     """
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
@@ -60,7 +61,7 @@ def copy_reshaped(fitted: FittedGraph) -> list[Node]:
     """Insert a plain copy behind each bfloat16 reshape on which a bfloat16 convolution depends; return these reshapes.
 
     The gradient that the convolution sends back may have oneDNN's blocked layout, on which the backward of a reshape
-    fails. Behind the copy, the reshape gets its gradient in the plain layout.
+    fails. The backward of the copy returns the gradient to the reshape in the plain (row-major) layout.
     """
     reshapes: list[Node] = []
     needed = {node for node in fitted.low if node.op == "Convolution"}
@@ -76,8 +77,8 @@ def copy_reshaped(fitted: FittedGraph) -> list[Node]:
 def copy_around_norms(fitted: FittedGraph) -> list[Node]:
     """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms.
 
-    So neither the BatchNorm's data nor the gradient of its output has oneDNN's blocked layout of five axes, on which
-    its backward fails.
+    With these copies, neither the BatchNorm's data nor the gradient of its output has oneDNN's blocked layout of five
+    axes, on which the backward of BatchNorm fails; both have the plain (row-major) layout.
     """
     norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
@@ -104,12 +105,14 @@ def copy_weights(fitted: FittedGraph) -> list[Node]:
 
 
 def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
-    """Insert copies around each 2-D convolution that oneDNN stores in small blocks of channels; return these nodes.
+    """Copy the data and the output of each 2-D convolution with small blocks of channels; return these convolutions.
 
-    BatchNorm is slow on arrays in blocks of 4 or 8 channels. The copy in front has the plain (row-major) layout. The
-    copy behind has the blocks that oneDNN chooses for a depthwise convolution (``_blocked_copy``) if the number of
-    output channels is a multiple of 16 (for an FP32 convolution: of 8), and the plain layout otherwise. A ResNeXt's
-    block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py bench layouts``).
+    oneDNN stores the arrays of a grouped convolution in blocks of 4 or 8 channels if a group has 4, 8, 12, 20, ... of
+    them (a multiple of 4, but not of 16), and BatchNorm is slow on such arrays. The copy in front has the plain
+    (row-major) layout. The copy behind has the blocks that oneDNN chooses for a depthwise convolution
+    (``_blocked_copy``) if the number of output channels is a multiple of 16 (for an FP32 convolution: of 8), and the
+    plain layout otherwise. A ResNeXt's block of 128 channels in 32 groups takes 17 ms instead of 280 (``scripts/dev.py
+    bench layouts``).
     """
     convolutions = []
     for node in _grouped(fitted.graph):
@@ -138,11 +141,12 @@ def _grouped(graph: Graph) -> list[Node]:
 
 
 def block_inputs(fitted: FittedGraph) -> list[Node]:
-    """Let each BatchNorm of a rounded 2-D convolution read its data in oneDNN's blocks of channels; return the norms.
+    """Let each BatchNorm of a rounded 2-D convolution read a copy of its data in blocks of channels; return the norms.
 
-    The cast that rounds the convolution's output to float16 returns the plain (row-major) layout, in which oneDNN's
-    BatchNorm over axis 1 is slow. With the copies, a training step of a ResNet-50 in emulated float16 took 1.93 times
-    as long as in FP32; without them, 2.08 times.
+    In emulated float16, the cast that rounds the convolution's output returns the plain (row-major) layout, in which
+    oneDNN's BatchNorm over axis 1 is slow; a new node (``_blocked_copy``) copies it into oneDNN's blocks. With the
+    copies, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without them, 2.08
+    times.
     """
     norms = []
     for norm in fitted.graph.nodes():
@@ -157,7 +161,8 @@ def block_inputs(fitted: FittedGraph) -> list[Node]:
 def _convolution_before(norm: Node) -> Node | None:
     """Return the 2-D convolution whose output a BatchNorm reads, rounded to float16; None if there is none.
 
-    Two inserted casts must stand between the two: one to float16, and one back to FP32.
+    In emulated float16, two inserted casts stand between convolution and BatchNorm, one to float16, and one back to
+    FP32. The result is None if no inserted node stands there.
     """
     widened = norm.inputs[0]
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
@@ -174,9 +179,10 @@ def _is_2d(convolution: Node) -> bool:
 def _blocked_copy(entry: Entry, convolution: Node, name: str, dtype: str = FULL) -> Entry:
     """Return the output of a new node that copies the tensor ``entry``, of ``dtype``, into oneDNN's blocks of channels.
 
-    ``entry`` has as many channels as the output of ``convolution``. The new node, ``NAME_blocked``, is a depthwise 1 x
-    1 convolution whose weight is all ones. (They cannot be made from the weight of ``convolution`` by ``slice`` and
-    ``ones_like``: where FP32 inference left that in a blocked layout, ``slice`` fails or ends the process.)
+    ``entry`` has as many channels as the output of ``convolution``. The new node, called ``name`` with ``_blocked``
+    behind it, is a depthwise 1 x 1 convolution whose weight is all ones. (The ones cannot be made from the weight of
+    ``convolution`` by ``slice`` and ``ones_like``: where FP32 inference left this weight in a blocked layout, ``slice``
+    fails or ends the process.)
     """
     size = convolution.attrs["num_filter"]
     ones = inserted("_ones", f"{name}_ones", shape=f"({size}, 1, 1, 1)", dtype=FULL)

@@ -1,4 +1,4 @@
-"""BatchNorm between a cast to FP32 and one to float16: cuDNN has one kernel for the three, and emulation rounds as it.
+"""BatchNorm between a cast to FP32 and one to float16: cuDNN has one kernel for the three, and emulation rounds alike.
 
 cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and rounds its output once.
 """
@@ -14,9 +14,10 @@ from .workaround import FittedGraph
 def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
 
-    One float16 kernel of cuDNN does the same as such a cast, BatchNorm and cast together. Other operators may read the
-    output too. Left out are BatchNorms for which a GPU has no such kernel, and those whose output is an output of the
-    graph. The list is empty if the user's policy sets ``norm``, as then the user has decided whether there are casts.
+    One float16 kernel of cuDNN does the same as the cast, the BatchNorm and the other cast together. Further operators
+    may read the output too. Left out are BatchNorms for which a GPU has no such kernel, and those whose output is an
+    output of the graph. The list is empty if the user's policy sets ``norm``, as then the user has decided whether
+    there are casts.
     """
     if fitted.casted.norm is not None:
         return []
@@ -33,12 +34,12 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def separate_casts(fitted: FittedGraph) -> list[Node]:
-    """Let the casts around each BatchNorm round all that cuDNN's kernel rounds; return the norms that needed it.
+    """Let the casts around each BatchNorm round as cuDNN's kernel does, in place; return the norms that were changed.
 
-    Of the norms between casts (``_norms_between_casts``), each that needs it gets its own cast to FP32, in place: where
-    another operator reads the same cast, the gradients of both would be summed before they are rounded. FP32 operators
-    that read its output directly now read it rounded to float16 and cast back to FP32. The emulation on a CPU then
-    gives a GPU's numbers; on a GPU, the kernel can then replace the casts (``drop_casts``).
+    A norm of ``_norms_between_casts`` is changed if its cast to FP32 has other readers, or if FP32 operators read its
+    output directly. It gets a cast to FP32 of its own, because the gradients of all readers of a shared cast would be
+    summed before they are rounded. Its FP32 readers now read the output rounded to float16 and cast back to FP32. The
+    emulation on a CPU then gives a GPU's numbers; on a GPU, the kernel can then replace the casts (``drop_casts``).
     """
     readers = fitted.graph.consumers()
     norms = [
@@ -60,10 +61,10 @@ def separate_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def drop_casts(fitted: FittedGraph) -> list[Node]:
-    """Take out the casts before and after each BatchNorm, so that it reads and returns float16; return these norms.
+    """Take out the casts around each BatchNorm that ``_norms_between_casts`` returns, in place; return these norms.
 
-    They are those of ``_norms_between_casts``. FP32 readers of the output keep a cast. This is for a GPU, where cuDNN's
-    float16 kernel itself computes in FP32; gamma, beta and the running statistics stay FP32.
+    The norms then read and return float16; FP32 readers of the output read it through a cast to FP32. This is for a
+    GPU, where cuDNN's float16 kernel itself computes in FP32; gamma, beta and the running statistics stay FP32.
     """
     norms = _norms_between_casts(fitted)
     separate_casts(fitted)

@@ -11,7 +11,7 @@ from .workaround import FittedGraph
 
 
 def use_amp_cast(fitted: FittedGraph) -> list[Node]:
-    """Make each ``Cast`` between FP32 and bfloat16 that mxmp inserted an ``amp_cast``, in place; return them.
+    """Turn each ``Cast`` between FP32 and bfloat16 that mxmp inserted into an ``amp_cast``, in place; return the casts.
 
     oneDNN computes ``amp_cast``: it rounds to nearest, and is faster. ``Cast`` to bfloat16 truncates.
     """
@@ -22,10 +22,10 @@ def use_amp_cast(fitted: FittedGraph) -> list[Node]:
 
 
 def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
-    """Replace each bfloat16 ``sigmoid``, ``tanh`` and ``elemwise_sub`` by one that rounds to nearest; return them.
+    """Replace each bfloat16 ``sigmoid``, ``tanh`` and ``elemwise_sub``, in place, by one that rounds; return the nodes.
 
-    ``sigmoid`` and ``tanh`` become an ``Activation``, which oneDNN computes; ``a - b`` becomes ``a + (-b)``, where the
-    negation is exact.
+    ``sigmoid`` and ``tanh`` become an ``Activation``. ``elemwise_sub`` of ``a`` and ``b`` becomes ``elemwise_add`` of
+    ``a`` and a new node, ``-b``, which is exact. oneDNN computes both operators, and rounds to nearest.
     """
     operators = [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
     for node in operators:
@@ -38,13 +38,14 @@ def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
 
 
 def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
-    """Replace each FP32 ``clip(x, a_min, a_max)`` by ``minimum(maximum(x, a_min), a_max)``; return them.
+    """Compute each FP32 ``clip(x, a_min, a_max)`` as ``minimum(maximum(x, a_min), a_max)``; return the ``clip`` nodes.
 
-    This is faster. Values are the same, except for the sign of a zero, if clip, maximum and minimum read the bounds
-    alike. So a clip stays if FP32 does not hold both bounds exactly (``_is_exact``), or the lower is above the upper.
-    Finite gradients are the same, at the bounds too. The kernel of ``clip`` branches for every element; those of
-    minimum and maximum do not. Forward and backward of 4.8 million values, casts from and to bfloat16 included, take
-    57 ms with ``clip``, 16 ms after the rewrite, and 180 ms with clip's own bfloat16 kernel (one core of a Zen 5).
+    Each of these nodes becomes the minimum, in place. This is faster. Values are the same, except for the sign of a
+    zero, if clip, maximum and minimum read the bounds alike. So a ``clip`` is left as it is if FP32 does not hold both
+    bounds exactly (``_is_exact``), or if the lower bound is above the upper one. Finite gradients are the same, at the
+    bounds too. The kernel of ``clip`` branches for every element; those of minimum and maximum do not. Forward and
+    backward of 4.8 million values, casts from and to bfloat16 included, take 57 ms with ``clip``, 16 ms after the
+    rewrite, and 180 ms with clip's own bfloat16 kernel (one core of a Zen 5).
 
     If ``x`` is not the output of a node that mxmp inserted, such as a cast, the maximum reads a copy of ``x`` in the
     plain (row-major) layout, and so sends back a plain gradient, as ``clip`` does. Without the copy, the gradient would
@@ -69,8 +70,8 @@ def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
 def _is_exact(number: str) -> bool:
     """Return True for a decimal number such as ``"6"`` or ``"-0.25"`` that FP32 holds exactly.
 
-    It has 1 to 6 digits before the point, and behind it nothing, .0, .25, .5 or .75, perhaps with more zeros. False for
-    ``""``.
+    The number must have 1 to 6 digits before the point, and behind it nothing, .0, .25, .5 or .75, perhaps with more
+    zeros. Returns False for any other text, such as ``""``, even if FP32 holds the number.
     """
     return re.fullmatch(r"-?\d{1,6}(\.(0|5|25|75)0*)?", number) is not None
 
@@ -83,11 +84,12 @@ _ADDED_IN_PLACE = 4
 
 
 def split_shared_casts(fitted: FittedGraph) -> list[Node]:
-    """Add casts of the same variable beside each cast that has more than four readers, in place; return the latter.
+    """Divide the readers of each cast of a variable with more than four readers among several equal casts, in place.
 
-    Each cast then has at most four readers. MXNet sums the gradients of a tensor's readers in the tensor's dtype: those
-    of the readers of one cast in bfloat16, which loses small summands of a long sum, those of several casts of one FP32
-    variable in FP32. A weight of an unrolled recurrent network has as many readers as the sequence has time steps.
+    Each cast then has at most four readers; returns the casts that had more. MXNet sums the gradients of a tensor's
+    readers in the tensor's dtype: those of the readers of one cast in bfloat16, which loses small summands of a long
+    sum, those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many
+    readers as the sequence has time steps.
     """
     readers = fitted.graph.consumers()
     shared = [e for e, users in readers.items() if len(users) > _SUMMED_LOW and is_cast_of_variable(e.node)]
@@ -102,12 +104,13 @@ def split_shared_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def copy_before_casts(fitted: FittedGraph) -> list[Node]:
-    """Let each ``amp_cast`` whose gradient MXNet may add to others read a copy of its input, in place; return them.
+    """Let each ``amp_cast`` of mxmp whose gradient MXNet may add to others read a copy of its input; return the casts.
 
-    The backward of ``amp_cast`` in oneDNN cannot add (``grad_req="add"``): it leaves the gradient as it was; the
-    backward of a copy adds. So it is with the casts of variables whose ``grad_req`` is "add" or not known, and of
-    tensors, variables too, with four or more readers, whose gradients MXNet may add in place, one after another. Casts
-    of the same tensor share one copy, which costs about 0.4 ns per element, forward and backward together.
+    The backward of ``amp_cast`` in oneDNN cannot add to a gradient (``grad_req="add"``), and leaves it as it was; the
+    backward of a copy adds. MXNet may add the gradients of the casts of a variable whose ``grad_req`` is "add" or not
+    known, and those of all casts of a tensor, or variable, that four or more nodes read, in place and one after
+    another. Casts of the same tensor share one copy, but those that ``split_shared_casts`` made have one each. A copy
+    costs about 0.4 ns per element, forward and backward together.
     """
     readers = fitted.graph.consumers()
 

@@ -19,13 +19,13 @@ _WRITTEN_TOGETHER = {
 
 
 def request_both_gradients(fitted: FittedGraph) -> list[Node]:
-    """Let operators read two inputs whose gradients the kernel writes together through one new node; return them.
+    """Insert a node in front of two inputs whose gradients an operator's kernel writes together; return the operators.
 
-    The two are, for example, weight and bias of a FullyConnected. The new node is an ``amp_multicast``, which copies
-    both. Its backward needs the gradients of both its outputs, so MXNet requests both from the operator, even if one of
-    the inputs is frozen (``grad_req="null"``), and the kernel writes both. Operators without the second input, and
-    those whose first input is a variable that gets a gradient by ``fitted.grad_req``, stay as they are; a weight that
-    is computed, or not in ``grad_req``, may be frozen.
+    The two are, for example, weight and bias of a FullyConnected; the kernel writes the gradient of the second only if
+    that of the first is requested. The new node is an ``amp_multicast``, which copies both. Its backward needs the
+    gradients of both its outputs, so MXNet requests both from the operator, even if one of the inputs is frozen
+    (``grad_req="null"``). An operator stays as it is if it has no second input, or if its first input is a variable
+    that gets a gradient by ``fitted.grad_req``. A first input that is computed, or not in ``grad_req``, may be frozen.
     """
     found = []
     for node in fitted.graph.nodes():
@@ -48,7 +48,7 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     """Return True if ``weight`` is a variable, or mxmp's cast of one, with another ``grad_req`` than "null".
 
-    False for a variable whose name ``grad_req`` does not have.
+    Returns False for a variable whose name ``grad_req`` does not have, and for a tensor that the network computes.
     """
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
@@ -56,10 +56,11 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
 
 
 def copy_summands(fitted: FittedGraph) -> list[Node]:
-    """Let each ``elemwise_add`` of a variable whose ``grad_req`` is "add" or not known read copies; return them.
+    """Let sums read copies of their variables if the ``grad_req`` of one is "add" or not known; return these sums.
 
-    MXNet takes the array that holds the variable's gradient for the gradient of the sum, too. With copies of all its
-    variables, the gradient of the sum has an array of its own, and the backward of a copy adds it to the variable's.
+    A sum is an ``elemwise_add``. MXNet takes the array that holds such a variable's gradient for the gradient of the
+    sum, too. With copies, the gradient of the sum has an array of its own, and the backward of a copy adds it to the
+    variable's gradient.
     """
 
     def is_added_to(entry: Entry) -> bool:
@@ -77,7 +78,7 @@ def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:
     """Make the output of each ``ROIAlign`` 0 for regions whose batch index is negative, in place; return these nodes.
 
     A negative batch index marks a region that belongs to no image here, but for example to another level of a feature
-    pyramid. MXNet's kernel does not write its output.
+    pyramid. MXNet's kernel does not write the output of this region.
     """
     aligns = [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))

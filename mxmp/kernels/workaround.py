@@ -24,7 +24,8 @@ class FittedGraph:
         In emulated float16, from each low-precision operator to the casts to float16 that round its outputs. The
         workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.
     widenings : set of Node
-        In emulated float16, the casts to FP32 between a float16 tensor and the low-precision operator that reads it.
+        In emulated float16, the casts to FP32 between a float16 tensor and the low-precision operator that reads it;
+        empty where ``roundings`` is.
     """
 
     casted: CastGraph

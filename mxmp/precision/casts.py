@@ -125,7 +125,8 @@ def is_ours(node: Node) -> bool:
 def inserted(op: str, name: str, inputs: Iterable[Entry] = (), **attrs: object) -> Entry:
     """Return the first output of a new node that is marked as mxmp's, for which ``is_ours`` is True.
 
-    ``op`` is its operator and ``attrs`` the parameters, which become texts as in Symbol JSON; ``strip`` removes it.
+    ``op`` is the node's operator; ``attrs`` are its parameters, which become texts as in Symbol JSON. ``strip`` removes
+    the node.
     """
     return Entry(Node(op, name, {**{key: str(value) for key, value in attrs.items()}, MARK: "cast"}, list(inputs)))
 
@@ -141,7 +142,8 @@ def casts_to(node: Node, dtype: str) -> bool:
 def source_of(entry: Entry) -> Entry:
     """Return the network's own tensor that inserted nodes pass on as ``entry``; for a cast, the tensor that it casts.
 
-    An inserted node without inputs counts as the network's.
+    Returns ``entry`` itself if it is a tensor of the network's own. The output of an inserted node without inputs
+    counts as one.
     """
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
@@ -195,9 +197,9 @@ def replace_operator(node: Node, op: str, **attrs: str) -> None:
 def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
     """Replace outputs of ``graph``, in place, by tensors that a workaround computes from them; output names stay.
 
-    ``made`` maps an operator to the tensor that replaces its first output. Nothing changes where that is no output of
-    the graph. MXNet names an output by the node that makes it, so this inserted node takes the operator's name,
-    ``"fc"``, and the operator is renamed ``"fc_inner"``; ``strip`` undoes this.
+    ``made`` maps an operator to the tensor that replaces its first output. An operator whose first output is no output
+    of the graph is left as it is. MXNet names an output by the node that makes it, so the node that makes the new
+    tensor takes the operator's name, ``"fc"``, and the operator is renamed ``"fc_inner"``; ``strip`` undoes this.
     """
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
@@ -219,10 +221,10 @@ def declare_full(graph: Graph) -> None:
     """Declare as FP32, in place, each variable that has no declared dtype and that only inserted nodes read.
 
     An inserted node is, for example, a cast; control flow counts as one here. Operators that only move values
-    (``Rule.exact``) may stand in between: all that they read are such variables, and all that read them are inserted
-    nodes. MXNet infers the dtype of a weight from the operator that reads it, but not through a cast. Without the
-    declaration (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes for some inputs only, as Module
-    does.
+    (``Rule.exact``), such as a transpose, may stand between the variable and the inserted nodes if they read nothing
+    but such variables. MXNet infers the dtype of a weight from the operator that reads it, but not through a cast.
+    Without the declaration (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes for some inputs
+    only, as Module does.
     """
     readers: dict[Node, set[Node]] = {}
     for entry, users in graph.consumers().items():
@@ -248,7 +250,8 @@ def declare_full(graph: Graph) -> None:
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
     """Return a copy of ``node`` that reads ``inputs``.
 
-    ``new`` maps each node that was copied already to its copy. Control dependencies of the result are such copies.
+    ``new`` maps each node that was copied already to its copy. It must have the control dependencies of ``node``: the
+    result depends on their copies.
     """
     return Node(node.op, node.name, dict(node.attrs), inputs, [new[n] for n in node.control_deps], node.subgraphs)
 
@@ -256,8 +259,9 @@ def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
 def passed_on(entry: Entry) -> Entry:
     """Return the input that a node which mxmp inserted passes on as ``entry``, perhaps rounded, padded or cropped.
 
-    This is the first input, unless the node's attribute ``PASSED`` names another: a ``where`` that selects between the
-    network's tensor and zeros passes its second input on, and an ``amp_multicast`` each. The node must have inputs.
+    This is the first input, unless the node's attribute ``PASSED`` says otherwise: a ``where`` that selects between the
+    network's tensor and zeros passes its second input on, and output i of an ``amp_multicast`` is its input i. The node
+    must have inputs.
     """
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]

@@ -39,8 +39,9 @@ _KEEP_CHANNELS = frozenset(
 def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -> None:
     """Check that MXNet can compute what ``policy`` says on ``device``, which is ``"cpu"`` or ``"gpu"``.
 
-    ``operators`` are the types of a graph's operators. They need not be known to this process: those of ``mx.library``
-    are not in the process in which ``tune`` measures.
+    ``operators`` are the types of a graph's operators; the policy may name these even if this process does not know
+    them. Operators of an ``mx.library`` are an example: the process in which ``tune`` measures has not loaded the
+    library.
 
     Raises
     ------
@@ -96,7 +97,7 @@ def decide(
         If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
     keep_output_names : bool
         Keep an operator with several outputs in FP32 if one of them is a graph output, ``"split_output0"``, because a
-        cast would rename that. Kept even if the policy has ``output="compute"``, which casts no outputs.
+        cast would rename that. This holds even if the policy has ``output="compute"``, which casts no outputs.
     non_fp32 : mapping of str to str
         For the body of a loop or branch: the variables that hold an integer, float64 or sparse array, although the body
         does not declare it. Each name is mapped to the reason that the plan gives for not casting the variable.
@@ -112,7 +113,7 @@ def decide(
     Raises
     ------
     ValueError
-        ``check_policy`` refuses the policy, or ``rule_under`` an operator: without a rule, for example.
+        ``check_policy`` refuses the policy, or ``rule_under`` an operator of the graph, such as one without a rule.
     """
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
@@ -168,8 +169,9 @@ def may_compute_low(
 
     ``LOW`` is, for example, a convolution; ``FOLLOW`` a relu, which takes the dtype of its inputs. Tuning chooses among
     these operators. Their rules, the policy, the device's kernels and ``keep_output_names`` (see ``decide``) all allow
-    low precision; in which dtype the operators around them compute is not considered. If ``slow_too``, kernels may be
-    slower than FP32's, but must be right. Operators in bodies of control flow are not returned.
+    low precision; in which dtype the operators around them compute is not considered, nor are shapes. If ``slow_too``,
+    kernels may be slower than FP32's, but must be right. Operators in bodies of control flow are not returned. Raises
+    ``ValueError`` if ``rule_under`` refuses an operator.
     """
     draft = _Draft(policy, device, _NOTHING)
     found: dict[Node, tuple[Kind, Rule]] = {}
@@ -184,7 +186,7 @@ def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator
     """Yield each operator of ``graph``, its rule, and a reason to keep it in FP32 whatever its rule says, or ``""``.
 
     For later decisions, records in ``draft`` which nodes have outputs that are no dense FP32 arrays, and how many
-    channels a first output has. Operators in bodies of control flow are not yielded.
+    channels the first output of a node has, where this is known. Operators in bodies of control flow are not yielded.
     """
     heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
@@ -203,8 +205,8 @@ def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator
 def _has_several_outputs(head: Entry, graph: Graph) -> bool:
     """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
 
-    ``head`` is an output of ``graph``. A cast in its place would make ``"split_output"``. For a Custom operator and for
-    control flow, which are never low, the result is True only if ``head`` is not their first output.
+    ``head`` is an output of ``graph``. A cast that replaces it would rename it ``"split_output"``. For a Custom
+    operator and for control flow, which are never low, the result is True only if ``head`` is not their first output.
     """
     node = head.node
     if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
@@ -219,9 +221,9 @@ def _decide_body(
 ) -> Plan:
     """Return the plan of a body of the control-flow operator ``node``, with names as in it: ``"fc"``, no ``"loop/fc"``.
 
-    ``draft``, of the graph around the body, knows which tensors it passes in that are no dense FP32 arrays. ``fixed``
-    is the reason for which the whole body stays in FP32, or ``""``; ``decided`` the part of ``decide``'s argument about
-    the body.
+    ``draft`` is that of the graph around the body; it says which tensors that the body gets from this graph are no
+    dense FP32 arrays. ``fixed`` is the reason for which the whole body stays in FP32, or ``""``. ``decided`` has the
+    decisions of another plan (see ``decide``) for operators of the body, by their names in the body.
     """
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
@@ -286,10 +288,11 @@ class _Draft:
         An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
         read in either dtype (such as, in float16, an FP32 BatchNorm's output); the operators that make them must be
         decided already. Inputs in ``Rule.keep`` (indices, for example) and ``Rule.params`` (parameters) do not count;
-        without others it computes in FP32.
+        an operator that has no other inputs computes in FP32.
 
-        The result is True for now, and ``settle`` decides later, if all inputs may be read in either dtype, or if the
-        operator only moves values of parameters that may be stored in float16 (``Rule.exact``).
+        The result is True for now, and ``node`` is recorded so that ``settle`` decides later, if all inputs may be read
+        in either dtype, or if the operator only moves values of parameters that may be stored in float16
+        (``Rule.exact``).
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -310,18 +313,18 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide for the operators that ``by_rule`` left undecided. Call this when all others are decided.
+        """Decide, in ``decisions``, for the operators that ``by_rule`` left undecided; the others must be decided.
 
         - An operator that only moves the values of parameters computes in low precision if all that read its output do,
           and it makes no graph output: rounding commutes with moving, and so the parameters can be stored in float16.
         - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
-          in low precision in three cases. An operator reads its output in low precision, and would round it anyway. A
-          BatchNorm with a float16 kernel (see ``_norm_reads_float16``) reads its output. Or it makes no graph output,
-          and such a BatchNorm of float16 data is in front of it, perhaps with other operators of this third case
-          between the two.
+          in low precision in three cases. (1) An operator reads its output in low precision, and would round it anyway.
+          (2) A BatchNorm with a float16 kernel (see ``_norm_reads_float16``) reads its output. (3) It makes no graph
+          output, and a BatchNorm with a float16 kernel that reads float16 data is in front of it, perhaps with other
+          operators of case (3) between the two.
 
-        All others compute in FP32; with ``by_plan`` all do, because the other decisions are those of a plan
-        (``decided``) that does not have these operators.
+        Otherwise these operators compute in FP32. If ``by_plan``, all of them do, because the other decisions are those
+        of a plan (``decided``) that does not have these operators.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided or self._movers else ():
@@ -343,7 +346,7 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, False, why)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is the output of an FP32 BatchNorm that has a float16 kernel and gets float16."""
+        """Return whether ``entry`` is an output of an FP32 BatchNorm with a float16 kernel that reads float16 data."""
         node = entry.node
         return node in self._normalized and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
@@ -351,9 +354,9 @@ class _Draft:
         """Return whether ``node`` is an FP32 BatchNorm with a float16 kernel on a GPU, and ``position`` is its data's.
 
         cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
-        cast to float16 give. For the policy's ``norm=None`` it replaces these three. For ``norm="float32"`` they stay,
-        but the result is True too, so that both give the same numbers. It is False for ``norm="compute"``, by which
-        BatchNorm takes the dtype of its input, and in bfloat16.
+        cast to float16 give. On a GPU, for the policy's ``norm=None``, it replaces these three. On a CPU, or for
+        ``norm="float32"``, they stay, but the result is True too, so that all give the same numbers. The result is
+        False for ``norm="compute"``, by which BatchNorm takes the dtype of its input, and in bfloat16.
         """
         return (
             node in self._normalized
@@ -368,8 +371,8 @@ class _Draft:
 
         The dtypes of the node's inputs are not considered. With ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes
         ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``: it computes in FP32 as ``Kind.FULL`` does, but ``settle``
-        asks whether it has a float16 kernel. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if
-        ``missing_kernel``, which explains ``slow_too``, says so.
+        asks whether it has a float16 kernel. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the device's
+        kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see ``missing_kernel``).
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
@@ -433,7 +436,7 @@ class _Draft:
     def note_channels(self, node: Node) -> None:
         """Record how many channels the first output of ``node`` has, if ``num_filter`` of convolutions determines this.
 
-        Some bfloat16 kernels of oneDNN are slower than FP32's unless it is a multiple of 16.
+        Some bfloat16 kernels of oneDNN are slower than FP32's unless this number is a multiple of 16.
         """
         found: int | None = None
         if node.op == "Convolution":
@@ -449,9 +452,10 @@ class _Draft:
     def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
         """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
-        mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. An operator without a
-        parameter ``dtype`` is taken to return such an array if one of its inputs is one; inputs in ``Rule.keep``, such
-        as indices, do not count. ``rule`` is the operator's rule, or None for a variable, which has its declared dtype.
+        mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. ``rule`` is the
+        operator's rule, or None for a variable. A variable has its declared dtype, an operator that of its parameter
+        ``dtype``. An operator without this parameter is taken to return no dense FP32 array if it reads one that is
+        none; inputs in ``Rule.keep``, such as indices, do not count.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
@@ -473,7 +477,8 @@ class _Draft:
 def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node, tuple]:
     """Return the shape of the data that each FullyConnected of ``graph`` reads, given ``shapes`` of inputs by name.
 
-    A shape that does not follow from these is ``()``, or has a 0. If they do not fit the graph, the dict is empty.
+    A size that does not follow from ``shapes`` is 0, and a shape of which nothing follows is ``()``. The dict is empty
+    if ``shapes`` do not fit the graph.
     """
     products = [node for node in graph.nodes() if node.op == "FullyConnected"]
     if not products:
@@ -489,7 +494,8 @@ def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | No
     """Return the variables that may be stored in float16: parameters that all their readers read in float16.
 
     ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
-    for the weights and biases of convolutions, FullyConnected and RNN. Outputs of the graph are left out.
+    for the weights and biases of convolutions, FullyConnected and RNN. A variable that is an output of the graph, or no
+    dense FP32 array, is left out.
     """
     heads = {entry.node for entry in graph.heads}
     low = set()

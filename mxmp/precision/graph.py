@@ -155,8 +155,8 @@ class Graph:
     def names(self) -> dict[Node, str]:
         """Return a dict from each node to a name that no other node has, in the order of ``nodes()``.
 
-        Several nodes have the same name if a layer is called twice, or if a user gives it twice. The first keeps the
-        name, the second gets ``"name:1"``, the third ``"name:2"``; a name that another node has is skipped.
+        Several nodes have the same name if a layer is called twice, or if a user gives one name to two nodes. The first
+        keeps the name, the second gets ``"name:1"``, the third ``"name:2"``; a name that another node has is skipped.
         """
         nodes = list(self.nodes())
         taken = {node.name for node in nodes}
@@ -216,9 +216,10 @@ class Graph:
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
         """Have all readers of the first output of each of ``nodes`` read the tensor ``made(node)`` instead, in place.
 
-        ``made`` is called once for each node. It returns the result of new nodes that compute something from this
-        output, such as a relu; they still read it. Returns a dict from each node to its ``made(node)``. With this dict
-        ``casts.replace_heads`` does the same for outputs of the graph, which are not replaced here.
+        ``made`` is called once for each node. It makes new nodes that compute something from the node's first output,
+        such as a relu, and returns their result; the new nodes still read this output. Outputs of the graph are not
+        replaced here, but by ``casts.replace_heads``, which takes what this returns: a dict from each node to its
+        ``made(node)``.
         """
         readers = self.consumers() if nodes else {}
         entries = {}
@@ -232,8 +233,8 @@ class Graph:
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
     """Return a shape that a user wrote, a non-empty tuple or list of positive integers, as a tuple of int.
 
-    Raises ``ValueError`` for anything else. The message says how to write a shape, and begins with ``name``, that of
-    the input, unless it is empty.
+    Raises ``ValueError`` for anything else. The message says how to write a shape, and begins with ``name``, the name
+    of the input, unless ``name`` is empty.
     """
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):
@@ -251,10 +252,10 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
     """Raise ``ValueError`` unless ``shapes``, which a user gave as ``data=(32, 3, 224, 224)``, suit a Symbol.
 
-    ``inputs`` are the names of the Symbol's inputs, of which some may be left out. A shape is refused by ``as_shape``,
-    or if it is too large: MXNet counts the elements of an array in 64 bits and each size in 32, or in 64 if it is built
-    with ``USE_INT64_TENSOR_SIZE``. ``keywords`` are the calling function's other keyword arguments, such as
-    ``"policy"``: the message suggests one if an unknown name resembles it.
+    Each name must be one of ``inputs``, the names of the Symbol's inputs; not every input needs a shape. A shape is
+    refused by ``as_shape``, or if it is too large: MXNet counts the elements of an array in 64 bits and each size in
+    32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``. ``keywords`` are the calling function's other keyword
+    arguments, such as ``"policy"``: the message suggests one if an unknown name resembles it.
     """
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():

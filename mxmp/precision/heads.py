@@ -34,10 +34,11 @@ def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
     A loss head ignores the gradient of its output, so scaling the loss does not scale what it writes. The inserted
     nodes pass the head's input on unchanged in the forward. The loss scale becomes an input of the graph: an FP32
     variable of shape (1,), called ``SCALE_NAME``, also of the bodies of control flow with loss heads. A second call
-    would multiply twice. Returns whether the graph has a loss head; if not, nothing changes.
+    would multiply twice. Returns whether the graph or a body has a loss head; if not, nothing changes.
 
-    ``dtypes`` are those of the graph's inputs, by name. Where a head reads another dtype than FP32, such as int32
-    labels of a Custom operator, the gradient is multiplied in FP32.
+    ``dtypes`` are those of the graph's inputs, by name; an input that is not in it is FP32 unless MXNet infers another
+    dtype. Where a head reads another dtype than FP32, such as int32 labels of a Custom operator, the gradient is
+    multiplied in FP32.
     """
     scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": TYPE_CODES["float32"]}))
     read = [(node, position) for node in graph.nodes() for position in _own_gradients(node)]
@@ -69,7 +70,7 @@ def _dtypes(graph: Graph, tensors: list[Entry], known: Mapping[str, Any]) -> lis
 
 
 def is_unscaled(node: Node) -> bool:
-    """Return whether ``node`` is a loss head whose gradients no nodes of ``scale_heads`` scale by the loss scale."""
+    """Return whether ``node`` is a loss head to whose gradients ``scale_heads`` has not applied the loss scale."""
     return not all(_is_scaled(node.inputs[position]) for position in _own_gradients(node))
 
 

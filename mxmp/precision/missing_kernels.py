@@ -27,7 +27,7 @@ class Call(NamedTuple):
         None, as shapes are not inferred.
     data_shape : tuple of int
         The shape of the data of a FullyConnected that trains in bfloat16, if it follows from the shapes of the graph's
-        inputs; a size that does not is 0. Otherwise ``()``.
+        inputs; a size that does not follow is 0. ``()`` for every other operator, and if nothing follows.
     """
 
     op: str
@@ -98,15 +98,15 @@ def spatial_axes(attrs: Mapping[str, str]) -> int:
 
 
 def is_global_average(attrs: Mapping[str, str]) -> bool:
-    """Return whether AdaptiveAvgPooling2D averages each channel to one value: its output size is 1, the default."""
+    """Return whether an AdaptiveAvgPooling2D averages each channel to one value: its output size is 1, or not given."""
     return set(numbers_in(attrs.get("output_size"))) <= {1}
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
     """Return whether the convolution ``call`` is 3-D and has dilation, or a kernel longer than 7 along an axis.
 
-    It then stays in FP32, because oneDNN's bfloat16 gradients of such convolutions were never checked. Those of other
-    3-D convolutions are right, for small inputs with the workarounds of ``kernels/padding.py``.
+    Such a convolution stays in FP32, because its bfloat16 gradients in oneDNN were never checked. Those of other 3-D
+    convolutions are right; for small inputs, they are so only with the workarounds of ``kernels/padding.py``.
     """
     if spatial_axes(call.attrs) != 3:
         return False
@@ -143,10 +143,10 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:
-    """Return whether an ``UpSampling`` has scale 2, or enlarges one tensor 4, 8, 16, ... times by its nearest values.
+    """Return whether an ``UpSampling`` has scale 2, or copies nearest values of one tensor with scale 4, 8, 16, ...
 
-    It can then be computed in steps that each double the size (``kernels.cuda.double_in_steps``), and no
-    gradient is a float16 sum of more than 4 terms.
+    It can then be computed in steps that each double the size (``kernels.cuda.double_in_steps``), and no gradient is a
+    float16 sum of more than 4 terms.
     """
     scale, is_nearest = int(attrs["scale"]), attrs.get("sample_type") != "bilinear"
     doubles_again = scale > 2 and scale & (scale - 1) == 0 and is_nearest
@@ -156,7 +156,7 @@ def _doubles(attrs: Mapping[str, str]) -> bool:
 def _leaves_cudnn(call: Call) -> bool:
     """Return whether a GPU computes the BatchNorm ``call`` with MXNet's own kernel instead of cuDNN's.
 
-    It does so if ``use_global_stats`` or ``cudnn_off`` is set. MXNet's kernel rounds gamma and beta to float16.
+    That is so if ``use_global_stats`` or ``cudnn_off`` is set. MXNet's kernel rounds gamma and beta to float16.
     """
     return any(is_true(call.attrs.get(attr)) for attr in ("use_global_stats", "cudnn_off"))
 

@@ -140,7 +140,8 @@ class NetworkView:
 
         It calls ``callback`` as MXNet does, with ``(name, op, handle)`` in Gluon, ``(name, handle)`` for an executor.
         Names and types are those of the FP32 network, and float16 and bfloat16 values are in FP32. A tensor of an
-        inserted node is left out, or reported in place of the network's (see ``_read_change``).
+        inserted node is left out or, if the node changes shapes or values, may be reported as a tensor of the operator
+        next to it (see ``_read_change``).
         """
 
         def report(name: bytes, *op_and_handle: Any) -> None:
@@ -189,10 +190,11 @@ class NetworkView:
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
         """Return what a user's callback gets for ``place``, a tensor of an inserted node that changes values or shapes.
 
-        Examples are a Pad in front of a convolution, which then pads no more itself, or a slice behind it. The
-        callback shall see the convolution's tensors as in the FP32 network. So the gradient that the Pad returns is
-        reported as that of the convolution's input, and the slice's output as the convolution's output. The Pad's
-        input is kept until MXNet reports the convolution's input, and replaces it. None means not to call the callback.
+        Examples are a Pad in front of a convolution, which then pads no more itself, or a slice behind a deconvolution.
+        The callback shall see the tensors of these operators as in the FP32 network. So the gradient that the Pad
+        returns is reported as that of the convolution's input, and the slice's output as the deconvolution's output.
+        The Pad's input is kept until MXNet reports the convolution's input; ``_read`` then reports the kept one
+        instead. None means not to call the callback.
         """
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
@@ -207,8 +209,9 @@ class NetworkView:
     def _report(self, place: Place, array: NDArray) -> _Report:
         """Return name, type and values that a user's callback gets for ``place``, a tensor of the network's operators.
 
-        ``array`` has the values as MXNet reports them: in emulation, what the operator computed in FP32, before a cast
-        rounds it. A tensor that is float16 by the plan is rounded here.
+        The type is None for a gradient, which keeps the type that MXNet reports. ``array`` has the values as MXNet
+        reports them: in emulation, what the operator computed in FP32, before a cast rounds it. A tensor that is
+        float16 by the plan is rounded here.
         """
         name = self._names[place.node]
         decision = self._plan.decisions[name]
@@ -232,8 +235,8 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
     """Return which tensor MXNet's monitor reports under ``name``; None if it does not begin with a node's name and "_".
 
     ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1, and
-    ``"fc_data"`` its input 0. ``"where0_cond_backward_0"``, zeros, is the gradient of a condition. ``nodes`` maps the
-    names of the graph's nodes to the nodes.
+    ``"fc_data"`` its input 0. ``"where0_cond_backward_0"`` is the gradient of a condition, which is all zeros.
+    ``nodes`` maps the names of the graph's nodes to the nodes.
     """
     node, suffix = _longest(nodes, name)
     if node is None:
@@ -283,8 +286,8 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 def _changes(entry: Entry) -> Iterator[Node]:
     """Yield the inserted nodes that change values or shapes on the way from the network's own tensor to ``entry``.
 
-    Such as the Pad in front of a convolution, but not a cast or copy (``_COPIES``). The node nearest to ``entry`` comes
-    first.
+    The Pad in front of a convolution is such a node; a cast or a copy (``_COPIES``) is none. The node nearest to
+    ``entry`` comes first.
     """
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:

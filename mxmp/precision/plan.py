@@ -92,11 +92,12 @@ class Plan:
         """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
 
         An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, because a body
-        returns FP32 to the graph around it. ``low_variables`` are the variables whose values a ``foreach`` reads in
-        float16, because all operators of its body that read them do: weights are then cast once, and not in each
-        iteration, which would also keep each copy for the backward. So MXNet sums a weight's gradients over the
-        iterations in float16, as if the loop were unrolled. In bfloat16, where such sums stop growing after 256 equal
-        terms, weights are cast in each iteration.
+        returns FP32 to the graph around it. If the compute dtype is float16, ``low_variables`` are the variables whose
+        values a ``foreach`` reads in float16, because all operators of its body that read them do: weights are then
+        cast once, and not in each iteration, which would also keep each copy for the backward. So MXNet sums a weight's
+        gradients over the iterations in float16, as if the loop were unrolled. ``low_variables`` is empty for other
+        control flow, and in bfloat16, where such sums stop growing after 256 equal terms: weights are then cast in the
+        body.
         """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
@@ -233,7 +234,7 @@ class PlannedGraph:
     Raises
     ------
     ValueError
-        The plan is of another graph; names the first operators that differ.
+        The plan is of another graph (see ``check_fit``), or ``rule_under`` refuses an operator.
     """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
@@ -260,8 +261,8 @@ class PlannedGraph:
     def wants_low(self, node: Node, position: int) -> bool:
         """Return whether ``node`` reads its input at ``position`` in low precision.
 
-        Returns False if it computes in FP32, and for inputs that its rule keeps out of low precision, such as indices.
-        For control flow, returns True for the inputs that ``low_inputs`` returns.
+        Returns False if the node computes in FP32, and for inputs that its rule keeps out of low precision, such as
+        indices. A control-flow node reads those inputs in low precision whose positions ``low_inputs`` returns.
         """
         if node in self._low_inputs:
             return position in self._low_inputs[node]
@@ -269,9 +270,10 @@ class PlannedGraph:
 
 
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
-    """Return the positions of the inputs that a control-flow operator reads in float16, as ``Plan.within`` says.
+    """Return the positions of the inputs that a control-flow operator reads in float16; the others it reads in FP32.
 
-    ``within`` are the operator's bodies, each with its own plan.
+    These are the inputs for ``low_variables`` of its bodies' plans. ``within`` are the bodies, each with its own plan,
+    as ``Plan.within`` returns it. The set is empty for ``while_loop`` and ``cond``, and in bfloat16.
     """
     found: set[int] = set()
     for body, plan in within:
@@ -281,9 +283,10 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
 
 
 def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables that ``body`` may get in float16: all operators in it that read them do so.
+    """Return the names of the variables that ``body`` may get in float16, as all operators in it that read them do so.
 
-    ``plan`` is that of ``body`` alone.
+    ``plan`` is that of ``body`` alone. Left out are variables that are not in ``body.castable``, that no operator
+    reads, or that ``body`` itself returns.
     """
     planned = PlannedGraph(body.graph, plan)
     heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
@@ -330,7 +333,8 @@ def rule_under(policy: Policy, op: str) -> Rule:
 
     An operator that the rule table does not have, such as one of a plug-in, gets a rule of ``Kind.FULL`` if the
     policy's ``full_ops`` or ``low_ops`` names it; ``decide`` lets these lists overrule the kind of any rule. Raises
-    ``ValueError`` if neither has it, or for ``IdentityAttachKLSparseReg``, which cannot be trained with loss scaling.
+    ``ValueError`` if neither the table nor one of these lists has it (``UnknownOperator``), or for
+    ``IdentityAttachKLSparseReg``, which cannot be trained with loss scaling.
     """
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
@@ -362,9 +366,10 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
 
 
 def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
-    """Raise ``ValueError``, which names the first operators that differ, unless a plan has exactly those of a graph.
+    """Raise ``ValueError`` unless a plan has exactly the operators of a graph, with the same names and types.
 
-    ``names`` are the unique names of the graph's nodes, as ``Graph.names`` returns them.
+    The message names the first operators that differ. ``names`` are the unique names of the graph's nodes, as
+    ``Graph.names`` returns them.
     """
     operators = _operators(names)
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
@@ -426,9 +431,10 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
     """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
 
-    This is one pattern, if that matches just these: ``pattern`` itself (``"*head*"``), or with the new prefix of a
-    block (``"net0_*"``). Otherwise it is the list of the new names of all that it matched. ``names`` are the old names
-    of all blocks and nodes; for a ``name``, ``rename(name + "_")`` returns the new one, with the underscore.
+    The list has a single pattern if one matches just this: ``pattern`` as it is (``"*head*"``), or with the new prefix
+    of a block (``"net0_*"``). Otherwise it has the new name of each block and node that ``pattern`` matched. ``names``
+    are the old names of all blocks and nodes; for a ``name``, ``rename(name + "_")`` returns the new one, with the
+    underscore.
     """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)

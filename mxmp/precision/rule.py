@@ -117,7 +117,8 @@ class Rule:
         """Return how an operator of this rule with the parameters ``attrs`` takes part in mixed precision, and why.
 
         ``attrs`` are strings as in Symbol JSON. The first exception in ``when`` that applies counts. If none does, a
-        constant outside float16's range (see ``scalars``) gives ``Kind.FULL`` where ``compute`` is ``"float16"``.
+        constant outside float16's range (see ``scalars``) gives ``Kind.FULL`` where ``compute`` is ``"float16"``. In
+        all other cases the rule's own ``kind`` and ``reason`` are returned.
         """
         for exception in self.when:
             if exception.holds(attrs):
@@ -133,15 +134,15 @@ class Rule:
 def is_true(text: str | None) -> bool:
     """Return whether the text of an operator's boolean parameter in Symbol JSON says True; False for None.
 
-    MXNet reads it in any case: R writes ``"TRUE"``.
+    True is ``"1"`` or, as in MXNet, ``"true"`` in upper or lower case: R writes ``"TRUE"``.
     """
     return text is not None and text.lower() in ("true", "1")
 
 
 def numbers_in(text: str | None) -> tuple[int, ...]:
-    """Return the numbers in the text of an operator's tuple parameter: (3, 3) for ``"(3, 3)"``; none for None.
+    """Return the numbers in the text of an operator's tuple parameter: (3, 3) for ``"(3, 3)"``; ``()`` for None.
 
-    MXNet also reads ``"3"``, a tuple of one number, and the ``"(3L, 3L)"`` that Python 2 wrote.
+    MXNet also reads ``"3"``, a tuple of one number, and the ``"(3L, 3L)"`` that Python 2 wrote. Signs are ignored.
     """
     return tuple(map(int, re.findall("[0-9]+", text or "")))
 

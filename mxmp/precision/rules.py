@@ -85,9 +85,9 @@ def missing_kernel(
 
     It must if the device has no kernel for it in the compute dtype, or one that is wrong or slower than FP32's. ``op``
     and ``attrs`` are its name and parameters as in Symbol JSON, ``compute`` is ``"float16"`` or ``"bfloat16"``,
-    ``device`` ``"cpu"`` or ``"gpu"``. ``channels`` and ``data_shape`` are the number of channels of the first input
-    and its shape in training, where these are known: some kernels are slow for some numbers of channels, or for few
-    rows. ``slow_too`` allows kernels that are right, but slower.
+    ``device`` ``"cpu"`` or ``"gpu"``. ``channels`` and ``data_shape`` are the number of channels of the first input and
+    its shape in training, where these are known: some kernels are slow for some numbers of channels, or for few rows.
+    If ``slow_too``, a kernel that is right but slower is no reason.
     """
     call = Call(op, attrs, channels, data_shape)
     for row in missing_kernels.TABLE.get((device, compute), ()):

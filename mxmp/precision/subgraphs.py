@@ -85,8 +85,8 @@ def has_control_flow(graph: Graph) -> bool:
 
     If it has, a CachedOp must not get the flag ``static_shape``: MXNet 1.9.1 then runs the operators of the bodies in
     an operator of its engine and counts it as done before they are (src/imperative/imperative_utils.h,
-    CreateEngineOpSeg). What reads the outputs may run before, in FP32 too. Operators that oneDNN fuses have a subgraph
-    as well, which is no control flow: without the flag, they would prepare their weights anew at each call.
+    CreateEngineOpSeg). So an operator that reads the outputs may run too early, in FP32 too. An operator that oneDNN
+    fused has a subgraph, but is no control flow: without the flag, it would prepare its weights anew at each call.
     """
     return any(node.op in _ROLES for node in graph.nodes())
 
@@ -94,8 +94,8 @@ def has_control_flow(graph: Graph) -> bool:
 def set_bodies(node: Node, graphs: list[Graph]) -> None:
     """Replace the bodies of a control-flow node, in place, by ``graphs``, in the order of ``bodies(node)``.
 
-    Raises ``RuntimeError`` if the variables of a body have other names or another order: the node's attributes refer to
-    them by position.
+    Raises ``RuntimeError`` if the variables of a body have other names or another order than before: the node's
+    attributes refer to them by position.
     """
     for raw, graph in zip(node.subgraphs or (), graphs):
         before, after = ([v.name for v in _variables(g)] for g in (Graph.from_json(json.dumps(raw)), graph))
@@ -107,8 +107,9 @@ def set_bodies(node: Node, graphs: list[Graph]) -> None:
 def feed_bodies(node: Node, graphs: list[Graph], variable: str, value: Entry) -> None:
     """Replace the bodies of a control-flow node, in place, by ``graphs``, where ``variable`` stands for ``value``.
 
-    ``graphs`` are those of ``bodies(node)``, of which some may also read a new variable of the name ``variable``.
-    ``value`` becomes the last input of the node; all iterations of a loop read it.
+    ``graphs`` are the graphs of ``bodies(node)``, in this order, of which some now read a new variable of the name
+    ``variable``. ``value``, a tensor of the graph around the node, becomes the node's last input; all iterations of a
+    loop read it.
     """
     end = len(node.inputs)
     node.inputs.append(value)
@@ -137,7 +138,8 @@ def _variables(graph: Graph) -> list[Node]:
 def _positions(node: Node, number: int) -> list[int]:
     """Return, for each variable of a body of ``node``, the position of the node's input whose value it gets.
 
-    ``number`` is that of the body in ``bodies(node)``. The attributes of ``_foreach`` have the inverse.
+    ``number`` is that of the body in ``bodies(node)``. The attributes of ``_foreach`` have the inverse: for each input,
+    the number of the variable.
     """
     if node.op == "_foreach":
         places = [p for key in ("in_data_locs", "in_state_locs", "remain_locs") for p in _numbers(node, key)]

@@ -12,10 +12,10 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class CastSize(NamedTuple):
-    """One cast of a graph, and how many bytes it reads and writes in one forward: None where the shape is not known.
+    """One cast of a graph, and how many bytes it reads and writes together in one forward.
 
-    ``tensor`` is what is cast, the name of an operator or variable, ``"fc"``, or ``"split[1]"`` for the second output
-    of ``"split"``; ``dtype`` that to which it is cast.
+    ``tensor`` is the name of what is cast, an operator or variable: ``"fc"``, or ``"split[1]"`` for the second output
+    of ``"split"``. ``dtype`` is the dtype to which it is cast. ``bytes`` is None where the shape is not known.
     """
 
     tensor: str
@@ -26,7 +26,7 @@ class CastSize(NamedTuple):
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
     """Return how many bytes each cast of a converted graph reads and writes, in the order of ``casted.casts``.
 
-    ``shapes`` maps the names of the graph's inputs to their shapes.
+    ``shapes`` maps the names of the graph's inputs to their shapes. Raises ``MXNetError`` if they contradict the graph.
     """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)

@@ -14,7 +14,7 @@ FULL, CONVERTED = "float32", "float32, converted"
 def texts(values: Any) -> tuple[str, ...]:
     """Return a tuple of the strings in ``values``, a list read from JSON; raise ``ValueError`` for anything else.
 
-    Also for a string that cannot be encoded in UTF-8: JSON can hold half a surrogate pair.
+    A list with a string that cannot be encoded in UTF-8 is refused too: JSON can hold half a surrogate pair.
     """
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts, got {values!r:.200}")
@@ -64,7 +64,7 @@ class Tuned:
         upper quartile over the rounds of timing.
     predicted : mapping of str to float
         From a candidate to how many times as fast as ``"float32"`` it should be, by the sum of the times of its
-        operators and casts. Candidates of which not all these were measured are left out.
+        operators and casts. A candidate is left out if one of these times was not measured.
     cast_bytes : mapping of str to int
         From a candidate to the bytes that its casts read and write in one forward.
     notes : tuple of str
