@@ -22,14 +22,14 @@ _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_conca
 
 
 def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:
-    """Return the arguments of a Symbol among ``params``, and its auxiliary states."""
+    """Return ``params`` in two dicts: the auxiliary states of a Symbol in the second, all others in the first."""
     states = set(symbol.list_auxiliary_states())
     arguments = {name: value for name, value in params.items() if name not in states}
     return arguments, {name: value for name, value in params.items() if name in states}
 
 
 def copied(graph: Graph) -> Graph:
-    """Return a copy of a graph, of new nodes; operators that share a name get unique ones, ``fc`` and ``fc:1``."""
+    """Return a copy of a graph, of new nodes; operators that share a name get unique names, ``fc`` and ``fc:1``."""
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
     for node, name in copy.names().items():
         if not node.is_variable:
@@ -40,8 +40,8 @@ def copied(graph: Graph) -> Graph:
 def without_identities(graph: Graph) -> Graph:
     """Return a copy of a graph without Dropout, ``_copy`` and ``BlockGrad``, which in inference only copy their input.
 
-    One that makes an output of the graph becomes a ``BlockGrad`` instead, which MXNet's fusion leaves alone, so that
-    the output keeps its name. Dropout with ``mode="always"`` is no copy and stays.
+    If one of these computes an output of the graph, it becomes a ``BlockGrad``, which MXNet's fusion leaves alone, so
+    that the output keeps its name. Dropout with ``mode="always"`` does not copy its input, and stays.
     """
     copy = copied(graph)
     heads = {head.node for head in copy.heads}
@@ -55,7 +55,7 @@ def without_identities(graph: Graph) -> Graph:
 def _source(entry: Entry, heads: set[Node]) -> Entry:
     """Return the tensor of which ``entry`` is a copy in inference, or ``entry`` itself if it is no copy.
 
-    The output of an operator in ``heads``, which stays in the graph, counts as no copy.
+    The output of an operator in ``heads``, which are the nodes that compute the graph's outputs, counts as no copy.
     """
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
@@ -72,9 +72,10 @@ def _is_identity(node: Node) -> bool:
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Return a copy of an FP32 graph, and its parameters, in which BatchNorms are folded into the layers before them.
 
-    Such a layer is a Convolution or FullyConnected whose output only the BatchNorm reads, and normalizes along the
-    layer's channels. It gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed
-    in float64 and rounded to FP32. All other BatchNorms stay. Parameters that the new graph does not read are left out.
+    A BatchNorm is folded if it alone reads the output of a Convolution or FullyConnected, and normalizes it along the
+    channels. This layer gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed
+    in float64 and rounded to FP32; it is renamed after a BatchNorm that computed an output of the graph. All other
+    BatchNorms stay. Parameters that the new graph does not read are left out. ``graph`` and ``params`` do not change.
     """
     copy, values = copied(graph), dict(params)
     readers = copy.consumers()
@@ -98,8 +99,8 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
     """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
-    ``readers`` is ``consumers()`` of the graph, ``heads`` are its outputs, and ``values`` its parameters by name; one
-    of either operator that is missing there makes the result False.
+    ``readers`` is ``consumers()`` of the graph, ``heads`` are its outputs, and ``values`` its parameters by name. The
+    result is False, too, if ``values`` lacks a parameter of one of the two operators.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
@@ -118,7 +119,7 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
 
 
 def _fold(norm: Node, layer: Node, values: Params) -> Params:
-    """Let ``layer`` compute what it and ``norm`` after it compute; return its new weight and bias by name."""
+    """Change ``layer``, in place, to compute what ``norm`` returns after it; return its new weight and bias by name."""
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
     if is_true(norm.attrs.get("fix_gamma", "True")):
         gamma = np.ones_like(gamma)
@@ -136,9 +137,10 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
 
-    Only two kinds are computed, on the CPU: operators that mxmp inserted, such as casts of weights, and those that only
-    move values, such as those that join the weights of an RNN into one vector. A result that an operator of the
-    remaining graph reads becomes a new parameter. If there is one, parameters that nothing reads any more are left out.
+    Only two kinds are computed, on the CPU: operators that mxmp inserted, such as casts of weights, and operators that
+    only move values, such as the one that joins the weights of an RNN into one vector. A result that an operator of the
+    remaining graph reads becomes a new parameter, and parameters that nothing reads any more are left out. If there is
+    no such result, the copy has all operators and parameters.
     """
     copy = copied(graph)
     constant: set[Node] = set()

@@ -28,9 +28,9 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
     that oneDNN computes in the same kernel. It has the name of the last of them and only the output of that one, so an
     operator inside it must not have another reader; MXNet's pass alone does not see to that.
 
-    With ``quantizable``, only operators are fused that one INT8 kernel can compute together; ``quantize`` needs such a
-    graph. With ``apart``, every convolution and FullyConnected is a fused operator of its own, without the operators
-    after it; MXNet cannot fuse these any further when the graph is bound.
+    With ``quantizable=True``, only operators are fused that one INT8 kernel can compute together; ``quantize`` needs
+    such a graph. With ``apart=True``, every convolution and FullyConnected becomes a fused operator alone, without the
+    operators after it; so MXNet cannot fuse it with these when the graph is bound.
     """
     copy = copied(graph)
     _insert_barriers(copy, apart)
@@ -55,10 +55,10 @@ def inner_operators(node: Node) -> list[str]:
 
 
 def _insert_barriers(graph: Graph, apart: bool) -> None:
-    """Insert identity operators, "barriers", in place, after operators that MXNet must not fuse with their readers.
+    """Insert identity operators, "barriers", in place, between operators that MXNet must not fuse and their readers.
 
-    These have several readers, outputs of the graph included, or a BatchNorm normalizes their output; with ``apart``
-    they are also all convolutions and FullyConnected.
+    MXNet must not fuse an operator with several readers (an output of the graph counts as one) with any of them, nor an
+    operator with the BatchNorm that normalizes its output; with ``apart``, no convolution or FullyConnected at all.
     """
     readers = graph.consumers()
     reads: dict[Node, int] = {}

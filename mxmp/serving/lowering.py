@@ -38,10 +38,12 @@ def lower(
         The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``); nothing is fused yet.
     full : collection of str
         Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
-    policy, decided
-        A policy of bfloat16, and decisions of a plan, by operator, which ``full`` overrules.
+    policy : Policy
+        A policy of bfloat16, under which the rules decide.
+    decided : mapping of str to Decision, optional
+        Decisions of a plan, by operator name, which overrule the rules; ``full`` overrules both. Default: none.
     quantizable : bool
-        Fuse only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
+        True fuses only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -81,7 +83,7 @@ def lower_to_float16(
         ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
         are FP32.
     float16_sums : bool
-        Let FullyConnected operators of the emulation sum in float16 (see ``with_float16_sums``).
+        True lets float16 FullyConnected operators of the emulation sum in float16 instead of FP32.
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
@@ -100,13 +102,13 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph that runs by ``plan``, without workarounds for wrong gradients, as no variable has one."""
+    """Return the graph that runs by ``plan``, without workarounds for wrong gradients: no variable has a gradient."""
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, the marks of operators that mxmp inserted, so that ``strip`` leaves them; return the graph."""
+    """Remove, in place, the marks of mxmp's operators, so that ``strip`` does not remove these; return the graph."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

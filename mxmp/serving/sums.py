@@ -24,7 +24,7 @@ def with_float16_sums(graph: Graph, names: set[str]) -> None:
     """Let the FullyConnected operators with these names sum as a V100 does with ``MXNET_FC_TRUE_FP16=1``, in place.
 
     Sums are rounded to float16 after every four products. ``graph`` is an emulation of float16 (``lower_to_float16``);
-    its operators read FP32 arrays of float16 numbers.
+    its operators read FP32 arrays whose values float16 can hold. Call ``register`` before the graph is loaded or run.
     """
     for node in graph.nodes():
         if node.op == "FullyConnected" and node.name in names:
@@ -35,7 +35,7 @@ def with_float16_sums(graph: Graph, names: set[str]) -> None:
 
 @lru_cache(maxsize=None)
 def register() -> None:
-    """Register the operator that ``with_float16_sums`` uses, in each process that loads a graph with it."""
+    """Make MXNet know the operator of ``with_float16_sums`` in this process; a further call does nothing."""
     mx.operator.register(_NAME)(_Property)
 
 
@@ -60,7 +60,7 @@ class _Sums(mx.operator.CustomOp):
 
 
 class _Property(mx.operator.CustomOpProp):
-    """Describes ``_Sums`` to MXNet. Its arguments are the attributes of the node, as texts."""
+    """Describes ``_Sums`` to MXNet. The constructor's arguments are the attributes of the node, as texts."""
 
     def __init__(self, flatten: str, num_inputs: str) -> None:
         super().__init__(need_top_grad=False)
@@ -72,7 +72,7 @@ class _Property(mx.operator.CustomOpProp):
         return self._names
 
     def infer_shape(self, in_shape: list) -> tuple:
-        """Return the shapes of inputs, outputs and auxiliary states."""
+        """Return ``in_shape``, a list with the shape of the output, and an empty list for auxiliary states."""
         data, weight = in_shape[:2]
         rows = data[:1] if self._flatten else data[:-1]
         return in_shape, [[*rows, weight[0]]], []

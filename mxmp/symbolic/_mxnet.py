@@ -32,7 +32,8 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 
     ``mx.mod.Module.init_optimizer``, called in the block, then lets the module update the weights in its own process.
     Otherwise the kvstore would update them before mxmp could check the gradients. ``kvstore`` is a KVStore, a name or
-    None; of a name one is created where ``mx.mod.Module`` does. What is no kvstore then is yielded unchanged.
+    None. A store is created for a name if there are several devices or the name contains "dist"; any other name is
+    yielded unchanged, and so is None, since ``mx.mod.Module`` then uses no kvstore.
     """
     if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
         kvstore = mx.kv.create(kvstore)
@@ -47,10 +48,10 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 
 
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:
-    """Change ``optimizer.idx2name``, from index to name, so that weight ``i`` has the index ``i`` on every device.
+    """Change ``optimizer.idx2name``, from index to name, so that it maps ``i`` to ``names[i]``, on every device.
 
-    ``mx.mod.Module`` has set it up with the index ``i * devices + k`` for weight ``i`` on device ``k``. A mapping that
-    the user gave the optimizer is left alone.
+    ``mx.mod.Module`` has filled it with the index ``i * devices + k`` for weight ``i`` on device ``k``. If it holds
+    anything else, the user has given it to the optimizer, and it stays as it is.
     """
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
@@ -63,12 +64,12 @@ def group(module: mx.mod.Module) -> Any:
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:
-    """Tell a module that its executors have newer parameters than the CPU copies that it keeps."""
+    """Mark a module's CPU copies of its parameters as outdated: it takes new ones from its executors before a use."""
     module._params_dirty = True
 
 
 def current(module: mx.mod.BucketingModule) -> Any:
-    """Return the module of the current bucket: the last ``switch_bucket``'s or, after ``bind``, the default one."""
+    """Return the module of the current bucket: that of the last ``switch_bucket``; before it, the default bucket."""
     return module._curr_module
 
 
@@ -86,8 +87,8 @@ class Monitored:
     """Wraps an executor so that a ``mx.mon.Monitor`` sees the user's FP32 network, without the casts that run in it.
 
     ``Module.install_monitor`` gives this object to the monitor. Attributes that are not defined here are those of
-    ``executor``, which runs the Symbol with casts; ``symbol`` is the user's, and ``plan`` that by which it was
-    converted.
+    ``executor``, which runs the Symbol with casts. ``symbol`` is the user's FP32 Symbol, and ``plan`` the plan by which
+    it was converted.
     """
 
     def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
@@ -101,29 +102,30 @@ class Monitored:
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Let the executor call ``callback`` with the outputs and gradients of the user's operators, as FP32 arrays.
 
-        It is not called for operators that mxmp inserted. ``callback(name, handle)`` gets the name that MXNet's monitor
-        gives the tensor in the FP32 Symbol, such as ``"fc_output"`` or ``"fc_backward_output0"``, and the handle of its
-        array. Gradients are multiplied by the loss scale. With ``monitor_all`` it is called with the inputs too.
+        Tensors of operators that mxmp inserted are left out. ``callback(name, handle)`` gets the name that MXNet's
+        monitor gives the tensor in the FP32 Symbol, such as ``"fc_output"`` or ``"fc_backward_output0"``, and the
+        handle of the FP32 array. Gradients are multiplied by the loss scale. ``monitor_all=True`` adds the inputs of
+        operators.
         """
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)
 
     @property
     def arg_arrays(self) -> list[mx.nd.NDArray]:
-        """Return the arguments in the order of the user's Symbol; copies in FP32 of those in low precision."""
+        """Return the arguments in the order of the user's Symbol; for arrays in low precision, FP32 copies."""
         return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
 
     @property
     def aux_arrays(self) -> list[mx.nd.NDArray]:
-        """Return the auxiliary states in the order of the user's Symbol; copies in FP32 of those in low precision."""
+        """Return the auxiliary states in the order of the user's Symbol; for arrays in low precision, FP32 copies."""
         return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]
 
 
 class _MonitoredExecutor(mx.executor.Executor):
     """An executor with a monitor callback, which delays Ctrl-C until the forward or backward that runs has returned.
 
-    Otherwise it would raise ``KeyboardInterrupt`` within the callback, and ctypes, which calls it, drops exceptions.
-    ``is_training`` is whether the last forward was called with ``is_train=True``.
+    Otherwise Ctrl-C would raise ``KeyboardInterrupt`` within the callback, and ctypes, which calls the callback, drops
+    exceptions. The attribute ``is_training`` is True if the last forward was called with ``is_train=True``.
     """
 
     is_training = False
@@ -139,16 +141,16 @@ class _MonitoredExecutor(mx.executor.Executor):
 
 
 def is_training(executor: mx.executor.Executor) -> bool:
-    """Return whether the last forward of an executor, made by ``copy_with_callback``, had ``is_train=True``."""
+    """Return whether the last forward of an executor of ``copy_with_callback`` was called with ``is_train=True``."""
     return executor.is_training
 
 
 def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx.executor.Executor:
     """Return a second executor of the same graph that calls ``callback`` with each operator's outputs and gradients.
 
-    MXNet calls it as ``callback(name, handle)``. MXNet cannot remove a callback from an executor, and an executor with
-    a callback runs operator by operator, which is slow. So a second executor gets it, and ``executor`` can take its
-    place again later. Both share all memory: a forward of one may overwrite the outputs of the other.
+    MXNet calls ``callback(name, handle)``. It cannot remove a callback from an executor, and an executor with one runs
+    operator by operator, which is slow. So the second executor gets the callback, and the caller can use ``executor``
+    again later. Both share all memory: a forward of one may overwrite the outputs of the other.
     """
     made = executor.reshape(**{name: array.shape for name, array in executor.arg_dict.items()})
     made.__class__ = _MonitoredExecutor

@@ -1,4 +1,4 @@
-"""``BucketingModule``: one ``Module`` per bucket, with shared masters, scaler and counters."""
+"""``BucketingModule``: one ``Module`` per bucket, with shared master weights, loss scale and counters of steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ----------
     *args, **kwargs
         ``sym_gen``, ``default_bucket_key`` and the other arguments of ``mx.mod.BucketingModule``.
-        ``compression_params`` must be None.
+        ``compression_params`` must be None, otherwise ``bind`` raises ``ValueError``.
     policy : str, Policy or Plan
         A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
         Plan of the default bucket's Symbol, or the path of a saved Plan. In another bucket, a Plan decides for the
@@ -41,6 +41,13 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ----------
     core : Core
         What all buckets share: the policy or plan, the master weights, the loss scale and the counters of steps.
+
+    Raises
+    ------
+    ValueError
+        The policy is unknown; ``bind`` raises it if the device lacks what the policy needs (bfloat16 on a GPU).
+    OSError
+        The file of a Plan cannot be read.
     """
 
     def __init__(
@@ -78,14 +85,14 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     # puts an mxmp.Module there first.
 
     def _reset_bind(self) -> None:
-        """Replace the modules of all buckets by one unbound module, of the default bucket, before a forced ``bind``."""
+        """Drop the modules of all buckets, and make an unbound one for the default bucket, before a forced ``bind``."""
         super()._reset_bind()
         self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
 
     def bind(self, *args: Any, **kwargs: Any) -> None:
         """Bind executors of the default bucket with casts; takes the arguments of MXNet's ``BucketingModule.bind``.
 
-        As in ``mxmp.Module.bind``, the first call decides which parameters are stored in float16.
+        The first call decides which parameters are stored in float16. Raises the errors of ``mxmp.Module.bind``.
         """
         if self._default_bucket_key not in self._buckets:
             self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
@@ -95,8 +102,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """Make the bucket with this key the current one, whose module ``backward``, ``update`` and ``get_outputs`` use.
 
         ``forward`` calls it with the key and shapes of its batch. At the first use of a key, a module is made for the
-        bucket and bound, and gets the ``mx.mon.Monitor`` that is installed, if any. If that fails, the error is raised,
-        and the next call with the key tries again.
+        bucket and bound, and gets the ``mx.mon.Monitor`` that is installed, if any. If making or binding it raises an
+        error, the current bucket stays, and the next call with the key tries again.
         """
         fresh = bucket_key not in self._buckets
         if fresh:
@@ -114,10 +121,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """Save the FP32 parameters, and the FP32 Symbol of each bucket that was used, as MXNet's method does.
 
         For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
-        ``PREFIX.buckets``, an int32 NDArray of the keys. Each appears completely or not at all. ``remove_amp_cast``
-        leaves out operators ``amp_cast`` of the user's own Symbols. Waits for the device. Raises ``OSError``, which
-        names the file, if one cannot be written. Raises ``TypeError``, and writes nothing, if an int32 array cannot
-        hold the keys, as ``"a"``.
+        ``PREFIX.buckets``, an int32 NDArray of the keys. Each file appears completely or not at all. With
+        ``remove_amp_cast=True``, ``amp_cast`` operators of the user's own Symbols are left out. Waits for the device.
+        Raises ``OSError``, which names the file, if one cannot be written; files before it are there then. Raises
+        ``TypeError``, and writes nothing, if an int32 array cannot hold the keys, such as ``"a"``.
         """
         keys = mx.nd.array(list(self._buckets), dtype="int32")
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -137,7 +144,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         self._default_module().save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Load a file of ``save_optimizer_states``, or of MXNet's module, as ``Module.load_optimizer_states`` does.
+        """Load a file of ``save_optimizer_states`` of mxmp or MXNet, as ``Module.load_optimizer_states`` does.
 
         Raises ``ValueError`` if the file is damaged or was saved with other parameters or another optimizer,
         ``OSError`` if it cannot be read, ``RuntimeError`` before ``init_optimizer``. After an error nothing has
@@ -148,7 +155,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
 
     @property
     def modules(self) -> dict[Any, Module]:
-        """Return a new dict from bucket key to module: the default from ``bind`` or ``load`` on, others once used."""
+        """Return a new dict of modules by key: the default bucket from ``bind`` or ``load`` on, others once used."""
         return dict(self._buckets)
 
     def _default_module(self) -> Module:
@@ -167,8 +174,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ) -> BucketingModule:
         """Return a BucketingModule with the FP32 parameters of a checkpoint, ``PREFIX-0001.params`` for epoch 1.
 
-        ``sym_gen`` and ``default_bucket_key`` must be given, as for the constructor: the Symbols come from ``sym_gen``,
-        not from the checkpoint. ``kwargs`` are the constructor's other arguments: ``policy``, ``exclude``,
+        ``sym_gen`` and ``default_bucket_key`` must be given although they have defaults: the Symbols come from
+        ``sym_gen``, not from the checkpoint. ``kwargs`` are the constructor's other arguments: ``policy``, ``exclude``,
         ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
@@ -178,7 +185,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     def start_from(self, arg_params: dict, aux_params: dict) -> None:
         """Set the FP32 parameters and auxiliary states, by name, of a BucketingModule that is not bound yet.
 
-        ``load`` calls it with those of a checkpoint. The module of the default bucket is made here, to hold them.
+        ``load`` calls it with those of a checkpoint. Makes the module of the default bucket, which holds them until
+        ``bind`` copies them into executors.
         """
         default = self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
         default.start_from(arg_params, aux_params)

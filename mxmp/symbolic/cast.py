@@ -25,8 +25,8 @@ def cast_symbol(
     """Return a copy of a Symbol with casts, which computes in low precision where the rules call that safe.
 
     ``sym`` is not changed. The names and the order of arguments, auxiliary states and outputs are those of ``sym``.
-    Weights that the policy stores in float16 are declared so. Casts of an earlier call are removed first. No operator
-    runs. The Symbol contains no loss scale: to train with float16, use ``mxmp.Module``.
+    Weights that the policy stores in float16 are declared as float16. Casts of an earlier call are removed first. No
+    operator runs. The Symbol contains no loss scale: to train with float16, use ``mxmp.Module``.
 
     Parameters
     ----------
@@ -36,7 +36,8 @@ def cast_symbol(
         Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
-        keeps ``"stage1"`` and ``"stage1_conv0"``. A warning names those that match nothing. Must be empty with a Plan.
+        keeps ``"stage1"`` and ``"stage1_conv0"``. A warning names patterns that match nothing. Must be empty with a
+        Plan.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
         native.
@@ -64,7 +65,7 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Warn of patterns of ``exclude`` in the plan's policy that match no node of the graph, if there are any."""
+    """Warn of the patterns of ``exclude`` in the plan's policy that match no node of the graph, if there are any."""
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
 
@@ -72,7 +73,7 @@ def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
 def message_if_nothing_low(plan: Plan) -> str | None:
     """Return an error message if no operator computes in low precision under ``plan``, otherwise None.
 
-    The result is None, too, for a plan that ``tune`` made: it has measured that FP32 is fastest, so this is no mistake.
+    The result is always None for a plan of ``tune``, which may have measured that FP32 is fastest: that is no mistake.
     """
     if plan.num_low or plan.tuned is not None:
         return None

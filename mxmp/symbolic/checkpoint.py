@@ -18,7 +18,7 @@ from ..files import read_json, replacing
 class SavesParams(mx.mod.BaseModule):
     """A base class of ``Module`` and ``BucketingModule``, whose ``save_params`` raises an error if the disk is full.
 
-    MXNet's own leaves a truncated file in that case, and raises nothing.
+    MXNet's own ``save_params`` then leaves a truncated file and raises nothing.
     """
 
     def save_params(self, fname: str) -> None:
@@ -36,7 +36,8 @@ class SavesParams(mx.mod.BaseModule):
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
     """Write a Symbol as JSON, the same text as ``symbol.save``; raise ``OSError`` if that fails, as on a full disk.
 
-    ``symbol.save`` itself raises nothing then. With ``remove_amp_cast``, all operators ``amp_cast`` are left out.
+    ``symbol.save`` raises nothing if the disk is full. ``remove_amp_cast=True`` leaves out all ``amp_cast`` operators.
+    An incomplete file is not removed.
     """
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
@@ -67,8 +68,8 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 def read_symbol(path: str) -> mx.sym.Symbol:
     """Return the Symbol in a JSON file. The file is checked first, since MXNet's reader crashes on some damaged files.
 
-    Raises ``ValueError``, which names the file, if there is none or it holds no valid Symbol, and ``OSError`` if it
-    cannot be read.
+    Raises ``ValueError``, which names the file, if the file does not exist or holds no valid Symbol, and ``OSError`` if
+    it exists but cannot be read.
     """
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
@@ -85,9 +86,8 @@ def read_symbol(path: str) -> mx.sym.Symbol:
 def _check_graph(raw: Any) -> None:
     """Raise ``ValueError`` unless ``raw``, a parsed JSON file, has the form of Symbol JSON.
 
-    That is lists of nodes, each with a name and an operator, and of outputs ("heads"), in which each input of a node
-    refers to a node before it. MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong
-    graph.
+    This form is a list of nodes, each with a name, an operator, and inputs that refer to nodes before it, and a list of
+    outputs ("heads"). MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong graph.
     """
     nodes, heads = _list_at(raw, "nodes"), _list_at(raw, "heads")
     if not nodes or not heads:
@@ -106,7 +106,7 @@ def _check_graph(raw: Any) -> None:
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
     """Raise ``ValueError`` if an operator of ``symbol``, or its list of outputs, reads an output that does not exist.
 
-    For example, the second output of an operator that has only one. MXNet's reader does not notice this.
+    An example is the second output of an operator that has only one. MXNet's reader does not notice this.
     """
     there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
     graph = json.loads(symbol.tojson())
@@ -116,7 +116,7 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
 
 
 def _list_at(raw: Any, key: str) -> list:
-    """Return the list ``raw[key]``, or ``[]`` without it; raise ``ValueError`` if ``raw`` is no dict, or it no list."""
+    """Return the list ``raw[key]``, or ``[]`` if ``raw`` lacks ``key``; raise ``ValueError`` for no dict or no list."""
     found = raw.get(key, []) if isinstance(raw, dict) else None
     if not isinstance(found, list):
         raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
@@ -126,8 +126,8 @@ def _list_at(raw: Any, key: str) -> list:
 def _check_references(entries: list, count: int) -> None:
     """Raise ``ValueError`` unless each entry is a list of whole numbers from 0, the first of them below ``count``.
 
-    In Symbol JSON such an entry, ``[3, 0, 0]``, is an input of a node or an output, and its first number that of the
-    node that makes it.
+    In Symbol JSON an entry such as ``[3, 0, 0]`` is an input of a node, or an output of the graph. Its first number is
+    the position of the node that computes this tensor.
     """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
@@ -138,7 +138,8 @@ def _check_references(entries: list, count: int) -> None:
 def read_parameters(path: str) -> dict[str, NDArray]:
     """Return the parameters and auxiliary states in a file of a checkpoint, by ``"arg:NAME"`` and ``"aux:NAME"``.
 
-    Raises ``ValueError``, which names the file, if there is none, it is damaged, or it holds arrays without such names.
+    Raises ``ValueError``, which names the file, if it does not exist, cannot be read, is damaged, or holds an array
+    without such a name.
     """
     if not os.path.isfile(path):
         raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")

@@ -1,4 +1,4 @@
-"""The state that the modules of all buckets share: how parameters are stored, their masters, and the scaled step."""
+"""The state that the modules of all buckets share: how parameters are stored, master weights, loss-scaled steps."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .cast import message_if_nothing_low, warn_of_unmatched
 class Core:
     """The state of mixed precision that modules share: the conversion, the master weights, and the loss-scaled step.
 
-    Every ``Module`` makes one, of its arguments ``policy``, ``exclude`` and ``loss_scale``; a module that is bound with
-    ``shared_module`` takes that module's, and the modules of a ``BucketingModule`` share one. The argument ``arrays``
-    of the methods maps each parameter's name to its arrays in the executors, one per device; a bucket may lack
-    parameters of the default one.
+    Every ``Module`` makes a Core from its arguments ``policy``, ``exclude`` and ``loss_scale``. A module that is bound
+    with ``shared_module`` uses the Core of that module instead, and the modules of a ``BucketingModule`` share one. The
+    argument ``arrays`` of the methods maps each parameter's name to its arrays in the executors, one per device; that
+    of a bucket may lack parameters which the default bucket has.
 
     Attributes
     ----------
     step : ScaledStep
         Checks gradients and applies or skips the update; has the scaler, which decides the loss scale, and the
-        counters.
+        counters of steps.
     scaled_by : float
         The loss scale of the last backward, by which the gradients in the executors are multiplied; 1 before the first.
     conversion : Conversion
@@ -90,17 +90,18 @@ class Core:
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
-        The first call decides which parameters are stored in float16, and calls for other buckets keep that, until
-        ``conversion.exclude``, by which ``guard`` moves operators to FP32: the next call decides anew. The very first
-        call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
+        The first call decides which parameters are stored in float16, and later calls, for other buckets, follow it.
+        After ``conversion.exclude``, by which ``guard`` moves operators to FP32, the next call decides anew. The very
+        first call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
         ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
-        ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
-        ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss heads, the
-        returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied.
+        ``"null"``. An empty ``grad_req`` means that they are not known: the Symbol gets the workarounds for all three.
+        ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss
+        heads, the result has one more argument, ``heads.SCALE_NAME``, which multiplies the gradients of loss heads.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
-        a Plan is of another device or Symbol (after the first call: has no operator of the Symbol).
+        a Plan is of another device. A call that decides also raises it if the Plan is of another Symbol; any other call
+        does so only if the Plan has no operator of this Symbol.
         """
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
@@ -128,8 +129,8 @@ class Core:
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights of all parameters that are stored in float16, and number all parameters.
 
-        ``values`` maps the name of every parameter to its FP32 value. A parameter's position in ``arrays`` is its
-        number, its index in the optimizer on all workers.
+        ``values`` maps the name of every parameter to its FP32 value. A parameter's number is its position in
+        ``arrays``; it is the index of the parameter in the optimizer, on all workers.
         """
         self._names = list(arrays)
         self.numbers = {name: number for number, name in enumerate(arrays)}
@@ -140,14 +141,15 @@ class Core:
         }
 
     def master(self, device: int, index: int) -> NDArray | None:
-        """Return the FP32 master weight of a parameter, by its index, on a device; None if it is stored in FP32."""
+        """Return the master weight of parameter ``index`` on device number ``device``; None if it is stored in FP32."""
         masters = self.masters.get(self._names[index])
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
-        """Return each master weight with its float16 array on the same device, if a user may have written into that.
+        """Return each master weight with its float16 array on the same device; an empty list unless ``exposed`` is set.
 
-        A user writes into the float16 array alone, so a step compares the two.
+        A user who has accessed the executors may have written into a float16 array, but not into its master weight, so
+        a step compares the two.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
@@ -163,7 +165,7 @@ class Core:
     def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
         """Return the mean over the devices of each master weight, as an FP32 array on the CPU, by parameter name.
 
-        ``mx.mod.Module`` takes the same mean of other parameters for its CPU copies.
+        For its CPU copies of parameters that are stored in FP32, ``mx.mod.Module`` itself takes the same mean.
         """
         held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
@@ -171,7 +173,7 @@ class Core:
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
         """Return a ``Weight`` for each parameter in ``arrays``, in the order of ``numbers``.
 
-        What a user has written into float16 arrays is copied into the master weights first. Empty before
+        What a user has written into float16 arrays is copied into the master weights first. The list is empty before
         ``make_masters``.
         """
         for pair in self.exposed_pairs(arrays):

@@ -28,11 +28,11 @@ logger = logging.getLogger("mxmp")
 class InferenceGraph:
     """A fused graph for inference on one device, with BatchNorm folded and bfloat16 weights stored as such.
 
-    Its parameters are computed from those of the module's executor: when first needed, and again after ``forget``.
-    ``symbol`` is the user's FP32 Symbol, ``parameters`` the names of its parameters and auxiliary states. If ``how`` is
-    a policy of bfloat16, the rules decide each operator's dtype in the folded graph, where more operators may be in
-    bfloat16 than in the module's plan. If it is a Plan, its operators keep their dtypes, and the rules decide for
-    all others.
+    ``bind`` computes the graph's parameters from those of the module's executor: at its first call, and again after
+    ``forget``. ``symbol`` is the user's FP32 Symbol, ``parameters`` the names of its parameters and auxiliary states.
+    If ``how`` is a policy of bfloat16, the rules decide each operator's dtype in the folded graph, where more operators
+    may be in bfloat16 than in the module's plan. If ``how`` is a Plan, it decides for the operators that have the same
+    name and type in it, and the rules decide for all others.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:
@@ -47,14 +47,14 @@ class InferenceGraph:
         return self._computed is not None
 
     def forget(self) -> None:
-        """Drop the folded and cast parameters, since those of the module, from which they were made, have changed."""
+        """Drop the folded and cast parameters; call it when the module's own parameters have changed."""
         self._computed = None
 
     def bind(self, executor: mx.executor.Executor) -> mx.executor.Executor:
         """Return a new executor of the graph for inference, which reads the input arrays of the module's ``executor``.
 
-        It shares ``executor``'s memory for intermediate tensors. The first call, and the first after ``forget``, waits
-        for the parameters of ``executor``, folds BatchNorm into copies of them and casts these.
+        The new executor shares ``executor``'s memory for intermediate tensors. The first call, and the first after
+        ``forget``, waits for the parameters of ``executor``, folds BatchNorm into copies of them and casts the copies.
         """
         arrays = {**executor.arg_dict, **executor.aux_dict}
         if self._computed is None:
@@ -72,7 +72,7 @@ class InferenceGraph:
         )
 
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
-        """Return the fused Symbol, and its parameters and running statistics by name, from those of the FP32 Symbol."""
+        """Return the fused Symbol and its parameters by name, computed from ``params``, those of the FP32 Symbol."""
         network = without_identities(strip(Graph.from_symbol(self._symbol)))
         graph, params = fold_constants(*fold_norms(network, params))
         graph, params = lower(graph, params, policy=self._policy, decided=self._decided)
@@ -85,10 +85,12 @@ class InferenceExecutor:
     Parameters
     ----------
     executor : Executor
-        The module's, with the parameters and inputs. Runs forwards in training mode, those that get inputs as keyword
-        arguments, and all others while ``is_safe`` returns False. Has all attributes that are not defined here.
+        The module's own, which holds the parameters and inputs. It runs forwards in training mode, those that get
+        inputs as keyword arguments, and all others while ``is_safe`` returns False. Attributes that are not defined
+        here are those of ``executor``.
     graph : InferenceGraph
-        A forward in training mode may change running statistics, so it calls ``graph.forget``.
+        Runs the remaining forwards. Before a forward in training mode, which may change running statistics, its
+        ``forget`` is called.
     is_safe : callable
         Returns True if nothing can change the executor's parameters without a call of ``graph.forget``.
     """
@@ -109,10 +111,10 @@ class InferenceExecutor:
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, with the arguments of ``Executor.forward``: by the InferenceGraph, in which operators are fused.
+        """Run forward, with the arguments of ``Executor.forward``, in the InferenceGraph; return the outputs.
 
-        The module's executor runs instead in training, for inputs as keyword arguments, and where its parameters may
-        have changed without ``InferenceGraph.forget``.
+        The module's executor runs instead if ``is_train`` is True, for inputs as keyword arguments, and where the
+        parameters may have changed without a call of ``InferenceGraph.forget``.
         """
         if is_train:
             self._graph.forget()
@@ -124,7 +126,7 @@ class InferenceExecutor:
     def _current(self) -> mx.executor.Executor:
         """Return the executor of the InferenceGraph, bound anew if the module's parameters have changed.
 
-        If MXNet cannot bind it, logs a warning and returns the module's executor, and so for all later forwards.
+        If MXNet cannot bind the graph, logs a warning and returns the module's executor, which runs all later forwards.
         """
         if self._fused is None or not self._graph.is_computed:
             try:

@@ -1,4 +1,4 @@
-"""``Module``: MXNet's own, which computes in low precision and takes safe steps.
+"""``Module``: MXNet's ``mx.mod.Module`` in mixed precision, with loss scaling and a check of each step's gradients.
 
 The module's ``symbol``, its parameters and its checkpoints are the user's, in FP32. Executors are bound to a private
 symbol with casts and, before loss heads, the loss scale.
@@ -69,8 +69,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         From the name of each parameter to ``"write"``, ``"add"`` or ``"null"``, as ``grad_req`` of ``bind`` says;
         ``"null"`` for fixed parameters. Empty before ``bind``, and if ``grad_req`` was not a single string.
     running : list of Gradient
-        The name and array of each auxiliary state on each device; those of the ``shared_module``, which has them all,
-        if there is one. Empty before ``bind``.
+        The name and array of each auxiliary state on each device. A module that was bound with ``shared_module`` has
+        the list of that module, which has them all. Empty before ``bind``.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
         """Return a Module with the Symbol and the parameters of a checkpoint, as ``mx.mod.Module.load`` does.
 
-        Raises ``mxnet.MXNetError`` if one of these two files is missing or damaged.
+        Raises ``mxnet.MXNetError`` if the file of the Symbol or that of the parameters is missing or damaged.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         epoch : int
             The files are ``PREFIX-symbol.json`` and ``PREFIX-0001.params`` for epoch 1. Both hold the FP32 network.
         load_optimizer_states : bool
-            If True, ``init_optimizer`` will load ``PREFIX-0001.states``, too.
+            If True, ``init_optimizer`` will load ``PREFIX-0001.states``, and raise ``OSError`` if it cannot be read.
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
         """
@@ -143,7 +143,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the module, or of its Plan; ``guard`` adds what it moves to FP32 to ``exclude``."""
+        """Return the policy of the module, or of its Plan; ``policy.exclude`` has what ``guard`` moved to FP32, too."""
         return self.core.conversion.policy
 
     # -- binding and parameters ---------------------------------------------------------------------
@@ -160,9 +160,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Bind executors of the FP32 Symbol with casts; the arguments are those of ``mx.mod.Module.bind``.
 
-        Sets ``plan``. The first ``bind`` decides which parameters are stored in float16. It warns if no operator
+        Sets ``plan``. The first ``bind`` decides which parameters are stored in float16, and warns if no operator
         computes in low precision, or if a pattern of ``exclude`` matches nothing. The policy, loss scale and master
-        weights of a ``shared_module`` replace this module's own.
+        weights of a ``shared_module`` replace this module's own. Like MXNet's, it warns and does nothing if the module
+        is bound already, unless ``force_rebind``.
 
         Raises
         ------
@@ -220,15 +221,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self._fuse_inference()
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``."""
+        """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``; ``plan`` stays."""
         super().reshape(data_shapes, label_shapes)
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[InferenceGraph]:
         """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list.
 
-        There are such graphs only if the module is bound for inference, on CPUs, in bfloat16, without model parallelism
-        (``group2ctxs``) and ``state_names``, and if ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
+        The list is empty unless the module is bound for inference, on CPUs, in bfloat16, without ``group2ctxs`` (model
+        parallelism) and without ``state_names``, and ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
         """
         if (
             self.for_training
@@ -251,14 +252,14 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters)
 
     def _knows_parameters(self) -> bool:
-        """Return whether parameters can change by ``init_params`` and ``set_params`` only, and no Monitor is installed.
+        """Return True if only ``init_params`` and ``set_params`` can change parameters, and no Monitor is installed.
 
         Only then do forwards run an InferenceGraph: it has copies of the parameters, and no Monitor sees its tensors.
         """
         return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
 
     def _forget_copies(self) -> None:
-        """Let InferenceGraphs take parameters anew, and the next backward running statistics: a user has set them."""
+        """Let later forwards and backwards copy parameters and running statistics anew, since a user has set them."""
         self.core.statistics.renew()
         for graph in self._inference_graphs:
             graph.forget()
@@ -287,7 +288,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values.
 
-        Like MXNet's, it warns and does nothing if they were initialized before, unless ``force_init``.
+        Like MXNet's, it warns and does nothing if the parameters were initialized before, unless ``force_init``.
         """
         ignored = self.params_initialized and not force_init
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
@@ -306,7 +307,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Set parameters and auxiliary states to FP32 values; the arguments are those of ``mx.mod.Module.set_params``.
 
         For a parameter that is stored in float16, the master weight, if there is one yet, gets the FP32 value, and the
-        float16 array the rounded value.
+        float16 array the rounded value. If they are initialized already, ``force_init=False`` sets none and warns.
         """
         ignored = self.params_initialized and not force_init
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
@@ -358,7 +359,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         The kvstore only sums gradients: the module itself checks them and then updates the weights. ``kvstore`` may
         also be ``"horovod"``. With several workers, all start from the parameters of rank 0, and the call waits until
-        this worker has received them. Does nothing if there is an optimizer already, unless ``force_init``.
+        this worker has received them. If there is an optimizer already, warns and does nothing, unless ``force_init``.
+        After ``load(..., load_optimizer_states=True)``, the call also reads the states file, and raises the errors of
+        ``load_optimizer_states``.
 
         Raises
         ------
@@ -395,7 +398,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.load_optimizer_states(preload)
 
     def _weights_by_key(self) -> dict[str, Weight]:
-        """Return all weights by the keys of a kvstore, ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
+        """Return all weights by kvstore keys such as ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
 
         The key ``"fc_weight"`` is that of the gradient, which may be float16; a key keeps the dtype of its first array.
         """
@@ -405,8 +408,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _params_in_gradient_dtype(self) -> Iterator[None]:
         """Cast the module's CPU copies of parameters to the dtype of their gradients within the ``with`` block.
 
-        In the block, MXNet initializes the keys of a kvstore with these copies. Gradients are pushed under the same
-        keys, and a float16 gradient that is pushed to an FP32 key of a distributed store hangs the job.
+        When the block ends, the FP32 copies are back. In the block, MXNet initializes the keys of a kvstore with the
+        cast ones. Gradients are pushed under the same keys, and a float16 gradient that is pushed to an FP32 key of a
+        distributed store hangs the job.
         """
         original = self._arg_params
         self._arg_params = {
@@ -438,7 +442,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights anew after ``rebind``, since other parameters may be stored in float16 now.
 
-        ``weights`` maps the name of each parameter to its FP32 values, one per device, which all arrays get.
+        ``weights`` maps the name of each parameter to its FP32 values, one array per device. They are copied into the
+        master weights and the executors' arrays of the same device; those in float16 get rounded values.
         """
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
@@ -451,7 +456,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
     def renew_store(self) -> None:
-        """Replace the module's kvstore, if it has one, by a new one of the same type, with a key for each parameter.
+        """Replace the module's kvstore, if it has one, by a new one of the same type, with a key per parameter.
 
         A kvstore keeps the dtype of each key's first array, and after ``rebind`` gradients may have other dtypes.
         """
@@ -472,8 +477,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.
 
-        The gradients in the executors are then multiplied by the loss scale, too; ``update`` divides it out again
-        before it changes the weights. Does not wait for the device.
+        So the gradients in the executors are multiplied by the loss scale, and ``update`` divides them by it before it
+        changes the weights. Does not wait for the device.
 
         Parameters
         ----------
@@ -512,7 +517,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         FloatingPointError
-            The third overflow in a row at a loss scale that cannot fall (lowest, fixed or None); names the parameters.
+            The third skipped step in a row at a loss scale that cannot fall (the lowest, a fixed one, or no loss
+            scaling); names the parameters.
         """
         _require(self, optimizer=True)
         group, kvstore = self._exec_group, self._kvstore
@@ -541,11 +547,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
             )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
-        """Return the gradients of the inputs, divided by the loss scale, as new arrays, after a ``backward``.
+        """Return the gradients of the inputs from the last ``backward``, divided by the loss scale, as new arrays.
 
         ``bind`` must have been called with ``inputs_need_grad=True``. The result has the form of
-        ``mx.mod.Module.get_input_grads``: a list with an array per input; without ``merge_multi_context``, a list per
-        input, with an array per device. Does not wait for the device.
+        ``mx.mod.Module.get_input_grads``: a list with an array per input; with ``merge_multi_context=False``, a list
+        per input, with an array per device. Does not wait for the device.
         """
         found = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self.core.scaled_by
@@ -565,8 +571,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and, if ``save_optimizer_states``,
         ``PREFIX-0001.states``, which only mxmp reads. Each appears completely or not at all. ``remove_amp_cast`` leaves
-        out operators ``amp_cast`` that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names
-        the file, if one cannot be written.
+        out ``amp_cast`` operators that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names
+        the file, if one cannot be written, and ``RuntimeError`` for states before ``init_optimizer``.
         """
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
@@ -600,8 +606,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
-            The file is damaged, or is of other parameters (compared by shape, and by name without the numbers in it),
-            another optimizer, or one with other states (SGD without momentum); nothing has changed.
+            The file is damaged, or is of other parameters (other shapes, or names that differ in more than numbers), of
+            another optimizer, or of the same one with other states (SGD without momentum); nothing has changed.
         OSError
             The file cannot be read.
         """
@@ -616,7 +622,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
     """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
 
-    If ``optimizer`` is True, it must have an optimizer too.
+    If ``optimizer`` is True, the error is also raised if ``module`` has no optimizer.
     """
     done = {
         "bind": module.binded,

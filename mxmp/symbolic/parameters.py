@@ -29,10 +29,11 @@ def check_parameters(
 ) -> bool:
     """Check that a checkpoint's parameters are those of a Symbol; return whether their shapes could be checked too.
 
-    Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``, the inputs' by name. If
-    that is empty, the first input is tried with one to five axes, and sizes that depend on the input may be any. The
-    result is False if the Symbol accepts neither ``shapes`` nor any trial, for example because it takes images of one
-    size only. ``params`` has parameters by ``"arg:NAME"`` and auxiliary states by ``"aux:NAME"``.
+    Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``, which maps the inputs'
+    names to their shapes. If it is empty, the first input is tried with one to five axes, and a size that depends on
+    the input may be any. The result is False if the Symbol accepts neither ``shapes`` nor any trial, for example
+    because it takes images of one size only. ``params`` has parameters by ``"arg:NAME"`` and auxiliary states by
+    ``"aux:NAME"``.
 
     Raises ``ValueError`` if a parameter is missing, is none of the Symbol's, has the wrong prefix (``arg:`` for an
     auxiliary state), or has another shape than the Symbol gives it.
@@ -61,9 +62,9 @@ def check_parameters(
 def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
     """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
 
-    Parameters that the Symbol ``low`` declares as float16 are new float16 arrays. The keys are ``"arg:NAME"`` and
-    ``"aux:NAME"``. Waits for the device. Raises ``ValueError``, which names the parameter, for a finite value beyond
-    float16's range.
+    For parameters that the Symbol ``low`` declares as float16 the dict has new float16 arrays, for all others the given
+    arrays. The keys are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the device. Raises ``ValueError``, which names the
+    parameter, if it would be float16 and has a finite value beyond 65504, the largest of float16.
     """
     attrs = low.attr_dict()
     found = {}
@@ -84,7 +85,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
 def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
     """Yield the names of variables that operators read not as data, but as weight, gamma, moving_mean or the like.
 
-    A checkpoint must have these; any other variable that it lacks is taken for an input. Names may be repeated.
+    A checkpoint must have these; any other variable that it lacks is taken for an input. A name may come repeatedly.
     """
     for node in Graph.from_symbol(symbol).nodes():
         for position, entry in enumerate(node.inputs):
@@ -103,15 +104,15 @@ def _expected_sizes(
 ) -> Iterator[_Sizes]:
     """Yield, for each trial of input shapes, the sizes that each parameter should have on its axes.
 
-    A trial infers them twice: from a small and a large shape of the first input, such as (512, 576) and (1024, 1088).
-    Other inputs get the shapes that MXNet infers. An item maps a parameter's name to one pair of sizes, small and
-    large, per axis. For example, ``{"fc_weight": [(10, 10), (576, 1088)]}`` says that the weight has 10 rows. The
-    number of columns depends on the input, so in the checkpoint it may be any. A trial that the Symbol does not accept
-    yields no item.
+    A trial infers the sizes twice: from a small and a large shape of the first input, such as (512, 576) and (1024,
+    1088). Other inputs get the shapes that MXNet infers. An item maps a parameter's name to a pair of sizes, small and
+    large, per axis. For example, ``{"fc_weight": [(10, 10), (576, 1088)]}`` says that the weight has 10 rows, and that
+    its number of columns depends on the input, so in the checkpoint it may be any. A trial that the Symbol does not
+    accept yields no item.
 
-    ``saved`` are the shapes of all parameters in the checkpoint; other arguments are inputs. ``shapes``, the inputs' by
-    name, is the one trial, for both sizes of a pair; if it is empty, there is one for each of one to five axes of the
-    first input.
+    ``saved`` are the shapes of all parameters in the checkpoint; other arguments are inputs. If ``shapes`` is not
+    empty, it has the inputs' shapes by name: the only trial, so the two sizes of every pair are equal. If it is empty,
+    there are five trials, in which the first input has one to five axes.
     """
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
@@ -149,11 +150,11 @@ def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
-    """Return an error message for the first parameter whose saved shape is not the expected one; empty if all fit.
+    """Return an error message for the first parameter whose saved shape is not the expected one; ``""`` if all fit.
 
-    ``sizes`` is an item of ``_expected_sizes``, with pairs of sizes. If the two of a pair are equal, the saved size
-    must be that number. Otherwise it depends on the input and may be any, but the same in all parameters that have this
-    pair.
+    ``sizes`` is an item of ``_expected_sizes``, with a pair of sizes per axis. If the two are equal, the saved size
+    must be that number. Otherwise the size depends on the input: the saved one may be any number, but must be the same
+    in all axes that have this pair.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():

@@ -8,10 +8,10 @@ from .module import Module
 
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
-    """Return the FP32 graph of a bound module with its plan and input shapes; of a ``BucketingModule`` one per bucket.
+    """Return a list of one: the FP32 graph of a bound module, with its plan and input shapes.
 
-    Buckets that were not used yet have no graph. The name of a bucket's graph is, for example, ``"softmax, bucket
-    10"``: the Symbol's name and the bucket's key. Raises ``ValueError`` if the module is not bound.
+    For a ``BucketingModule``, the list has the graph of each bucket that was used. The name of a bucket's graph is, for
+    example, ``"softmax, bucket 10"``: the Symbol's name and the key. Raises ``ValueError`` if the module is not bound.
     """
     modules = target.modules if isinstance(target, BucketingModule) else {None: target}
     found = []

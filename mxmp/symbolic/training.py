@@ -21,8 +21,8 @@ from .module import Module
 class TrainedModule:
     """A module in training, as ``watch``, ``blame`` and ``guard`` use it; implements ``frontend.TrainedNetwork``.
 
-    For a ``BucketingModule``, methods act on the current bucket's module unless they say otherwise. A *place* in
-    arguments is an executor; the module has one per device.
+    For a ``BucketingModule``, methods act on the current bucket's module unless they say otherwise. The argument
+    ``place`` is one of the module's executors, of which it has one per device.
 
     Raises
     ------
@@ -47,21 +47,21 @@ class TrainedModule:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the module, or of its Plan, with all operators that ``exclude`` was given."""
+        """Return the policy of the module, or of its Plan; ``policy.exclude`` has what ``exclude()`` was given, too."""
         return self._module.policy
 
     @property
     def is_planned(self) -> bool:
-        """Return whether a Plan that the user gave decides the dtypes, and not the rules under a policy."""
+        """Return True if a Plan that the user gave decides the dtypes, False if the rules do so under a policy."""
         return self._module.core.conversion.plan is not None
 
     @property
     def gradient_scale(self) -> float:
-        """Return the loss scale of the last backward, by which the gradients in the executors are multiplied."""
+        """Return the loss scale of the last backward, which multiplied the executors' gradients; 1 before the first."""
         return self._module.core.scaled_by
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
-        """Return the parameters that have a gradient, or with ``frozen=True`` all, with arrays and master weights."""
+        """Return the parameters that are trained, or with ``frozen=True`` all, with arrays and master weights."""
         arrays = self._module.arrays()
         gradients = _mxnet.group(self._module).grad_arrays
         trained = {name for name, grads in zip(arrays, gradients) if frozen or grads[0] is not None}
@@ -80,8 +80,8 @@ class TrainedModule:
     def unchanged(self) -> Iterator[None]:
         """Let the ``with`` block run batches, and restore gradients and auxiliary states when it ends.
 
-        Gradients are set to zero first, so that with ``grad_req="add"`` those of the training are not added to. Waits
-        for the device when the block ends.
+        Sets all gradients to zero first, so that with ``grad_req="add"`` the batches do not add to the gradients of the
+        training. Waits for the device when the block ends.
         """
         executors = _mxnet.group(self._module).execs
         written = [array for each in executors for array in each.grad_arrays if array is not None]
@@ -123,7 +123,7 @@ class TrainedModule:
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
         """Yield a ``GraphRun`` for the one graph of the executor ``place``.
 
-        It has the Symbol with casts, the plan by which that was made, and which variables have a gradient.
+        It has the Symbol with casts, the plan by which that Symbol was made, and which variables have a gradient.
         """
         gradients, plan = place.grad_dict, self._module.plan
         if plan is not None:
@@ -136,10 +136,10 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call listeners with the outputs and gradients of all operators in training, until ``stop_listening``.
 
-        ``listener_at(executor)`` returns the listener of one of the current bucket's executors. It is called as
-        ``listener(name, array)`` with what MXNet's monitor reports of the Symbol with casts: tensors of casts too, in
-        their own dtype, and gradients multiplied by the loss scale. An executor without a listener is replaced by a
-        second one, of the same graph and arrays, that has a callback and runs operator by operator.
+        Calls ``listener_at(executor)`` for each executor of the current bucket. The listener that it returns is called
+        as ``listener(name, array)`` with what MXNet's monitor reports of the Symbol with casts: tensors of casts too,
+        in their own dtype, and gradients multiplied by the loss scale. An executor that has no listener yet is replaced
+        first by a second one, of the same graph and arrays, that has a callback and runs operator by operator.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
         twins = module.core.listening_executors
@@ -155,7 +155,8 @@ class TrainedModule:
     def stop_listening(self) -> None:
         """Remove the listeners that this object added, and use the original executors again where no listener is left.
 
-        The outputs of the last batch are copied into the original executors, since a metric may read them there.
+        Copies the outputs of the last batch into the original executors, since a metric may read them there. Leaves an
+        executor that MXNet has made since then in its place.
         """
         for module, i, each, listener in self._listening:
             (listeners, executor), execs = module.core.listening_executors[each], _mxnet.group(module).execs
@@ -169,7 +170,7 @@ class TrainedModule:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether MXNet has replaced an executor that had a listener of ``listen``, so that tensors were missed.
+        """Return whether an executor with a listener of this object was replaced, so that its tensors are missed.
 
         MXNet makes new executors for a batch of another size, and when the module is bound again.
         """
@@ -184,8 +185,8 @@ class TrainedModule:
         """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
 
         ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``, which
-        also overrules a Plan. All buckets are bound again with that policy; parameters, master weights, auxiliary
-        states, optimizer states and outputs keep their values, gradients do not. The user must install the
+        also overrules a Plan. All buckets are bound again with that policy. Parameters, master weights, auxiliary
+        states, optimizer states and outputs keep their values, gradients are lost. The user must install the
         ``mx.mon.Monitor`` of a ``Module`` again; that of a ``BucketingModule`` is installed again here.
         """
         target = self._target

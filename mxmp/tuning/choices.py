@@ -28,23 +28,27 @@ class Task:
     graph : Graph
         The network in FP32, without casts.
     policy : Policy
-        What it excludes stays in FP32 under every plan.
+        Operators that the policy excludes stay in FP32 under every plan.
     device : {"cpu", "gpu"}
         The device whose kernels run the graph.
-    parameters, keep_output_names, training_shapes
-        As for ``decide``.
+    parameters : collection of str, optional
+        The variables that may be stored in float16 (None: weights and biases of convolutions, FullyConnected and RNN).
+    keep_output_names : bool
+        True keeps an operator with several outputs in FP32 if one is a graph output, which a cast would rename.
     slow_too : bool
-        True lets operators compute in low precision whose low-precision kernel is correct but known to be slow.
+        True also allows low precision for operators whose low-precision kernel is correct but known to be slow.
     left_out : mapping of str to str, optional
         The operators that stay in FP32 under every plan although rules and policy allow low precision: from the name of
         each to the reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
+    training_shapes : mapping of str to tuple
+        The shapes of the inputs by name if the network will train; empty for inference.
 
     Attributes
     ----------
     graph, policy, device
         As given.
     names : dict of Node to str
-        The unique name of every node of the graph, as plans use it, for example ``"conv0"``.
+        The unique name of every node of the graph, under which it is in a plan, for example ``"conv0"``.
     rules_plan : Plan
         The plan that the rules make without any measuring, with ``left_out`` in FP32.
     rule_of_node : mapping of Node to Rule
@@ -52,9 +56,9 @@ class Task:
     may_be_low : frozenset of Node
         The operators for which ``tune`` may choose between low precision and FP32.
     matrix_operators : frozenset of Node
-        Those of ``may_be_low`` that are matrix operators (convolution, fully connected and the like).
+        The operators in ``may_be_low`` that are matrix operators (convolution, fully connected and the like).
     choice : Choice
-        ``may_be_low`` with the tensors of the graph, from which ``cut.cheapest`` chooses a dtype for each operator.
+        All assignments of dtypes to ``may_be_low``, among which ``cut.cheapest`` chooses.
     """
 
     def __init__(
@@ -96,15 +100,16 @@ class Task:
         self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=self._may_be_stored_low)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
-        """Return the operators that compute in low precision under ``plan``, but none in the bodies of control flow."""
+        """Return the operators in low precision under ``plan``, without those in the bodies of loops and conditions."""
         return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
         """Return the plan in which, of ``may_be_low``, those in ``low`` compute in low precision, the rest in FP32.
 
-        All other operators follow the rules; if ``low`` is empty, those in the bodies of loops and conditions compute
-        in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype. Without
-        one, it gives the reason of the rules if they choose the same dtype, otherwise "chosen by tuning".
+        All other operators follow the rules; but if ``low`` is empty, operators in the bodies of loops and conditions
+        compute in FP32. ``reasons`` maps operators of ``may_be_low`` to the text that the plan gives for their dtype.
+        For an operator that is missing there, the plan gives the reason of the rules if these choose the same dtype,
+        otherwise "chosen by tuning".
         """
         decided = {}
         for node in self.may_be_low:
@@ -124,7 +129,7 @@ class Task:
         """Return the operators in low precision under the plan whose casts move the fewest bytes in one forward.
 
         Only plans are compared in which all of ``matrix_operators`` compute in low precision. Of several plans with the
-        fewest bytes, it is the one with the most operators in low precision. ``shapes`` maps every tensor to its shape.
+        fewest bytes, the one with the most operators in low precision wins. ``shapes`` maps every tensor to its shape.
         """
         free = self.may_be_low - self.matrix_operators
         choice = Choice(self._planned, free, self.matrix_operators, self._may_be_stored_low)
@@ -134,7 +139,7 @@ class Task:
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
         """Return the plan with the decisions ``decided``, by the operators' names; other operators follow the rules.
 
-        The operators of ``left_out``, an argument of the Task, stay in FP32.
+        The operators of ``left_out``, an argument of the Task, stay in FP32 even if ``decided`` has them.
         """
         return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._options)
 
@@ -143,10 +148,10 @@ def _around_matrix_operators(graph: Graph, safe: Mapping[Node, tuple[Kind, Rule]
     """Return the matrix operators, and the operators around them that may compute in low precision as well.
 
     ``safe`` maps each operator that its rule and the device's kernels allow in low precision to its kind and rule.
-    Three groups of these are returned: the matrix operators, which have the kind ``LOW``; operators whose inputs, but
-    for parameters and FP32 inputs such as indices, are all outputs of returned operators; and operators whose outputs
-    are read by returned operators alone, and are no outputs of the graph. All others may compute on labels, masks or
-    positions, which must not be rounded.
+    Three groups of these operators are returned: the matrix operators, which have the kind ``LOW``; operators whose
+    inputs, but for parameters and FP32 inputs such as indices, are all outputs of returned operators; and operators
+    whose outputs are read by returned operators alone, and are no outputs of the graph. Any other operator may compute
+    on labels, masks or positions, which must not be rounded.
     """
     found: set[Node] = set()
     heads = {entry.node for entry in graph.heads}
@@ -200,7 +205,7 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
 def cast_bytes(shapes: Mapping[Entry, tuple[int, ...]]) -> dict[Entry, float]:
     """Return, for each tensor of ``shapes``, how many bytes one cast of it reads and writes: 6 for each element.
 
-    A cast between FP32 and a 16-bit dtype, in either direction, moves 4 bytes of an element in FP32 and 2 in the other.
+    A cast from FP32 to a 16-bit dtype reads 4 bytes of each element and writes 2; a cast back reads 2 and writes 4.
     """
     return {entry: 6.0 * prod(shape) for entry, shape in shapes.items()}
 

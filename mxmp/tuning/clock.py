@@ -1,9 +1,9 @@
 """How long a graph takes, operator by operator and as one step, on arrays of its own.
 
 Each operator is timed in its place in the network: MXNet's executors call back after every operator, forward and
-backward, and the callback waits for it. So it meets the layouts (oneDNN's blocked ones), the caches and the memory
-that it meets in training, which it would not in a graph of its own: BatchNorm after a plain array takes five times as
-long as after a convolution.
+backward, and the callback waits for it. So the operator meets the layouts (oneDNN's blocked ones), the caches and the
+memory that it meets in training, which it would not in a graph of its own: BatchNorm after a plain array takes five
+times as long as after a convolution.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _LEGACY = frozenset(_LEGACY_NAMES.split())
 class Arrays:
     """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
 
-    Several plans of the graph are timed on the same values; ``Timed`` casts copies of the parameters and gradients that
-    a plan has in float16. None of them is an array of the user's: given values are copied in their dtype, all others
-    are random numbers of a fixed seed, or zeros and ones for labels and the like.
+    Several plans of the graph are timed on the same values; of parameters and gradients that a plan has in float16,
+    ``Timed`` makes float16 copies. No array here is the user's: given values are copied in their dtype, all others are
+    random numbers of a fixed seed, or for labels, indices, gamma and the like zeros or ones.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Arrays:
     values, shapes : mapping of str to NDArray, and to tuple of int
         The inputs that the user gave as arrays, by name; and the shapes of the other inputs.
     large_inputs : bool
-        As for ``emitted``.
+        True leaves out the workarounds that a graph needs only if its inputs are small beside the padding.
 
     Attributes
     ----------
@@ -146,9 +146,9 @@ class Timed:
     training : bool
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
-        If given, the constructor runs another step first, operator by operator. Before each operator runs, this is
-        called with the ``Owner`` for which it runs; after the step it is called with None. So the caller knows what ran
-        when a kernel crashes the process.
+        If given, the constructor runs another step first, operator by operator, and calls ``before_each`` before (and
+        after) each operator with its ``Owner``: the operator of ``graph``, or the ``Cast``, for which it runs. After
+        that step it is called with None. So the caller knows what ran when a kernel crashes the process.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ class Timed:
         """Run one step and return the seconds of each operator and cast in it, forward and backward together.
 
         The time of an operator that MXNet adds by itself, to sum gradients, is counted for the operator whose backward
-        runs next. A callback waits for the device after each operator. It stays on the executor, so from then on
+        runs next. A callback waits for the device after each operator. The callback stays on the executor, so a later
         ``step`` waits after each operator too, and takes longer.
         """
         spent: dict[Owner, float] = {}
@@ -233,9 +233,10 @@ class Timed:
     def _run(self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], before: bool = False) -> None:
         """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
 
-        That is None for an operator that MXNet added by itself. ``note`` is called once for each output of an operator;
-        with ``before`` also before each operator, once for each of its inputs. There is then no backward if the monitor
-        could not report its inputs (``_LEGACY``). An exception in ``note`` is raised when the step has ended.
+        ``note`` gets None for an operator that MXNet added by itself. It is called once for each output of an
+        operator; with ``before=True`` also before each operator, once for each of its inputs. The step then has no
+        backward if the graph has an operator of ``_LEGACY``, since a monitor of its backward's inputs never ends. An
+        exception in ``note`` is raised when the step has ended.
         """
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
@@ -252,7 +253,7 @@ class Timed:
         error.raise_it()
 
     def _step(self, executor: mx.executor.Executor, backward: bool) -> float:
-        """Run one step of an executor and return its seconds. Waits for the device; Ctrl-C acts after the step."""
+        """Run one step of an executor and return its seconds. Waits for the device; delays Ctrl-C until the end."""
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()
@@ -266,8 +267,8 @@ class Timed:
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
     """Return, for each operator of the graph with casts, what its measured time is counted for.
 
-    An operator that a workaround inserted is counted with the first node, in graph order, that reads its output; if
-    none reads it, with the operator of the FP32 graph whose values it passes on.
+    That is an operator of the FP32 graph, or a ``Cast``. An operator that a workaround inserted is counted with the
+    first node, in graph order, that reads its output; if none does, with the operator whose values it passes on.
     """
     casts = {}
     for cast in casted.casts:
@@ -294,8 +295,8 @@ def _bind(
 ) -> mx.executor.Executor:
     """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
 
-    Neither a hybridized Gluon net nor ``mxmp.Module`` uses that fusion, so times with it would not be theirs. The
-    device, ``grad_req`` and the auxiliary states are those of ``arrays``.
+    Hybridized Gluon nets, and ``mxmp.Module`` in training, run without that fusion, so times with it would not be
+    theirs. The device, ``grad_req`` and the auxiliary states are those of ``arrays``.
     """
     if arrays.ctx.device_type == "cpu":
         symbol = Unfused(symbol)

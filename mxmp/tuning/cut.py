@@ -41,8 +41,8 @@ class Tensor(NamedTuple):
 class Costs:
     """What each operator costs in each dtype, and each tensor's cast in each direction.
 
-    All are in one unit, for example seconds or bytes. An operator or tensor that a mapping lacks costs 0 there. Costs
-    of operators may be negative. So may that of a cast whose presence depends on one operator alone
+    All costs are in one unit, for example seconds or bytes. An operator or tensor that a mapping lacks costs 0 there.
+    The cost of an operator may be negative, and so may the cost of a cast whose presence depends on one operator alone
     (``Choice.sole_decider``): the time of a cast that makes the operators beside it faster can be less than 0.
 
     Attributes
@@ -72,7 +72,7 @@ class Choice:
         others compute in FP32 under every assignment.
     may_be_stored_low : frozenset of Node
         The variables (weights, biases) that are stored in low precision under those assignments in which all
-        operators that read them compute in low precision. They then need no cast.
+        operators that read them compute in low precision. Then they need no cast.
     tensors : dict of Entry to Tensor
         Every tensor that an operator reads or that the graph returns, with what decides whether it is cast.
     """
@@ -99,9 +99,9 @@ class Choice:
             self.tensors[entry] = Tensor(source, tuple(dict.fromkeys(readers)), read_in_fp32)
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the sum of ``costs`` when the operators ``low`` compute in low precision: of casts and operators.
+        """Return the total cost of casts and operators when the operators ``low`` compute in low precision.
 
-        Operators that no assignment puts in low precision are left out.
+        Operators that compute in FP32 under every assignment are left out, since their cost is always the same.
         """
         nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self._low_somewhere)
         return nodes + sum(
@@ -112,8 +112,8 @@ class Choice:
         """Return the operator whose dtype alone decides whether a tensor is cast; None if there is no such operator.
 
         The graph has the cast of ``entry``, to FP32 or to low precision, under exactly those assignments in which the
-        returned operator computes in low precision. ``cheapest`` adds its cost to that of the operator in low
-        precision, so only such a cast may have a negative cost.
+        returned operator computes in low precision. ``cheapest`` adds the cost of the cast to that of the operator in
+        low precision; the cost of a cast without a sole decider must not be negative.
         """
         tensor = self.tensors[entry]
         if tensor.source in self.may_be_stored_low:

@@ -19,7 +19,7 @@ from .stand_ins import described
 
 
 class Crash(NamedTuple):
-    """One crash of the process in which ``tune`` measures: the plan that ran, where in it, and how the process ended.
+    """One crash of the process in which ``tune`` measures: plan and operator that ran, and how the process ended.
 
     The next process does not run this plan again, and keeps in FP32 those of ``operators`` that are in ``low``.
 
@@ -28,8 +28,9 @@ class Crash(NamedTuple):
     low : frozenset of str
         The names of the operators that compute in low precision under the plan that ran.
     operators : tuple of str
-        The name of the operator that ran when the process ended. If a cast ran: to FP32, the name of the operator that
-        returns the tensor; otherwise the names of the low-precision operators that read it. Empty if a whole step ran.
+        The name of the operator that ran when the process ended. If a cast to FP32 ran, the name of the operator that
+        returns the tensor; if a cast to low precision ran, the names of the low-precision operators that read it. Empty
+        if a whole step ran.
     how : str
         The signal that ended the process, for example ``"SIGSEGV"``, or its exit status, ``"exit status 1"``.
     """
@@ -43,7 +44,7 @@ class Crash(NamedTuple):
 class Job:
     """What the process in which ``tune`` measures must know: the network, and how and where it is going to run.
 
-    Nothing in it is an object of the user's, but for the arrays in ``values``.
+    Only the arrays in ``values`` are objects of the user's.
 
     Attributes
     ----------
@@ -92,7 +93,7 @@ class Job:
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return a new object, the FP32 graph: with Custom operators, not stand-ins, and without what mxmp inserted."""
+        """Return a new FP32 graph of the network: with Custom operators, without stand-ins and mxmp's own nodes."""
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
 
@@ -108,8 +109,9 @@ def job_of(
     """Return the job for one call of ``tune``: what the process that measures must know, as data to be pickled.
 
     ``target`` is not changed, and no operator runs. ``inputs`` are the positional inputs of ``tune``, ``named`` those
-    of a Symbol by name. With ``measure``, an operator in the body of control flow that only this process can run is a
-    ``ValueError``, as it gets no stand-in. Other errors are those of ``tune``.
+    of a Symbol by name. Raises ``TypeError`` if ``target`` is neither a Block nor a Symbol. Raises ``ValueError`` if
+    the inputs do not fit ``target``, if a Block is no HybridBlock or cannot be traced, and, with ``measure=True``, if
+    the body of a loop or condition has an operator that only this process can run, as that gets no stand-in.
     """
     blocks: tuple[str, ...] = ()
     parameters, grad_req = None, {}

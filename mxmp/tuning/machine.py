@@ -46,9 +46,9 @@ def describe(ctx: mx.Context) -> dict[str, Any]:
 
 
 def processors() -> int:
-    """Return how many processors this process may use by its CPU affinity, or else how many the machine has.
+    """Return how many processors this process may use by its CPU affinity; on a system without that, how many exist.
 
-    A container's quota and ``OMP_NUM_THREADS`` do not change it.
+    A container's quota and ``OMP_NUM_THREADS`` do not change this number.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -56,8 +56,9 @@ def processors() -> int:
 def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None) -> str:
     """Return the path of the file in which ``tune`` keeps the times measured on one machine. It need not exist.
 
-    ``machine`` is what ``describe`` returned; its hash is in the file's name. The ``folder`` (default: the user's cache
-    folder, for which ``ImportError`` is raised without platformdirs) is created, or ``OSError`` raised.
+    ``machine`` is what ``describe`` returned; its hash is in the file's name. ``folder`` is created if it is missing;
+    ``OSError`` is raised if that fails. Default: the user's cache folder; without platformdirs, which knows it,
+    ``ImportError`` is raised.
     """
     if folder is None:
         try:
@@ -71,7 +72,7 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
 
 
 def _source() -> str:
-    """Return a hash of the code of mxmp that makes and times graphs: times of another version are not used."""
+    """Return a hash of mxmp's code that makes and times graphs, so that times of other code are not used again."""
     package = Path(__file__).parents[1]
     files = sorted(path for name in ("precision", "kernels", "tuning") for path in (package / name).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in [*files, package / "pipeline.py"])).hexdigest()[:12]

@@ -1,7 +1,7 @@
 """The process in which ``tune`` measures, from both sides.
 
-Its kernels may crash, it draws random numbers, and it starts teams of threads: none of that reaches the user's process.
-It is a fresh Python with the environment and the import path of the user's, and runs in the state in which training
+Kernels may crash there, random numbers are drawn, and teams of threads start: none of that reaches the user's process.
+The process is a fresh Python with the user's environment and import path, and runs in the state in which training
 runs: with as many threads, and with the OpenMP team that copying a batch from NumPy starts.
 """
 
@@ -53,7 +53,8 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
         The process cannot start, FP32 itself crashes in it, or it was ended from outside, as Linux does where memory
         runs out.
     ValueError, ImportError, MemoryError, OSError, mxnet.MXNetError
-        The search raised this in the process. Another exception of the search is a ``RuntimeError`` with its traceback.
+        The search raised this in the process. If it raises any other exception there, ``RuntimeError`` is raised here,
+        with the traceback as its text.
     """
     while True:
         process = start_python(START, hint="Use tune(measure=False)")
@@ -71,9 +72,9 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
     """Send a job to the process that measures, and read its messages until it has found the plan or has crashed.
 
-    Return the plan, or a ``Crash`` if the process ended without one. Until then, the times that it measured are added
-    to ``job.seconds``, and ``show`` is called with the name of each part of the search. Raises an exception that the
-    process reports, and ``RuntimeError`` where ``_crash`` does.
+    Return the plan, or a ``Crash`` if the process ended without one. Until then, the times that it measures are added
+    to ``job.seconds``, ``show`` is called with the name of each part of the search, and its warnings are issued here.
+    Raises an exception that the process reports, and ``RuntimeError`` if another process could not do better.
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
@@ -108,7 +109,7 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
     """Return how a measuring process crashed, so that the next one can leave out the operators or the plan that ran.
 
     ``status`` is what ``Popen.wait`` returned, ``plan`` and ``operators`` are as in ``Crash``; ``plan`` is None before
-    the first one ran. Raises ``RuntimeError`` where another process could not do better: this one was ended from
+    the first plan ran. Raises ``RuntimeError`` where another process could not do better: the process was ended from
     outside (SIGKILL, SIGTERM, ...), ended before it measured anything, or crashed under the plan without low precision.
     """
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
@@ -132,7 +133,7 @@ def main() -> None:
     A message is a tuple of its kind and its value, such as ``("part", "steps")``. The kinds "part", "plan", "operators"
     and "seconds" say how the search proceeds; ``search.measured`` describes them. The value of a "warning" is a text
     and a category. The last message is "found" with the Plan, or "failed" with the type and the text of an exception.
-    If the user's process ends, this one does too.
+    If the user's process ends, this process ends too.
     """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what other code prints goes to stderr

@@ -1,4 +1,4 @@
-"""From profiles to a plan: learn, cut, learn what the cut's plan is like, and let steps of the network decide."""
+"""The search for the fastest plan: operators are timed, a minimum cut gives a plan, and whole steps are compared."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ Tell = Callable[[str, Any], None]
 
 
 def measured(job: Job, tell: Tell) -> Plan:
-    """Measure in this process, which a kernel may crash, which plan for a job has the fastest steps, and return it.
+    """Measure plans for a job in this process, which a kernel may crash; return the plan with the fastest steps.
 
     ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of the
     search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
     ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and the times of all operators
-    and casts measured so far, by the keys of ``table.Table``. Raises ``ValueError`` and ``MXNetError`` as ``tune``.
+    and casts measured so far, by the keys of ``table.Table``. Raises ``ValueError`` if the inputs or the policy do not
+    fit the network or an operator has no rule, ``mxnet.MXNetError`` if FP32 fails, ``ImportError`` without igraph.
     """
     return replace(Search(job, tell).run(), blocks=job.blocks)
 
@@ -51,7 +52,7 @@ def fewest_bytes(job: Job) -> Plan:
     """Return, for a job, the plan with all matrix operators in low precision whose casts move the fewest bytes.
 
     This is what ``tune(measure=False)`` returns; no operator runs. A matrix operator that the rules or the policy keep
-    in FP32 stays there. A cast moves the bytes that it reads and writes.
+    in FP32 stays in FP32. A cast moves the bytes that it reads and writes.
     """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
@@ -76,9 +77,9 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
 
 
 def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
-    """Return the operators that must stay in FP32 because their low-precision kernel crashed, and the reason of each.
+    """Return the names of operators that must stay in FP32 as their low-precision kernel crashed, with the reasons.
 
-    These crashed while they were in low precision, or run the same kernel on the same shapes as one that did.
+    Each of them crashed in low precision, or runs the same kernel on the same shapes as an operator that did.
     """
     names = graph.names()
     signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
@@ -129,8 +130,9 @@ class Search:
     def run(self) -> Plan:
         """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
 
-        If low precision raises ``MXNetError`` while operators are profiled, the steps of the candidates so far are
-        compared. Raises ``mxnet.MXNetError`` if FP32 itself fails.
+        Measures nothing, and returns FP32, if no operator may compute in low precision. If low precision raises
+        ``MXNetError`` while operators are profiled, the steps of the candidates so far are compared. Raises
+        ``mxnet.MXNetError`` if FP32 itself fails.
         """
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
@@ -153,11 +155,12 @@ class Search:
     def _learn(self, low: frozenset[Node]) -> None:
         """Time each operator and cast of the plan with the operators ``low`` in low precision.
 
-        The times go into the ``Table``, from which the times of other plans are predicted.
+        The times go into the ``Table``, from which the times of other plans are predicted. Does nothing if the table
+        has all of these times already.
 
-        Does nothing if the table has all of these times already. The time of an operator or cast is the least of 4 to
-        12 runs, without what it takes to wait for the device after each operator (``without_waiting``). The runs end
-        when two in a row lower the sum of these least times by less than 2 % each.
+        The plan's step is run 4 to 12 times, operator by operator, and each operator and cast gets its least time. The
+        runs end early when each of two in a row lowers the sum of the least times by less than 2 % of it. Waiting for
+        the device after each operator is subtracted (``without_waiting``).
         """
         if self._table.knows(low):
             return
@@ -178,10 +181,10 @@ class Search:
         self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        """Return the graph of the plan in which the operators ``low`` compute in low precision, as ``_bound`` does.
+        """Return the graph of the plan in which the operators ``low`` compute in low precision, ready for timing.
 
-        If ``low`` is empty, it is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
-        because every graph with operators in low precision has these workarounds.
+        If ``low`` is empty, this is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
+        because every graph with operators in low precision has these workarounds. Raises the errors of ``_bound``.
         """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
@@ -189,8 +192,8 @@ class Search:
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
         """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, ready for timing.
 
-        Its first step has then run, operator by operator, each of them announced (``_announce``). Raises
-        ``mxnet.MXNetError`` if the plan cannot run, or if it crashed an earlier process.
+        A first step has then run operator by operator, each of them announced (``_announce``), and a second one as a
+        whole. Raises ``mxnet.MXNetError`` if the plan cannot run, or if it crashed an earlier process.
         """
         names = self._tell_plan(low)
         if names in self._crashes:
@@ -198,16 +201,16 @@ class Search:
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
-        """Tell the user's process which plan runs next, in case a kernel crashes; return the names of ``low``."""
+        """Tell the user's process the names of the operators ``low`` of the plan that runs next; return these names."""
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Tell the user's process that ``owner`` runs next, so that a crash can be blamed on it; None: a whole step.
+        """Tell the user's process what runs next, in case it crashes: ``owner``, or a whole step if ``owner`` is None.
 
-        For a cast to FP32 the operator that returns the tensor is named, for one to low precision its readers in
-        ``low``, the operators in low precision under the plan that runs.
+        For a cast to FP32, the operator that returns the tensor is named; for a cast to low precision, the operators
+        that read the tensor and are in ``low``, the operators in low precision under the plan that runs.
         """
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
@@ -220,10 +223,11 @@ class Search:
     def _compare_steps(self) -> dict[str, list[float]]:
         """Time whole steps of all candidates; return the seconds of each step by the candidate's name.
 
-        Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``,
-        where such a workaround applies, for that with them. In each round every candidate runs one step, and entry
-        ``i`` of each list is of round ``i``. A candidate whose step fails, before the rounds or in one, is left out,
-        with a note in the plan. Raises ``mxnet.MXNetError`` if plain FP32 fails.
+        Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``
+        for the graph with them, if it needs any. In each round every candidate runs one step, and entry ``i`` of each
+        list is of round ``i``. Of candidates that are the same plan, only the first is timed. A low-precision candidate
+        that fails, before the rounds or in one, is left out, with a note in the plan; so is ``CONVERTED`` if it fails
+        in a round. Raises ``mxnet.MXNetError`` if plain FP32 fails, or ``CONVERTED`` before the rounds.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
@@ -256,7 +260,7 @@ class Search:
                 return times
 
     def _has_workarounds_against_slow_kernels(self) -> bool:
-        """Return whether FP32 with the workarounds against slow kernels is another graph than plain FP32."""
+        """Return True if FP32 with the workarounds against slow kernels is another graph than FP32 without them."""
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
             emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
@@ -265,9 +269,9 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
-        """Return the plan of the candidate named ``chosen``, with all measurements in its ``tuned``.
+        """Return the plan of the candidate named ``chosen``, with all measurements in the plan's ``tuned``.
 
-        ``times`` has the seconds of the timed steps by candidate; it is empty if no step was timed.
+        ``times`` has the seconds of the timed steps by the candidate's name; it is empty if no step was timed.
         """
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
@@ -299,7 +303,7 @@ class Search:
         return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return why the operators that may compute in low precision, but are not in ``low``, stay in FP32."""
+        """Return a text for each operator of ``may_be_low`` that is not in ``low``: why it stays in FP32."""
         compute = self._task.policy.compute
         reasons = {}
         for node in self._task.may_be_low - low:
@@ -312,10 +316,10 @@ class Search:
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
     """Return a profile, the seconds of each operator and cast, without the time of waiting after every operator.
 
-    A profile waits for the device after each operator, and a whole step, of ``step`` seconds, only at its end. The
-    excess of its sum is taken in equal shares from each operator that the bound graph runs, of which ``operators`` has
-    the number for each key of ``profile``; no time falls below 0, and the sum becomes ``step``, within 0.1 %. Without
-    an excess the times stay.
+    A profile is measured with a wait for the device after each operator; ``step``, the seconds of a whole step, with a
+    single wait at its end. If the sum of ``profile`` is above ``step``, the difference is taken in equal shares from
+    all operators that the bound graph runs; ``operators`` has their number for each key of ``profile``. No time falls
+    below 0, and the sum becomes ``step``, within 0.1 %. If the sum is not above ``step``, the times stay.
     """
     left = dict(profile)
     for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
@@ -332,11 +336,10 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
     """Return the name of the candidate, a plan that was timed, that wins the comparison of whole steps.
 
     ``times`` maps each candidate's name to the seconds of its steps, one for each round. A gain is how many times as
-    fast a candidate is as another one in a round; it is faster in three quarters of them if the lower quartile is above
-    1. ``CONVERTED``, FP32 with the workarounds against slow kernels, counts as FP32 if it is faster than ``FULL``,
-    plain FP32, in three quarters of the rounds; otherwise ``FULL`` does. Of the candidates in low precision, the best
-    is the one with the highest median gain over ``FULL``. It wins if it is faster than FP32 in three quarters of the
-    rounds; otherwise FP32 wins.
+    fast one candidate is as another in a round. A candidate beats another if the lower quartile of its gains is above
+    1, so that it is faster in three quarters of the rounds. FP32 is represented by ``CONVERTED``, with the workarounds
+    against slow kernels, if this beats ``FULL``, plain FP32; otherwise by ``FULL``. Of the candidates in low precision,
+    the one with the highest median gain over ``FULL`` wins if it beats that FP32; otherwise that FP32 wins.
     """
 
     full = CONVERTED if CONVERTED in times and _gain(times, CONVERTED, FULL)[0] > 1 else FULL
@@ -353,7 +356,7 @@ def _gain(times: Mapping[str, Sequence[float]], name: str, against: str) -> tupl
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the lower quartile, the median and the upper quartile of a non-empty list.
 
-    Of 7 values they are the second, fourth and sixth by size (``statistics.quantiles``); of one, three times that one.
+    Of 7 values they are the second, fourth and sixth by size (``statistics.quantiles``); a single value is all three.
     """
     if len(values) < 2:
         return (values[0],) * 3
@@ -362,14 +365,14 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether the times vary so little that no more rounds are needed; False after a single round.
+    """Return True if the times vary so little that no more rounds are needed; False after a single round.
 
-    The two quartiles of each candidate may differ by 4 % of its median at most.
+    For this, lower and upper quartile of each candidate may differ by 4 % of its median at most.
     """
     spreads = [quartiles(each) for each in times.values()]
     return len(times[FULL]) > 1 and all(high - low <= 0.04 * middle for low, middle, high in spreads)
 
 
 def _first_line(error: Exception) -> str:
-    """Return, for a note, the first line of an error's text with "rror" in it, else all; the last 120 characters."""
+    """Return the last 120 characters of an error's first line that contains "rror", or of the text if none does."""
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

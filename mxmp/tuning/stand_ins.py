@@ -23,10 +23,10 @@ _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
     """Return a Symbol as JSON for another process, and titles of the operators that only this process can run.
 
-    Those are Custom operators and operators of a library that ``mx.library`` loaded. In the JSON they have an attribute
+    These are Custom operators and operators of a library that ``mx.library`` loaded. In the JSON they have an attribute
     with the shapes of their outputs, from which ``put_stand_ins`` makes stand-ins. The titles, ``"my_op 'custom0'"``,
-    come in two lists: of those outside the bodies of loops and conditions, and of those inside, which get no stand-ins.
-    ``shapes`` maps the names of the Symbol's inputs to their shapes.
+    come in two lists: first of the operators outside the bodies of loops and conditions, then of those inside, which
+    get no stand-ins. ``shapes`` maps the names of the Symbol's inputs to their shapes.
     """
     text = symbol.tojson(remove_amp_cast=False)
     raw = json.loads(text)
@@ -47,7 +47,7 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 
 
 def with_stand_ins(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` that every process can bind, by ``put_stand_ins``; itself if it needs no stand-in."""
+    """Return a copy of ``graph`` with stand-ins, which every process can bind; ``graph`` itself if it needs none."""
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
@@ -56,7 +56,7 @@ def with_stand_ins(graph: Graph) -> Graph:
 
 
 def replaced(graph: Graph) -> list[str]:
-    """Return the names of the operators that ``put_stand_ins`` would replace."""
+    """Return the names of the operators of ``graph`` that ``put_stand_ins`` would replace; changes nothing."""
     return [name for node, name in graph.names().items() if _SHAPES in node.attrs]
 
 
@@ -65,7 +65,7 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 
     ``described`` has marked these operators by an attribute with the shapes of their outputs. A stand-in reads the same
     tensors, returns tensors of the same shapes, and has gradients, so that the graph can be bound and timed. It has
-    several nodes; the returned mapping has, for each new node, the operator that was replaced.
+    several nodes. Return a dict from each new node to the operator that was replaced.
     """
     made: dict[Node, Node] = {}
     for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
@@ -80,7 +80,7 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
     """Return a tensor of ``shape`` that takes the place of one output of ``node``; add its new nodes to ``made``.
 
-    Each element is the FP32 sum of all elements of all inputs, so every input has a gradient; 1 if there are none.
+    Each element is the FP32 sum of all elements of all inputs, so every input has a gradient; it is 1 without inputs.
     """
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
@@ -96,7 +96,7 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
 
 
 def _runs_here_only(node: Mapping[str, Any]) -> bool:
-    """Return whether a node of Symbol JSON is a Custom operator, or one of a library that ``mx.library`` loaded."""
+    """Return True if a node of Symbol JSON is a Custom operator, or one of a library that ``mx.library`` loaded."""
     op = node["op"]
     return op != "null" and (op in _PYTHON or op not in RULES)
 

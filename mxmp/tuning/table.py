@@ -20,30 +20,31 @@ _CAST = " -> "  # in the keys of casts only
 class Table:
     """Measured seconds of the operators and casts of one task, from which the time of a plan is predicted.
 
-    ``learn`` adds the times that were measured for one plan; ``costs`` and ``predict`` then cost other plans. Operators
-    of equal type, parameters, shapes and dtype share one time, the median of theirs; and so do casts of equal shape and
-    direction whose tensors come from, and are read by, operators of equal types.
+    ``learn`` adds the times that were measured for one plan; ``costs`` and ``predict`` then tell the times of other
+    plans. Operators of equal type, parameters, shapes and dtype share one time, the median of those measured. So do
+    casts of equal shape and direction whose tensors come from, and are read by, operators of equal types.
 
     An operator keeps the time that was learned first. ``search.Search`` begins with the plan in which all is FP32 and
     the plan with as much low precision as possible, so these times are measured with few casts beside the operator, or
     none. Beside a cast an operator may take longer or shorter, because it reads another memory layout; this difference
-    is added to the cast. So ``predict`` returns the measured sum for a plan that was just learned, but for differences
-    between operators or casts that share a time.
+    is added to the cast. So ``predict`` returns the measured sum for a plan that was just learned, unless operators or
+    casts that share a time took different times, or ``costs`` raises the negative time of a cast to 0.
 
     Parameters
     ----------
     task, shapes
         The graph and the plans to choose from, and the shape of every tensor of the graph.
     training : bool
-        True if the times are of a forward and a backward, False if of a forward. The two have different keys.
+        True if a time is of a forward and a backward, False if of a forward alone. Their keys differ.
     known : dict of str to float
-        Times from earlier runs on this machine, as in ``seconds``; empty if there are none. New times are added to it.
+        Times from earlier runs on this machine, with the keys of ``seconds``; empty if there are none. ``learn`` adds
+        new times to this dict.
 
     Attributes
     ----------
     seconds : dict of str to float
-        ``known`` with all that was learned. The key of an operator's time is a text such as ``"training relu {} 8x64
-        bfloat16"``; the key of a cast's time contains ``" -> "``.
+        ``known`` itself, with all that was learned. The key of an operator's time is a text such as ``"training relu {}
+        8x64 bfloat16"``; the key of a cast's time contains ``" -> "``.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Table:
         }
 
     def knows(self, low: Collection[Node]) -> bool:
-        """Return whether all operators and casts of the plan with ``low`` in low precision have times in the table."""
+        """Return True if every operator and cast of the plan with ``low`` in low precision has a time in the table."""
         operators = all(self._key(node, node in low) in self.seconds for node in self._signatures)
         return operators and all(self._cast_key(Cast(*cast)) in self.seconds for cast in self._task.choice.casts(low))
 
@@ -66,9 +67,9 @@ class Table:
         """Add the measured seconds of one plan's operators and casts to the table.
 
         ``low`` are the operators that compute in low precision under the plan. ``profile`` maps each operator and cast
-        to its seconds in one step; one that is missing took 0. An operator whose time the table has keeps that. Where
-        it took longer or shorter now, the difference is added in equal shares to the casts of its inputs and outputs
-        (``_beside``), or dropped if there are none. A cast gets its new time.
+        to its seconds in one step; 0 if it is missing. An operator that has a time in the table keeps it. Where it took
+        longer or shorter now, the difference is added in equal shares to the casts of its inputs and outputs
+        (``_beside``), or dropped if there are none. A cast that has a time already gets the new one.
         """
         found: dict[str, list[float]] = {}
         for node in self._signatures:
@@ -89,10 +90,11 @@ class Table:
     def costs(self) -> Costs:
         """Return the costs, in seconds, of all operators and casts of the graph, for ``cut.cheapest``.
 
-        A cast that no measured plan had is given the median seconds per element of the known casts in its direction
-        (1e-9 if there are none), times its size. The cost of a cast is at least 0 unless its presence depends on one
-        operator alone (``Choice.sole_decider``): a minimum cut allows no other negative one. Raises ``KeyError`` if an
-        operator was not measured in FP32, or one for which ``tune`` may choose low precision was not measured in it.
+        A cast that was not measured costs its number of elements times the median seconds per element of the measured
+        casts in its direction (1e-9 if there are none). A negative time of a cast counts as 0 unless the presence of
+        the cast depends on one operator alone (``Choice.sole_decider``): a minimum cut allows no other negative cost.
+        Raises ``KeyError`` if an operator was not measured in FP32, or if one for which ``tune`` may choose low
+        precision was not measured in low precision.
         """
         rates: dict[bool, list[float]] = {True: [], False: []}
         casts = [Cast(e, to_fp32) for e in self._task.choice.tensors for to_fp32 in rates if not e.node.is_variable]
@@ -117,18 +119,25 @@ class Table:
     def predict(self, low: Collection[Node]) -> float:
         """Return the seconds of a step with the operators ``low`` in low precision: the sum of all operators and casts.
 
-        A cast that was not measured counts as in ``costs``.
+        The time of a cast that was not measured is estimated from its size and the times of other casts (``costs``).
+        Raises ``KeyError`` if an operator was not measured in FP32, or one of ``Task.may_be_low`` in low precision.
         """
         costs = self.costs()
         others = sum(costs.fp32[node] for node in self._signatures if node not in self._task.may_be_low)
         return others + self._task.choice.cost(low, costs)
 
     def seconds_of(self, node: Node, low: bool) -> float:
-        """Return the measured seconds of one operator in low precision, or in FP32 if ``low`` is False."""
+        """Return the measured seconds of one operator in low precision, or in FP32 if ``low`` is False.
+
+        Raises ``KeyError`` if the operator was not measured in this dtype.
+        """
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """Return each operator that makes or reads a cast tensor, with these casts, which may change its time."""
+        """Return the casts of each operator's outputs and of the inputs that it reads cast: they may change its time.
+
+        Operators without such a cast are not in the dict.
+        """
         beside: dict[Node, list[Cast]] = {}
         rules = self._task.rule_of_node
         for cast in casts:
@@ -149,7 +158,7 @@ class Table:
     def _cast_key(self, cast: Cast) -> str:
         """Return the key of a cast's time in ``seconds``: ``"training Convolution -> float32 8x64 -> BatchNorm"``.
 
-        The last are the types of all operators that read the tensor, those that do so without the cast included.
+        The types at the end are of all operators that read the tensor, also of those that read it without the cast.
         """
         maker = cast.entry.node.op
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
@@ -161,7 +170,8 @@ class Table:
 def read(path: str) -> dict[str, float]:
     """Return the measured times in a file that ``write`` wrote, by the keys of ``Table``; empty if there is no file.
 
-    Raises ``ValueError`` if the file holds something else, or impossible times, and ``OSError`` if it cannot be read.
+    Raises ``ValueError`` if the file holds something else, or impossible times (a day or more, below 0 for an operator,
+    or no operator above 0), and ``OSError`` if it exists but cannot be read.
     """
     try:
         found = read_json(path)
@@ -182,8 +192,8 @@ def read(path: str) -> dict[str, float]:
 def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
     """Write a JSON file with measured times and the machine on which they hold, for ``read``.
 
-    ``seconds`` is ``Table.seconds``, and ``machine`` is what ``machine.describe`` returned. If writing fails, an older
-    file stays as it was. Raises ``OSError``, which names ``path``, if it cannot be written.
+    ``seconds`` is ``Table.seconds``, and ``machine`` is what ``machine.describe`` returned. Raises ``OSError``, which
+    names ``path``, if the file cannot be written; an older file then stays as it was.
     """
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)

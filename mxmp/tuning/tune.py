@@ -37,14 +37,14 @@ def tune(
 
     Each operator and each cast is timed in its place in the network, forward and backward: with the whole network in
     FP32, with every operator in low precision that is safe there, and with the matrix operators alone in low precision.
-    A minimum cut of these costs is the plan with the least time. At the end whole steps of the network are timed, in
-    rounds of one step each, under that plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32.
-    FP32 is chosen unless the fastest of the others beats it in at least three quarters of the rounds.
+    A minimum cut of these times gives the plan with the least sum. At the end whole steps of the network are timed, in
+    rounds of one step each, under this plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32.
+    FP32 is chosen unless the fastest of the other plans beats it in at least three quarters of the rounds.
 
     ``tune`` measures in a process of its own, with the environment of this one, so with as many threads and the same
-    instruction sets. If a low-precision kernel crashes there, its operator stays in FP32. ``target`` is not changed, no
-    random number of this process is drawn, and no thread is left behind. The call blocks until the plan is found, in
-    seconds to minutes; Ctrl-C ends both processes.
+    instruction sets. If an operator's low-precision kernel crashes there, the operator stays in FP32. ``target`` is not
+    changed, no random number of this process is drawn, and no thread is left behind. The call blocks until the plan is
+    found, in seconds to minutes; Ctrl-C ends both processes.
 
     Custom operators, which only this process can run, compute in FP32. In their place a stand-in is timed that reads
     and returns tensors of the same shapes.
@@ -55,10 +55,10 @@ def tune(
         The network, in FP32 or converted already. The shapes of its parameters need not be known yet.
     *inputs : NDArray, or tuple or list of int
         For a block: the arrays that it will be called with, or their shapes; lists of them where the block takes lists.
-        Of an array the values are used, too.
+        Steps are timed on the values of an array, and on random values for a shape.
     policy : str or Policy
         A recipe, a policy string such as ``"compute=bfloat16,exclude=*head*"``, or a Policy, as for ``convert``. What
-        it keeps in FP32 stays in FP32. float16 on a CPU is timed in its emulation.
+        the policy keeps in FP32 stays in FP32. float16 on a CPU is timed in its emulation.
     exclude : iterable of str
         Patterns of operators or blocks to keep in FP32, added to those of the policy.
     training : bool
@@ -70,11 +70,11 @@ def tune(
     ctx : mxnet.Context, optional
         The device that the plan is for, and on which it is measured (default: the current context).
     cache : bool or path
-        True keeps the measured times in the user's cache folder and uses them in the next call, False does neither. A
-        path is another folder for them. Times hold for one machine, number of threads and build of MXNet. If they
-        cannot be read or written, ``tune`` warns and measures.
+        True keeps the measured times in a file in the user's cache folder, and a later call does not measure them
+        again; False does neither. A path is another folder for the file. Times hold for one machine, number of threads
+        and build of MXNet. If the file cannot be read or written, ``tune`` warns and measures.
     progress : bool
-        True shows a progress bar if this is a terminal and tqdm is installed.
+        True shows a progress bar if stderr is a terminal and tqdm is installed.
     **shapes : tuple of int or NDArray
         For a Symbol: the shape or array of each input by its name, for example ``data=(32, 3, 224, 224)``. Every input
         that is no parameter must be given.
@@ -83,8 +83,8 @@ def tune(
     -------
     Plan
         The dtype of every operator, with the measured times in ``Plan.tuned``. Print it, save it, or give it to
-        ``convert``, ``cast_symbol`` or ``Module`` as their policy. With a plan in which nothing computes in low
-        precision they run the FP32 graph.
+        ``convert``, ``cast_symbol`` or ``Module`` as their policy. If the plan has nothing in low precision, they run
+        the FP32 graph.
 
     Raises
     ------
@@ -93,8 +93,8 @@ def tune(
     ValueError
         The inputs or their shapes do not fit the network; the block is no HybridBlock or cannot be traced; the policy
         is a Plan, is bfloat16 on a GPU, or names an operator that MXNet lacks or that cannot be in low precision; or an
-        operator has no rule. If ``measure``: ``ctx`` is a GPU that is not here, or the body of a loop or condition has
-        a Custom operator or one of ``mx.library``.
+        operator has no rule. With ``measure=True`` also: ``ctx`` is a GPU that this machine lacks, or the body of a
+        loop or condition has a Custom operator or one of ``mx.library``.
     ImportError
         A package is missing that ``pip install 'mxmp[tune]'`` installs.
     RuntimeError
@@ -126,7 +126,8 @@ def tune(
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
     """Return the path of the file in which a machine's times are kept, and the times in it, by the keys of ``Table``.
 
-    The path is None if the file cannot be written. If it cannot be read or written, one warning says why.
+    ``folder`` is None for the user's cache folder. The path is None if the file cannot be written, and the times are
+    empty if it cannot be read or does not exist. If it cannot be read or written, one warning says why.
     """
     file, known, why = None, {}, None
     try:
