@@ -225,19 +225,17 @@ class Search:
 
         Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``
         for the graph with them, if it needs any. In each round every candidate runs one step, and entry ``i`` of each
-        list is of round ``i``. Of candidates that are the same plan, only the first is timed. A low-precision candidate
-        that fails, before the rounds or in one, is left out, with a note in the plan; so is ``CONVERTED`` if it fails
-        in a round. Raises ``mxnet.MXNetError`` if plain FP32 fails, or ``CONVERTED`` before the rounds.
+        list is of round ``i``. Of candidates that are the same plan, only the first is timed. A candidate that fails,
+        before the rounds or in one, is left out, with a note in the plan. Raises ``mxnet.MXNetError`` if ``FULL``
+        fails.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
-        if self._has_workarounds_against_slow_kernels():
-            bound[CONVERTED] = self._timed(frozenset())
-        done: set[frozenset[Node]] = {frozenset()}
+        others = {frozenset(): CONVERTED} if self._has_workarounds_against_slow_kernels() else {}
         for name, low in self.candidates.items():
-            if low in done:
-                continue
-            done.add(low)
+            if low:
+                others.setdefault(low, name)
+        for low, name in others.items():
             try:
                 bound[name] = self._timed(low)
             except mx.MXNetError as error:

@@ -430,6 +430,20 @@ def test_where_low_precision_fails_the_plan_is_fp32_and_says_so(monkeypatch):
     assert plan.decisions["a"].reason == "bfloat16 could not be timed here"
 
 
+def test_where_fp32_with_workarounds_fails_plain_fp32_is_still_compared(monkeypatch):
+    timed = search.Search._timed
+
+    def failing(self, low):
+        if not low:
+            raise mx.MXNetError("MXNetError: no such kernel")
+        return timed(self, low)
+
+    monkeypatch.setattr(search.Search, "_timed", failing)
+    plan = mxmp.tune(mx.sym.clip(two(), 0, 6), data=(2, 6), cache=False)
+    assert "float32, converted fails here (MXNetError: no such kernel)" in str(plan)
+    assert {"float32", "rules"} <= set(plan.tuned.gains)
+
+
 def test_a_candidate_that_fails_in_a_later_round_is_left_out_and_named(monkeypatch):
     def failing(self, *args):
         self.steps = getattr(self, "steps", 0) + 1
