@@ -148,6 +148,7 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
     """Draw, for each exponent, the share of all gradients' values that have it, with the loss scale and without it.
 
+    ``unscaled`` has the histograms of ``snapshot.gradients`` without the loss scale.
     The background is red at exponents that round to zero or overflow in the compute dtype, and yellow where values
     become subnormal and lose bits.
     """

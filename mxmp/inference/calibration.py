@@ -38,8 +38,8 @@ class Statistics:
     def add(self, name: str, values: np.ndarray) -> None:
         """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
 
-        Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; the smallest and the largest are found
-        among all. An inf or NaN does not count.
+        Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; of fewer, all are. The smallest and
+        the largest are found among all. An inf or NaN is ignored; if no value is finite, nothing is added.
         """
         is_finite = np.isfinite(values)
         finite = values.reshape(-1) if is_finite.all() else values[is_finite]
@@ -70,8 +70,8 @@ class Statistics:
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
     """Return the range for INT8 with which rounded values are distributed most like the exact values.
 
-    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. It reaches equally far to both
-    sides of 0, but not below ``low`` or above ``high``. The arguments are the items of ``Statistics.histograms[name]``.
+    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The range is symmetric around 0,
+    but cut off at ``low`` and ``high``. The arguments are the items of one of ``Statistics.histograms``.
     """
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)
@@ -79,9 +79,9 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return a range for INT8 that holds at least 99.99 % of the counted values.
+    """Return the smallest range for INT8, in whole bins, that holds at least 99.99 % of the counted values.
 
-    As that of ``_entropy``, it reaches equally far to both sides of 0, but not below ``low`` or above ``high``.
+    The range is symmetric around 0, but cut off at ``low`` and ``high``. The arguments are those of ``_entropy``.
     """
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]

@@ -33,14 +33,14 @@ def optimize_for_inference(
 ) -> OptimizedBlock | OptimizedSymbol:
     """Return a network for inference: the fastest of many graphs for this CPU that is still accurate enough.
 
-    FP32, bfloat16 and INT8 are tried, and mixtures in which the least accurate layers stay in FP32. BatchNorm is folded
-    into the layers before it, operators are fused by oneDNN where that is right, and weights are stored in the dtype in
-    which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every FP32 graph. ``target``
-    stays as it is.
+    FP32, bfloat16 and, on a CPU with VNNI, INT8 are tried, and mixtures in which the least accurate layers stay in
+    FP32. BatchNorm is folded into the layers before it, operators are fused by oneDNN where that is right, and weights
+    are stored in the dtype in which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every
+    FP32 graph. ``target`` stays as it is.
 
     ``dtypes="float16"`` returns a network for a GPU instead: BatchNorm is folded, layers are float16 where the rules
     and the accuracy allow it, with weights stored in float16. Its accuracy is that of the emulation on this CPU, and no
-    time is measured. Its arrays are on the CPU: ``found.collect_params().reset_ctx(mx.gpu())`` moves those of a block.
+    time is measured. Its arrays are on the CPU; a returned block moves by ``collect_params().reset_ctx(mx.gpu())``.
 
     The graphs run in another process, so that a kernel that crashes ends only that process; the report then says so.
     The call returns when all have run.
@@ -56,9 +56,9 @@ def optimize_for_inference(
         ``list_arguments()``; labels that only its loss heads read need no array. The last third of the batches, at
         least one, measures accuracy, the others calibrate INT8; a single batch is cut in two, or does both if it cannot
         be cut. The first batch is timed, so it should have the shape with which you will call the network.
-    dtypes : iterable of str
-        The dtypes to try, of ``"int8"`` and ``"bfloat16"``, or ``"float16"`` alone. FP32 is always tried; with ``()``
-        nothing else is.
+    dtypes : str or iterable of str
+        The dtypes to try: ``"int8"``, ``"bfloat16"`` or both, or ``"float16"`` without these two. A string is one
+        dtype. FP32 is always tried; with ``()`` nothing else is.
     evaluate : callable, optional
         Takes an ``OptimizedBlock`` or ``OptimizedSymbol``, as this function returns it (for float16, the emulation),
         and returns its accuracy as a number, higher is better. It is called in this process for FP32 and for each graph
@@ -90,8 +90,8 @@ def optimize_for_inference(
         The block cannot be traced to a Symbol; it need not be hybridized. Or the network is fused or quantized already,
         has outputs with NaN, or has parameters that are missing, not initialized, not FP32, not finite, or on a GPU
         (unless for float16). Or there is no calibration data, or it does not fit the network, is not finite or holds
-        ``mx.np`` arrays. Or a dtype is unknown, float16 is not alone, ``arg_params`` is given for a block, ``max_drop``
-        is negative, or ``evaluate`` returned no finite number.
+        ``mx.np`` arrays. Or a dtype is unknown, float16 is mixed with another one, ``arg_params`` or ``aux_params``
+        is given for a block, ``max_drop`` is negative, or ``evaluate`` returned no finite number.
     RuntimeError
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError
@@ -127,7 +127,11 @@ _NO_REPORT = InferenceReport("", "", [], [], {}, [])
 
 
 def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
-    """Return ``dtypes`` as a list, a single name too; raise ``ValueError`` unless it and ``max_drop`` are allowed."""
+    """Return ``dtypes`` as a list; one name, ``"int8"``, becomes a list of one.
+
+    Raises ``ValueError`` for an unknown dtype (``"float32"`` is known), for float16 together with int8 or bfloat16, and
+    for a negative ``max_drop``.
+    """
     requested = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in requested:
         if dtype not in (INT8, BFLOAT16, FLOAT16, "float32"):
@@ -140,11 +144,12 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 
 
 def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Return all batches, the positions of those that calibrate INT8 and of those that measure accuracy, and notes.
+    """Return all batches, the positions of those that calibrate INT8 and that measure accuracy, and report notes.
 
     Of several batches, the last third, at least one, measures, and the others calibrate. The halves of a single batch,
-    one for each purpose, are added after it; the whole batch stays the first, which is timed. A batch that cannot be
-    cut, because it has one row or the network takes one batch size only, does both, as a note says.
+    one for each purpose, are added after it; the whole batch stays the first, which is timed. A single batch that
+    cannot be cut calibrates and measures, as a note says: one of one row, one whose arrays differ in their number of
+    rows, or one for a network that takes one batch size only.
     """
     batches = subject.batches
     if len(batches) > 1:

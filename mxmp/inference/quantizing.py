@@ -37,7 +37,7 @@ def quantize(
     Parameters
     ----------
     graph, params
-        In FP32 or partly bfloat16, from ``fuse(..., quantizable=True)``, and its parameters by name.
+        A graph in FP32 or partly bfloat16, from ``fuse(..., quantizable=True)``, and its parameters by name.
     ranges : mapping of str to (smallest, largest)
         The range of values that INT8 represents, for each tensor that ``tensors_to_calibrate`` names.
     excluded : collection of str
@@ -67,7 +67,8 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
     """Return MXNet's INT8 Symbol for a graph, in which no ranges are set yet, and MXNet's collector of ranges.
 
     Operators named in ``excluded`` keep their dtype; ``every`` also quantizes those without a neighbor in INT8.
-    The collector's ``include_layer`` names the tensors that need ranges, and its ``min_max_dict`` is to get these.
+    The collector's ``include_layer`` names the tensors that need ranges; the caller puts the ranges into the
+    collector's ``min_max_dict``.
     """
     # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert.
     nodes = [node for node in graph.nodes() if not node.is_variable]
@@ -95,9 +96,9 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
 def _fused(symbol: mx.sym.Symbol) -> Graph:
     """Return the graph of a quantized Symbol, with conversions to FP32 moved into operators by MXNet's pass.
 
-    The pass moves a ``_contrib_dequantize`` into the operator that it reads, and forgets that operator's other readers.
-    If it has others, a copy of its output in front of the ``_contrib_dequantize`` prevents the move, and is removed
-    afterwards.
+    The pass moves a ``_contrib_dequantize`` into the operator whose output it reads, and forgets other readers of this
+    output. Where there are other readers, this function prevents the move: while the pass runs, a copy of the output
+    stands in front of the ``_contrib_dequantize``.
     """
     graph = Graph.from_symbol(symbol)
     readers, copies = graph.consumers(), set()
@@ -113,9 +114,9 @@ def _fused(symbol: mx.sym.Symbol) -> Graph:
 
 
 def _repair_relus(graph: Graph, params: Params) -> None:
-    """Remove each relu of a uint8 tensor from a quantized graph, in place: it changes no value, but MXNet's returns 0.
+    """Remove each relu (``_contrib_quantized_act``) that reads a uint8 tensor from a quantized graph, in place.
 
-    MXNet's ``_contrib_quantized_act`` is a relu always.
+    A relu changes no uint8, which is never negative. But MXNet calls the relu's result int8, and so reads it wrongly.
     """
     relus = [node for node in graph.nodes() if node.op == "_contrib_quantized_act"]
     types = _types(graph, params, [node.inputs[0] for node in relus])
@@ -132,8 +133,8 @@ def _repair_sums(graph: Graph, params: Params) -> None:
 
     A convolution with a fused addition writes its result over the tensor that it adds, so in that tensor's dtype, even
     if MXNet infers the other one for the result (``src/operator/subgraph/mkldnn/mkldnn_conv.cc``). If int8 is written
-    and uint8 inferred, values are cut off at half their range; if uint8 is written and int8 inferred, negative values
-    become 0.
+    and uint8 inferred, MXNet cuts off values at half their range: the range is doubled here. If uint8 is written and
+    int8 inferred, negative values would become 0: the tensor that is added is converted to int8 here.
     """
     sums = [
         node
@@ -162,7 +163,7 @@ def _signed(node: Node) -> list[Entry]:
 def _largest(node: Node) -> float:
     """Return the largest value that the output of a quantized node can have, as calibration found it.
 
-    A node without a range of its own, such as a pooling or a concatenation, takes its values from what it reads.
+    For a node without a range of its own, such as a pooling or a concatenation, it is the largest of the node's inputs.
     """
     if "max_calib_range" in node.attrs:
         return float(node.attrs["max_calib_range"])
@@ -170,9 +171,9 @@ def _largest(node: Node) -> float:
 
 
 def _types(graph: Graph, params: Params, tensors: list[Entry]) -> list[type | None]:
-    """Return the dtypes of some tensors of a graph whose inputs are FP32; None for each if MXNet cannot infer them.
+    """Return the dtypes of ``tensors`` in a graph whose inputs are FP32.
 
-    MXNet cannot run such a graph either.
+    If MXNet cannot infer them, and so cannot run the graph either, the list has None for each tensor.
     """
     if not tensors:
         return []

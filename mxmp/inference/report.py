@@ -32,8 +32,8 @@ class Candidate(NamedTuple):
         for the unchanged FP32 network, if this output is not of shape (N, C) with C > 1, or if the graph could not run.
     score : float or None
         What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
-        every FP32 graph except ``"float32, folded"``, where BatchNorm is folded into the layers before it; the
-        others are compared with its score.
+        every FP32 graph but one: ``"float32, folded"`` (BatchNorm folded into the layers before it), or ``"float32"``
+        if the folded graph fails. Graphs in other dtypes are compared with its score.
     verdict : str
         Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """
@@ -85,8 +85,8 @@ class InferenceReport:
     chosen : str
         The name of the candidate, that is the tried graph, that was returned.
     baseline : str
-        The name of the fastest FP32 candidate, against which speed is measured. For a GPU nothing is timed, and it is
-        ``"float32, folded"``.
+        The name of the fastest FP32 candidate, against which speed is measured. With ``dtypes="float16"`` nothing is
+        timed, and the baseline is ``"float32, folded"``.
     candidates : list of Candidate
         All graphs that were tried.
     layers : list of Layer
@@ -121,7 +121,7 @@ class InferenceReport:
         """Return a matplotlib ``Figure`` with a dot for each timed candidate: time of a batch against SQNR in dB.
 
         SQNR is the signal to quantization noise ratio; infinity is drawn as high as the highest finite one. The chosen
-        candidate is red.
+        candidate is red. With ``dtypes="float16"`` nothing is timed, and there is no dot.
 
         Parameters
         ----------

@@ -23,7 +23,7 @@ _START = code_of("mxmp.inference.worker")
 
 
 class CandidateError(Exception):
-    """A graph cannot run on this machine: MXNet raised an error or, if ``crashed``, its process has ended."""
+    """A graph cannot run on this machine: MXNet raised an error or, if ``crashed``, the graph's process has ended."""
 
     def __init__(self, reason: str, crashed: bool = False) -> None:
         super().__init__(reason)

@@ -41,7 +41,10 @@ Build = Callable[[Collection[str]], Tuple[Graph, Params]]
 
 
 class Limits(NamedTuple):
-    """The limits of accuracy, as of ``optimize_for_inference``; here ``evaluate`` takes a graph and its parameters."""
+    """The limits of accuracy: arguments of ``optimize_for_inference``, which says what they mean.
+
+    Here ``evaluate`` takes a graph and its parameters by name. If it is None, ``min_sqnr`` and ``max_drop`` decide.
+    """
 
     max_drop: float
     min_sqnr: float
@@ -121,9 +124,9 @@ class Search:
     def _try_float32(self, fused: bool) -> None:
         """Run the network in FP32 three times: as it is, with BatchNorm folded, and folded and fused by oneDNN.
 
-        The third is left out unless ``fused``. The outputs of the network as it is are kept as the reference for all
-        other graphs; ``ValueError`` is raised if they hold NaN. The graphs in other dtypes will be made from the folded
-        graph, or from the network as it is if the folded one fails or has other outputs.
+        Without ``fused`` the third run is left out. The outputs of the network as it is are the reference for all other
+        graphs; ``ValueError`` is raised if they hold NaN. Graphs in other dtypes will be made from the folded graph. If
+        it fails or has other outputs, the network as it is takes its place, also as candidate ``"float32, folded"``.
         """
         self._tell("float32")
         graph, params = self._base
@@ -150,7 +153,8 @@ class Search:
     def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
         """Run an FP32 graph as the candidate ``name``; return True if its outputs on all batches are the network's.
 
-        They may differ by the rounding of sums in another order. The result is False, too, if the graph cannot run.
+        Differences by the rounding of sums in another order (90 dB SQNR or more) are ignored. Returns False if the
+        outputs differ more, or if the graph cannot run; the candidate's verdict then says why.
         """
         found = self._run(name, lambda: (graph, params), {}, list(self._reference))
         if found is None:
@@ -165,7 +169,7 @@ class Search:
     def _try_bfloat16(self) -> None:
         """Add candidates in bfloat16: first with all layers that the rules allow in bfloat16.
 
-        If that one is not within the ``Limits`` of accuracy, others follow, to find how few layers must be in FP32.
+        If the first is not within the ``Limits`` of accuracy, more follow, to find how few layers must be in FP32.
         """
         self._tell(BFLOAT16)
         build = partial(lower, *self._base)
@@ -182,7 +186,10 @@ class Search:
     # -- float16 ------------------------------------------------------------------------------------
 
     def _find_float16(self) -> Found:
-        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs, or else the FP32 graph."""
+        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs.
+
+        Returns the FP32 graph if no layer may be in float16, or if no graph with a layer in float16 is accurate enough.
+        """
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
         graph, params = self._base
@@ -207,9 +214,10 @@ class Search:
         return Found(graph, params, report)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
-        """Try the emulated float16 graph, layers ``kept`` in FP32, with float16 sums; note how accurate it is.
+        """Run the emulated float16 graph as one more candidate in which FullyConnected operators sum in float16.
 
-        These are the sums of FullyConnected on a GPU if the user sets ``MXNET_FC_TRUE_FP16=1``.
+        They do so on a GPU if the user sets ``MXNET_FC_TRUE_FP16=1``; a note says whether that is accurate enough. The
+        layers named in ``kept`` are in FP32.
         """
         register()
         right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
@@ -283,8 +291,8 @@ class Search:
     ) -> Any:
         """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
 
-        ``ranges`` has the ranges by calibrator. The operators in ``failing`` stay in FP32; all others that can be are
-        in INT8.
+        ``ranges`` has the ranges by calibrator. The operators that are keys of ``failing`` stay in FP32; all others
+        that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
         """
         self._tell("calibrators")
         for name, found in ranges.items():
@@ -323,7 +331,10 @@ class Search:
         return failing
 
     def _sqnr_of(self, made: tuple[Graph, Params], batches: Sequence[int]) -> float:
-        """Run a graph that is no candidate on some batches, and return the SQNR of its outputs in dB."""
+        """Run a graph, without making it a candidate, and return the SQNR in dB of the output for which it is lowest.
+
+        ``batches`` has the positions of batches. Raises ``CandidateError`` if the graph cannot run.
+        """
         try:
             self._runner.add("trial", *made)
             return self._compared(dict(zip(batches, self._runner.outputs("trial", batches))))[0]
@@ -340,10 +351,11 @@ class Search:
         """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
 
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this is a candidate. The list is empty if no layer has to be in FP32, and also if no graph with a
-        layer in ``dtype`` is accurate enough. In the second case only, the candidate named ``dtype``, with all
-        ``layers`` in it, has a verdict; a note says so too. ``build`` takes the names of the layers to be in FP32.
-        ``why`` has the reasons, for the report, of operators that cannot be in ``dtype``.
+        is run for this, but for those of ``_measure_alone``, is a candidate. The list is empty in two cases. If no
+        layer has to be in FP32, the candidate named ``dtype``, with all ``layers`` in ``dtype``, has an empty verdict.
+        If no graph with a layer in ``dtype`` is accurate enough, that candidate's verdict says why, and a note says so.
+        ``build`` takes the names of the layers to be in FP32. ``why`` has the reasons, for the report, of operators
+        that cannot be in ``dtype``.
         """
         tried: dict[int, bool] = {}
         order = self._by_cost(dtype, layers)
@@ -388,8 +400,9 @@ class Search:
     def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
         """Run the graph that ``build`` returns as the candidate ``name``; return True if it is within the ``Limits``.
 
-        It runs on the batches that measure accuracy. The result is False, too, if it cannot be made or run. ``why``
-        maps names of operators to the reasons for their dtypes.
+        The graph runs on the batches that measure accuracy. Returns False if the graph is less accurate, or cannot be
+        made or run; the candidate's verdict then says why. ``why`` maps names of operators to the reasons for their
+        dtypes.
         """
         outputs = self._run(name, build, why, self._held)
         if outputs is None:
@@ -415,7 +428,11 @@ class Search:
         why: Mapping[str, str],
         batches: Sequence[int],
     ) -> dict[int, list[np.ndarray]] | None:
-        """Return the outputs by batch of the candidate that ``build`` makes; None, and a verdict, if it fails."""
+        """Return the outputs of the graph that ``build`` makes, by the position of a batch.
+
+        Keeps the graph as the candidate ``name``. If it cannot be made or run, returns None, and the candidate has
+        only a verdict, which says why.
+        """
         try:
             graph, params = build()
             self._runner.add(name, graph, params)

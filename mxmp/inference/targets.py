@@ -137,8 +137,9 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
     """Return a Symbol, its parameters and its calibration data as a ``Subject``.
 
-    Arguments of the Symbol that are not in ``args`` are inputs, also labels; inputs may lack an array. The arrays of a
-    batch that is no dict are those of the inputs that its ``provide_data`` names, else of the inputs in their order.
+    Arguments of the Symbol that are not in ``args`` are inputs, also labels. A batch may lack arrays here: ``refusal``
+    says which it needs. The arrays of a batch that is no dict go to the inputs that its ``provide_data`` names or,
+    without that, to the inputs in their order.
     """
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
@@ -171,7 +172,10 @@ def _data_of(batch: Any) -> Any:
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return nested lists and tuples as nested lists of new arrays (``_as_array``), with different ids; None stays."""
+    """Return nested lists and tuples as nested lists, each array replaced by the one that ``_as_array`` makes of it.
+
+    An array that occurs twice becomes two objects. None stays None.
+    """
     if isinstance(value, (list, tuple)):
         return [_as_arrays(item) for item in value]
     return None if value is None else _as_array(value)
@@ -204,9 +208,9 @@ def _flat(value: Any) -> list[NDArray]:
 
 
 def _check_values(subject: Subject, any_device: bool) -> None:
-    """Raise ``ValueError`` for a parameter not in FP32, and for an array that is empty or not finite.
+    """Raise ``ValueError`` for a parameter not in FP32, and for a parameter or data that are empty or not finite.
 
-    Unless ``any_device``, also for a parameter that is not on a CPU.
+    Without ``any_device``, raises it also for a parameter that is not on a CPU.
     """
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
@@ -284,7 +288,7 @@ class _Served:
         path : str
             What the names of both files begin with, folders included.
         epoch : int
-            The number in the name of the second file, written with four digits.
+            The number in the name of the second file, in four digits: ``PATH-0012.params`` for 12.
         remove_amp_cast : bool
             Must be False, as the casts are part of the graph. It exists because the method replaces
             ``HybridBlock.export``.

@@ -29,8 +29,8 @@ _KEPT_SHAPES = 2
 class Bound:
     """A graph with its parameters, read from files, and the executors for the last shapes of inputs that it ran with.
 
-    ``symbol`` is the path of its JSON file. ``params`` maps the name of each parameter to the path of the file that has
-    its array, and the array's name in that file.
+    ``symbol`` is the path of the graph's JSON file. ``params`` maps the name of each parameter to a pair: the path of
+    the file that has the parameter's array, and the array's name in that file.
     """
 
     def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
@@ -164,10 +164,10 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` that is kept under the name of ``graph``, if it is of the same path, or a new one.
+        """Return the ``Bound`` that is kept under the name of ``graph``; if there is none of its JSON file, make one.
 
-        With ``anew`` it is not kept, so that its operators can be observed: MXNet cannot remove a monitor callback from
-        an executor.
+        It is kept then. With ``anew``, always makes one and does not keep it, so that a monitor callback can be set on
+        its executors: MXNet cannot remove a callback from an executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])
@@ -179,7 +179,7 @@ class Worker:
     def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
         """Run the forward of an executor and call ``note`` with the name and the array of each operator's output.
 
-        An exception in ``note`` is raised when the forward has ended.
+        Waits for the end of the forward, and then raises the first exception that ``note`` raised, if any.
         """
         failed = KeptError()
 
@@ -198,7 +198,8 @@ def main() -> None:
     """Answer the commands on stdin, one per line, until it is closed; the answers are lines of JSON on stdout.
 
     A command is an object with the name of a method of ``Worker`` as ``"do"``, and the method's arguments. The answer
-    is ``{"answer": RESULT}``, or ``{"error": LINE}`` with one line of the message of an error.
+    is ``{"answer": RESULT}``, or ``{"error": LINE}`` with one line of the message if the method raises ``MXNetError``,
+    ``ValueError`` or ``MemoryError``. Any other exception ends the process.
     """
     np.seterr(all="ignore")
     prepare_to_crash()

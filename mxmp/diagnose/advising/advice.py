@@ -113,9 +113,9 @@ class MatrixReport:
     def paddings(self) -> tuple[Padding, ...]:
         """Return the dimensions whose sizes are no multiples of ``multiple``, each with the size to pad it to.
 
-        Ungrouped convolutions of stride 2, as in a first layer, have fast kernels for 4 input channels: fewer are
-        padded to 4, and 4 are left out. Empty for a depthwise convolution and a recurrent layer, which no padding
-        brings to Tensor Cores.
+        Ungrouped convolutions of stride 2, as in a first layer, have fast kernels for 4 input channels: fewer than 4
+        are padded to 4, and 4 need no padding. Empty for a depthwise convolution and a recurrent layer, which no
+        padding brings to Tensor Cores.
         """
         if self.depthwise or self.op == "RNN":
             return ()
@@ -128,7 +128,7 @@ class MatrixReport:
     def padding_cost(self) -> float:
         """Return by which share the operator's FLOPs rise if all ``paddings`` are done; 0.1 is 10 %.
 
-        Each pads one dimension, such as 30 output channels to 32, the next multiple of 8.
+        A padding enlarges one dimension, for example 30 output channels to 32, the next multiple of 8.
         """
         return prod(1 + padding.cost for padding in self.paddings) - 1
 
@@ -273,7 +273,7 @@ class Advice:
             yield f"  and {len(order) - _LONGEST} more"
 
     def _paddings(self) -> Iterator[str]:
-        """Yield a line for each dimension to pad, with the FLOPs that padding adds; equal ones share a line.
+        """Yield a line for each dimension to pad, with the share of FLOPs that padding adds; equal ones share a line.
 
         Operators that cannot run on Tensor Cores are left out.
         """
@@ -299,7 +299,10 @@ class Advice:
 
 
 def _shape(gemms: Sequence[Gemm]) -> str:
-    """Return a text for the Gemm with the most FLOPs, such as ``"96 of 128 x 128 x 64 and 1 more"``."""
+    """Return a text on the Gemm with most FLOPs, and how many others there are.
+
+    ``"96 of 128 x 128 x 64 and 1 more"``: its ``times``, M, N and K, and one other Gemm.
+    """
     first = max(gemms, key=lambda gemm: gemm.flops)
     times = f"{first.times} of " if first.times > 1 else ""
     more = f" and {len(gemms) - 1} more" if len(gemms) > 1 else ""

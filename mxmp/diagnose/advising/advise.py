@@ -108,7 +108,7 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs whose matrix operators ``advise`` counts; the arguments, and the errors, are those of it.
+    """Return the graphs whose matrix operators ``advise`` counts; arguments and errors are those of ``advise``.
 
     A Symbol, or a net that runs as one graph, gives one; a net of which a part runs as Python gives one for each of its
     outermost blocks that run as a graph.
@@ -148,7 +148,10 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
 
 
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    """Return the MatrixReport on an operator with the matrix products ``found``, in its dtype under ``plan``."""
+    """Return the MatrixReport on an operator with the matrix products ``found``, in its dtype under ``plan``.
+
+    ``prefix``, ``"GRAPH/"`` if the net has several graphs, is put before the operator's name.
+    """
     elements = sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
     if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
         elements = sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
@@ -170,8 +173,9 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
 
-    These are FullyConnected layers, ungrouped convolutions or ``dot``. The tensor is the first input of each; the
-    second is a variable that no other reads. Number of outputs and bias may differ, no other attribute.
+    These are FullyConnected layers, ungrouped convolutions or ``dot``. The tensor is the first input of each; all other
+    inputs are variables, and no two operators share the second one, the weight. The number of outputs and ``no_bias``
+    may differ, no other attribute. ``prefix`` is put before each name.
     """
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:

@@ -79,8 +79,8 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
     """Return the shape and dtype of every output of every node; None for one that cannot be inferred.
 
-    They are inferred from those of variables, which ``known`` has by name. Raises ``mx.MXNetError`` if these do not fit
-    the graph.
+    They are inferred from those of variables, which ``known`` has by name, as far as they are known. Raises
+    ``mx.MXNetError`` if these do not fit the graph.
     """
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
@@ -126,7 +126,8 @@ def numpy_dtype(name: str) -> np.dtype:
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
     """Return how often a body of a control-flow node runs when the node runs once; ``number`` counts its bodies from 0.
 
-    It is 1 for a ``foreach`` over an array whose length is not known.
+    Of ``foreach`` it is the length of the array, or 1 if that is not known; of ``while_loop`` the maximum; of ``cond``
+    1 for the condition (``number`` 0), and 0.5 for each branch.
     """
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1

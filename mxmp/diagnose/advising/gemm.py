@@ -108,8 +108,8 @@ def _convolved(
 ) -> Products:
     """Return the matrix products of a convolution or Deconvolution; its Sizes are the input and output channels.
 
-    ``gemm`` is called with the numbers of groups, of input channels and of output channels of a group. ``upwards`` is
-    True for a Deconvolution, which has no fast kernels for 4 input channels.
+    ``gemm`` is called with three numbers: the groups, and the input and the output channels of one group. ``upwards``
+    is True for a Deconvolution, which has no fast kernels for 4 input channels.
     """
     layout, groups = attrs.get("layout", "None"), int(attrs.get("num_group", 1))
     layout = _LAYOUTS[len(out) - 2] if layout == "None" else layout
@@ -133,7 +133,10 @@ def _product(gemm: Gemm, layout: str, names: Sequence[str] = "MNK") -> Products:
 
 
 def _fully_connected(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix product of a FullyConnected; with ``flatten=False``, all axes but the last are rows."""
+    """Return the matrix product of a FullyConnected: by default the first axis of the data is the rows.
+
+    With ``flatten=False``, all axes but the last are.
+    """
     outputs, inputs = ins[1]
     return _product(Gemm(1, prod(out) // outputs, outputs, inputs), "NT", ("rows (batch)", "outputs", "inputs"))
 

@@ -50,7 +50,7 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the peak figures of the GPU with this name: ``"v100"``, ``"t4"`` or ``"a100"``, in any case.
+    """Return the peak figures of the GPU with this name, in upper or lower case: ``"v100"``, ``"t4"`` or ``"a100"``.
 
     Raises ``ValueError`` for any other name.
     """

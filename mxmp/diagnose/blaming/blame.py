@@ -30,8 +30,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     The replay is one forward and backward of the batch in training mode, on the graph that trains, with the weights as
     they are now; a skipped step has not changed them. Gradients, running statistics, loss scale and counters are the
     same afterwards, also those of other nets with an mxmp.Trainer that ``loss`` calls, such as the discriminator of a
-    GAN; of a net without one, BatchNorm's running statistics move. Dropout draws new random numbers. Waits for the
-    device.
+    GAN; but if ``loss`` calls a net without an mxmp.Trainer, BatchNorm's running statistics in it change. Dropout draws
+    new random numbers. Waits for the device.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         For a net: its Trainer, and then the inputs of the net, on one device. For a module: the DataBatch.
     loss : callable, optional
         For a net, where it is required: takes what the net returns, and returns the loss, an NDArray or a list of them.
-        Of this function only the loss is examined, and its gradients with respect to the net's outputs and to the
-        trained parameters that it reads, as a penalty does; not its operators. Operators of the net that
-        compute a loss are examined like all others; blocks of the net that run as Python are not.
+        The operators of this function are not examined, only the loss and its gradients: those with respect to the
+        net's outputs, and to trained parameters that the function itself reads, as for a penalty. Operators of the net
+        that compute a loss are examined like all others; blocks of the net that run as Python are not.
     loss_scale : float, optional
         The loss scale of the replay. By default that of the last step if it was skipped, otherwise that of the next
         step.
@@ -58,8 +58,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     TypeError
         The arguments do not fit a net or a module; the message says what is expected.
     ValueError
-        The net is not converted, the module has no optimizer, or the batch has other shapes than the module is bound
-        to.
+        The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer,
+        or the batch has other shapes than the module is bound to.
     """
     if isinstance(target, Block):
         trainer, *batch = args or (None,)

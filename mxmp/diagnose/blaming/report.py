@@ -15,7 +15,7 @@ class Range:
     name : str
         Which tensor it is: the name of an operator (its output), of a parameter or of a Module's input; of a net
         ``"the input"`` or ``"input 0"``; ``"fc -> relu"`` for the gradient that fc sends back to relu; ``"the loss"``;
-        ``"the gradient of fc_weight"``. With ``", unrounded"`` behind it: that tensor in FP32, before it was rounded.
+        ``"the gradient of fc_weight"``. With ``", unrounded"`` at the end: that tensor in FP32, before it was rounded.
     shape : tuple of int
     dtype : str
         Such as ``"float16"``.

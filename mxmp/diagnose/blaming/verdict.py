@@ -47,7 +47,7 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
     """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
-    ``past`` has the records before it in the step.
+    ``found`` is the tensor's range; ``past`` has the records of the step before it.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -116,11 +116,12 @@ def _overflow_text(unrounded: Range, dtype: str) -> str:
 
 
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
-    """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if no such tensor is known.
+    """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if ``past`` does not have it.
 
-    It is the last range in ``past`` that is FP32, has the same shape and is beyond the dtype of ``found``: for the
-    gradient of a graph output that of the loss, or else one with the label of the rounded tensor, or else a sum of
-    gradients.
+    ``found`` is the range after the cast. Only FP32 ranges of the same shape with values too large for the dtype of
+    ``found`` fit. The result is that of the gradient of the loss, if ``found`` is the gradient of a graph output and it
+    fits; else that of a tensor with the label of ``observed``; else that of a sum of gradients. Of several such ranges
+    the last in ``past`` is returned.
     """
     if found.dtype == "float32":
         return None
@@ -133,8 +134,9 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
     """Return the ranges of the tensors that the operator of ``observed`` read, each once, as far as ``past`` has them.
 
-    If it made a gradient, the gradients that were sent to it come first. If ``past`` lacks one of its inputs, all
-    inputs of the net come next, since those of a Gluon net are recorded under other names (``"the input"``).
+    If ``observed`` is a gradient, the gradients that were sent to the operator come first. If ``past`` lacks an input
+    of the operator, all inputs of the net come next, since a Gluon net's are recorded under other names (``"the
+    input"``).
     """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
@@ -144,5 +146,5 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
 
 
 def _scale_advice(scale: float) -> str:
-    """Return a sentence for a report: a lower loss scale helps or, where it is 1 or less, it is not the cause."""
+    """Return a sentence: a lower loss scale avoids the overflow or, if ``scale`` is at most 1, it is not the cause."""
     return "A lower loss scale avoids it" if scale > 1 else f"The loss scale is {scale:g}, and not the cause"

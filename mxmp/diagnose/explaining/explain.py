@@ -94,7 +94,7 @@ def _report_symbol(
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:
-    """Return the report on an FP32 graph with its plan, by which the graph is converted once more here."""
+    """Return the report on an FP32 graph and its plan; to make it, the graph is converted once more by the plan."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     nodes, casts, workarounds = _described(graph, plan, fitted, shapes)
@@ -119,8 +119,8 @@ def _described(
 
     ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
     removed from ``fitted``, because a kernel of the device casts inside, do not count. The workarounds are a dict from
-    the name of each to the names of the operators and variables that need it; if it concerns a cast, of those whose
-    tensor is cast. ``prefix``, ``"loop/"`` in the body of a loop, is put before the name of each node.
+    the name of each to the names of the operators and variables that need it; a workaround of a cast is listed at the
+    operator or variable whose output is cast. ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
     """
 
     def source(node: Node) -> str:

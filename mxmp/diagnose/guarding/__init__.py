@@ -1,1 +1,1 @@
-"""Moves layers that overflow again and again to FP32, while the network trains."""
+"""Moves layers that have overflowed in several steps to FP32, while the network trains."""

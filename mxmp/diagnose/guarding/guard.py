@@ -1,4 +1,4 @@
-"""``guard``: moves a layer to FP32 that overflows again and again."""
+"""``guard``: moves a layer to FP32 that has overflowed in several training steps."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ logger = logging.getLogger("mxmp")
 
 
 class Moved(NamedTuple):
-    """A layer that ``guard`` has moved to FP32: operators at fault, and those of their type that share a parameter.
+    """A layer that ``guard`` has moved to FP32.
+
+    It consists of the operators that overflowed, and of those of the same type that share a parameter with one of them.
 
     Attributes
     ----------
     step : int
         The number of the step after which the layer was moved, counted by its Trainer or module from 1.
     operators : tuple of str
-        The names of the layer's operators in the FP32 graph, as ``Policy(exclude=)`` takes them. With a Plan
-        also those that compute in low precision only because they read these operators' outputs.
+        The names of the layer's operators in the FP32 graph, as ``Policy(exclude=)`` takes them. Where a Plan decides
+        the dtypes, also the operators that compute in low precision only because they read these operators' outputs.
     overflows : int
-        In how many steps the layer was at fault for an overflow; at least ``patience`` of ``guard``.
+        In how many steps an overflow of the layer was counted; at least ``patience`` of ``guard``.
     blame : Blame
         Which tensor overflowed in the last of these steps, and why.
     """
@@ -56,22 +58,23 @@ class Moved(NamedTuple):
 class Guard(StepObserver):
     """A running guard of a net or module, made by ``guard``. It ends with ``close``, or with its ``with`` block.
 
-    It moves layers that overflow again and again to FP32, where they stay.
+    It moves a layer to FP32, where it stays, after its overflows in ``patience`` steps (argument of ``guard``).
 
     Attributes
     ----------
     moved : list of Moved
         The layers that were moved, oldest first.
     overflows : dict of str to int
-        From the name of an operator in the FP32 graph to the number of steps in which its layer was at fault.
+        From the name of an operator in the FP32 graph to the number of steps in which an overflow of its layer was
+        counted. ``guard`` says which overflows count. An operator without one is missing.
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
         """Start to watch the training of a network for operators whose overflows make it skip steps.
 
-        An operator is moved to FP32 when it was at fault in ``patience`` steps, in a row or not; where a gradient
-        overflowed, a step counts only at a loss scale of at most ``low_scale`` or one that the scaler cannot lower. The
-        errors are those of ``guard``.
+        An operator is moved to FP32 when its overflows were counted in ``patience`` steps, in a row or not, at least
+        once in a skipped step. An overflow of a gradient is counted only at a loss scale of at most ``low_scale``, or
+        at one that the scaler cannot lower. Raises ``ValueError`` if operators of the network cannot be moved.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -86,9 +89,10 @@ class Guard(StepObserver):
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the network, which excludes the operators that were moved; also after ``restore``.
+        """Return the policy of the network, which excludes the operators that were moved.
 
-        Use it for the next run: ``mxmp.convert(net, str(guard.policy))``. If a Plan converted the network, save
+        It can be read after ``close`` too, and after ``mxmp.restore`` has turned the net back to FP32.
+        Use the policy for the next run: ``mxmp.convert(net, str(guard.policy))``. If a Plan converted the network, save
         the new plan instead, as in the example of ``guard``: the policy lacks the Plan's decisions.
         """
         return self._policy
@@ -97,10 +101,10 @@ class Guard(StepObserver):
         return "\n".join(map(str, self.moved)) or "nothing was moved to FP32"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Find out which layer overflowed in this step, if the probe listened to it, and count the overflow against it.
+        """Find out which layer overflowed in this step, and count the overflow, if the probe has recorded the step.
 
-        An overflow counts in an applied step too, but only a layer that has made a step skip is moved. If it is the
-        ``patience``-th of such a layer, ``after_step`` moves the layer. Waits for the device.
+        An overflow is counted in a skipped step and in one that is applied. If the layer now has ``patience``
+        overflows, and one of them was in a skipped step, ``after_step`` will move the layer. Waits for the device.
         """
         if not self._recording.has_operators:
             return
@@ -129,10 +133,10 @@ class Guard(StepObserver):
             self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
 
     def after_step(self) -> None:
-        """Move the layer to FP32 that overflowed for the ``patience``-th time, if any; stop or start the probe.
+        """Move the layer to FP32 that ``before_update`` found to have ``patience`` overflows, if any.
 
-        The probe listens in the next step if this one was skipped, or has raised the loss scale to ``low_scale`` or
-        less.
+        Stops the probe if it has recorded this step; starts it for the next step if this step was skipped, or has
+        raised the loss scale to a value of at most ``low_scale``.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -160,7 +164,7 @@ class Guard(StepObserver):
 
 
 def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3, low_scale: float = 128.0) -> Guard:
-    """Move a layer to FP32 that overflows again and again, and log a warning about it.
+    """Move each layer to FP32 that has overflowed in ``patience`` training steps, and log a warning about it.
 
     ::
 
@@ -171,17 +175,18 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 
     The guard looks into the first step, each step after a skipped one, and each step after the loss scale was raised to
     ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as ``watch`` does;
-    other steps cost nothing. If the step overflows, the operator that made the first tensor with an inf or NaN is at
-    fault. If that tensor overflowed in a cast from FP32, the operators that read it in low precision are at fault. For
-    a gradient it is the one whose backward reads it. An activation does not depend on the loss scale, and always
-    counts. A gradient counts only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it.
-    An inf or NaN that appears in FP32 moves nothing, nor does one without consequences, as before a sigmoid.
+    other steps cost nothing. Only the first tensor with an inf or NaN in a recorded step matters: the operator that
+    made the tensor is "at fault". If a cast from FP32 made it, at fault are the operators that read it in low precision
+    or, for a gradient, the one whose backward reads it. The overflow of an activation does not depend on the loss
+    scale, and is always counted. That of a gradient is counted only where the loss scale is at most ``low_scale``, or
+    where the scaler cannot lower it. An inf or NaN that appears in FP32 is not counted, nor one without consequences,
+    as before a sigmoid.
 
-    When an operator has been at fault ``patience`` times, at least once in a skipped step, it is added to the policy's
+    When an operator has been at fault in ``patience`` steps, at least one of them skipped, it is added to the policy's
     ``exclude``, with the operators of its type that share a parameter with it, and the next forward runs the new graph.
     Weights, master weights, momenta, running statistics and the loss scale stay as they are. Three skipped steps in a
-    row at the lowest loss scale raise ``FloatingPointError``; each overflow that counts starts this count again, for
-    all trainers that have the same scaler.
+    row at the lowest loss scale raise ``FloatingPointError``; a counted overflow sets the number of these steps back to
+    0, for all trainers that have the same scaler.
 
     Parameters
     ----------
@@ -190,10 +195,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     trainer : Trainer, optional
         For a net, and only for a net: the Trainer that updates its parameters.
     patience : int
-        In how many steps, in a row or not, an operator must be at fault before it is moved; at least 1.
+        In how many steps, in a row or not, an operator must be at fault before it is moved; 1 or more.
     low_scale : float
-        The loss scale, 2**-126 to 2**127, up to which an overflow of a gradient counts: if the scale went down further,
-        gradients of other layers would begin to underflow.
+        The loss scale, 2**-126 to 2**127, up to which an overflow of a gradient is counted. At a higher scale, to lower
+        it is the remedy; below ``low_scale``, gradients of other layers would begin to underflow.
 
     Returns
     -------
@@ -203,12 +208,12 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     Raises
     ------
     TypeError
-        ``target`` is none of these, or ``trainer`` is no mxmp.Trainer.
+        ``target`` is none of these, a net's ``trainer`` is no mxmp.Trainer, or a module has a ``trainer``.
     ValueError
-        The net is not converted, or is a part of a net that was converted as a whole; its parameters are stored in
-        float16, and another net reads one of them or another trainer updates one; the module has no optimizer;
-        ``patience`` or ``low_scale`` is out of range; or other workers take part in the training, who would each move
-        layers of their own.
+        The net is not converted, or is a part of a net that was converted as a whole; a block of it has an op hook
+        (``register_op_hook``); its parameters are stored in float16, and another net reads one of them or another
+        trainer updates one; the module has no optimizer; ``patience`` or ``low_scale`` is out of range; or other
+        workers take part in the training, who would each move layers of their own.
     """
     patience, low_scale = check_count("patience", patience), check_scale("low_scale", low_scale)
     return Guard(trained_network(target, trainer), patience, low_scale)
@@ -218,10 +223,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 
 
 def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]) -> list[Record]:
-    """Return the ``records`` of a skipped step without outputs that are not finite and did no harm.
+    """Return the ``records`` of a skipped step without operators' outputs that are not finite and did no harm.
 
-    Such an output is none of the graph's. The operators that read it, as a sigmoid reads inf, returned finite values,
-    and none of them sent back the first gradient that is not finite.
+    An output did no harm if it is no output of the graph, all operators that read it returned finite values, as a
+    sigmoid of inf does, and none of them sent back the first gradient that is not finite.
     """
     bad = [observed for observed, found in records if observed is not None and not found.finite]
     harmed = {observed.operator for observed in bad if not observed.backward}
@@ -241,9 +246,10 @@ def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]
 def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
     """Return the names in the FP32 graph of the operators to move to FP32 because ``first`` was not finite.
 
-    These are the operators at fault, and those of the same type that share a parameter with one of them. Operators in
-    FP32 are left out: the list is empty where the tensor became inf or NaN in FP32, and where ``graph`` does not have
-    it. ``with_followers`` adds ``_followers``, needed where a Plan decides the dtypes; the rules move them unasked.
+    These are the operators at fault (``_operators_at_fault``), and those of the same type that share a parameter with
+    one of them. Operators in FP32 are left out: the list is empty where the tensor became inf or NaN in FP32, and where
+    ``graph`` does not have it. ``with_followers`` adds ``_followers``; it is needed only where a Plan decides the
+    dtypes, since under a policy the rules put the followers into FP32 as well.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -257,7 +263,8 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 
     Usually this is the operator that made the tensor. Where a cast from FP32 to low precision has overflowed, or a
     parameter stored in low precision, these are the operators that read the tensor; for the cast of a gradient, the
-    operator that the gradient is sent to. Empty for an FP32 parameter, and if ``graph`` does not have the tensor.
+    operator to which the gradient is sent. Empty for any tensor in FP32 that no operator and no cast made, such as a
+    parameter, for a sum of gradients, and if ``graph`` does not have the tensor.
     """
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
@@ -289,7 +296,10 @@ def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) 
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
-    """Yield the low-precision operators behind ``layer`` that are in low precision only because their inputs are."""
+    """Yield the operators that are in low precision only because they read outputs of ``layer``.
+
+    They read them directly, or through other operators that are yielded.
+    """
     stack, found = list(layer), set(layer)
     while stack:
         for reader in graph.readers(stack.pop()):

@@ -39,6 +39,8 @@ def profile(path: str) -> Profile:
         The file is no such export, is damaged, or holds no kernels; the message says how to record them.
     OSError
         The file cannot be read.
+    ImportError
+        This Python was built without ``sqlite3``.
     """
     path = os.fspath(path)
     with open(path, "rb") as binary:
@@ -56,7 +58,7 @@ def profile(path: str) -> Profile:
 def _read(path: str) -> tuple[KernelReport, ...]:
     """Return one report for each triple of kernel, operator and device, longest total time first.
 
-    ``profile`` puts the path before the message of its ``ValueError``.
+    Raises ``ValueError`` if the file is damaged or holds no kernels; ``profile`` adds the path to this error's message.
     """
     import sqlite3  # which not every Python has
 
@@ -114,9 +116,9 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
     """Yield, for each CUDA call on a thread with NVTX ranges, the pair (process id, correlation id) and a range's name.
 
-    Where the call is a launch, the pair says which run of a kernel it launched. The range is the innermost one that was
-    open on the thread at that time, so MXNet's operator; the name is empty if none was open. ``names`` maps the ids of
-    the table StringIds to texts.
+    Where the call launches a kernel, the row of that run in the table of kernels has the same pair. The range is the
+    innermost one that was open on the thread at that time, so MXNet's operator; the name is empty if none was open.
+    ``names`` maps the ids of the table StringIds to texts.
     """
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
@@ -149,7 +151,10 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
 
 
 def _check(table: str, kind: type, **columns: Any) -> None:
-    """Raise ``ValueError`` if a value from ``table`` is not of type ``kind``: SQLite keeps any type in any column."""
+    """Raise ``ValueError`` if a value in ``columns`` is not of type ``kind``: SQLite keeps any type in any column.
+
+    ``columns`` maps the names of columns of ``table`` to the values of one row.
+    """
     for column, value in columns.items():
         if not isinstance(value, kind):
             raise ValueError(f"is damaged: column {column} of {table} must hold {kind.__name__}, got {shorten(value)}")

@@ -67,8 +67,8 @@ class Snapshot:
     step : int
         The number of the step, counted by its Trainer or module from 1; skipped steps count.
     loss_scale : float
-        The loss scale of this step, by which all gradients in ``tensors`` are multiplied, also those that
-        ``Trainer.unscale`` has divided by it.
+        The loss scale of this step, by which all gradients in ``tensors`` are multiplied; where ``Trainer.unscale``
+        has divided them by it, they are multiplied again here.
     skipped : bool
         True if the step was skipped because of an overflow; then there are no updates in ``tensors``.
     compute : {"float16", "bfloat16"}

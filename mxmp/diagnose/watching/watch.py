@@ -23,8 +23,8 @@ from .snapshot import Snapshot, TensorReport, merged
 class Watch(StepObserver):
     """Records a histogram of each tensor's values in some training steps of a net or module; ``watch`` makes it.
 
-    The steps are the next one, and each whose number is a multiple of ``every`` of ``watch``. It works until ``close``,
-    or until its ``with`` block ends.
+    The steps are the next one, and each whose number is a multiple of ``every`` of ``watch``. A Watch works until
+    ``close``, or until its ``with`` block ends.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Watch(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
-        """Start to watch a network; the other arguments are those of ``watch``."""
+        """Start to watch a network; the other arguments are those of ``watch``, which has checked them."""
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
         self._sample = sample
@@ -58,8 +58,8 @@ class Watch(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Record the gradients of the parameters, and copy the weights, if this is a watched step.
 
-        A step is watched if the probe has reported tensors in it. It listens to one bucket of a BucketingModule, and
-        reports none in a step of another.
+        A step is watched if the probe has reported tensors in it. Of a BucketingModule the probe listens to one bucket:
+        a step that runs another bucket is not watched.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -80,7 +80,7 @@ class Watch(StepObserver):
         """Make the Snapshot of a watched step, and start the probe if the next step is to be watched.
 
         If the graphs that the probe listens to were replaced, because the net was converted again or a module got a
-        batch of another size, it starts again.
+        batch of another size, the probe starts again, and the next step is watched.
         """
         if self._reported:
             self._finish(self._low_variables())
@@ -120,8 +120,8 @@ class Watch(StepObserver):
     def _observe(self, observed: Observed, array: NDArray) -> None:
         """Record an activation or a gradient that the probe reports.
 
-        Tensors of nodes that mxmp inserted, such as casts, and sums of gradients are ignored; but not the gradient of a
-        graph output behind which mxmp inserted a cast, since only this cast computes it.
+        Tensors of nodes that mxmp inserted, such as casts, and sums of gradients are ignored. There is one exception:
+        where mxmp casts a graph output, only the cast computes the output's gradient, which is therefore recorded.
         """
         self._reported = True
         if not observed.inserted or observed.of_output:
@@ -131,9 +131,8 @@ class Watch(StepObserver):
     def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
         """Record one tensor for the Snapshot. Does not wait for the device.
 
-        ``kind`` (``"weight"``), ``name``, ``op`` and ``low`` become the fields of its TensorReport.
-
-        Integer and empty arrays are ignored. At most ``sample`` values are kept, evenly spaced.
+        ``kind`` (``"weight"``), ``name``, ``op`` and ``low`` become the fields of its TensorReport. Integer and empty
+        arrays are ignored. Of ``array`` at most ``sample`` values (the argument of ``watch``) are kept, evenly spaced.
         """
         with autograd.pause():
             values = values_of(array, magnitude=True)
@@ -155,8 +154,8 @@ class Watch(StepObserver):
 def _largest(flat: NDArray) -> NDArray:
     """Return the largest of the values of a vector, none of them negative, as an array of shape (1,).
 
-    A NaN may be ignored; the sum of squares shows it. On a CPU a max pooling over the whole vector computes the result,
-    since MXNet's ``max`` takes five times as long.
+    A NaN in the vector may be missed, so the caller must look for NaN by itself. On a CPU a max pooling over the whole
+    vector computes the result, since MXNet's ``max`` takes five times as long.
     """
     if flat.ctx.device_type == "gpu":
         return flat.max()
