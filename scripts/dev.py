@@ -21,7 +21,6 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench layouts": ("bench.parts:layouts", "times BatchNorm and grouped convolutions in oneDNN's slow layouts"),
     "bench products": ("bench.parts:products", "times FullyConnected in bfloat16 by the number of rows"),
     "bench update": ("bench.parts:update", "times the check of FP32 gradients and SGD's update on a CPU"),
-    "bench trainer": ("bench.trainer:trainer", "times mxmp.Trainer against a plain gluon.Trainer on the same net"),
     "bench updates": ("bench.trainer:updates", "times step() of mxmp.Trainer and gluon.Trainer, by optimizer"),
     "bench watch": ("bench.trainer:watching", "times steps under mxmp.diagnose.watch"),
     "bench environment": ("bench.environment", "times FP32 steps by OpenMP threads, how they wait, and data workers"),

@@ -231,7 +231,9 @@ class Search:
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
-        others = {frozenset(): CONVERTED} if self._has_workarounds_against_slow_kernels() else {}
+        others: dict[frozenset[Node], str] = {}
+        if self._has_workarounds_against_slow_kernels():
+            others[frozenset()] = CONVERTED
         for name, low in self.candidates.items():
             if low:
                 others.setdefault(low, name)

@@ -1,15 +1,13 @@
-"""What mxmp adds to a training step: its Trainer beside a plain one, and ``mxmp.diagnose.watch``."""
+"""What mxmp adds to a training step: ``step`` of its Trainer beside a plain one, and ``mxmp.diagnose.watch``."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from argparse import Namespace
 from functools import partial
 from itertools import chain
 from typing import Any, Callable, Iterator
-from unittest import mock
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -19,63 +17,11 @@ from support.pages import show
 import mxmp
 from bench import networks
 from bench.host import backward_and_step
-from bench.turns import gain, milliseconds, quartiles, take_turns, timed
+from bench.turns import gain, milliseconds, take_turns, timed
 from bench.worker import initialized
 from mxmp.diagnose import watch
 
-DTYPES = ("float16", "bfloat16")
 SGD = {"learning_rate": 1e-4, "momentum": 0.9}
-
-
-def trainer(arguments: list[str]) -> None:
-    """Time mxmp.Trainer against a plain gluon.Trainer: scaling, the finite check, bookkeeping.
-
-    Both update the same converted net and run the optimizer's kernels one weight at a time, so that no choice of
-    kernels is measured. Printed, as medians with quartiles: how much longer whole steps take, and, less noisy, what
-    ``step`` and the set-up of ``backward`` take longer, with the device idle around them, in parts of a whole step.
-    """
-    args = parse(
-        *(trainer.__doc__, arguments),
-        model="resnet50_v1b",
-        batch=16,
-        size=112,
-        rounds=20,
-        dtypes=(list(DTYPES), "", DTYPES),
-    )
-    os.environ["MXNET_OPTIMIZER_AGGREGATION_SIZE"] = "1"
-
-    def rows() -> Iterator[list[str]]:
-        for dtype in args.dtypes:
-            taken = take_turns(steps_of(dtype, args), 2, args.rounds)[0]
-            plain, ours = zip(*((a, b) for a, b in zip(*taken.values()) if b is not None))
-            ms = [milliseconds(whole for whole, _ in each) for each in (plain, ours)]
-            longer = [a / b - 1 for (a, _), (b, _) in zip(ours, plain)]
-            parts = [(a - b) * 1e3 / ms[0] for (_, a), (_, b) in zip(ours, plain)]
-            yield [dtype, *(f"{each:.1f} ms" for each in ms), percent(longer), percent(parts)]
-
-    print(f"{args.model}, batch {args.batch}, {args.size}x{args.size}, {args.rounds} rounds")
-    show("dtype | plain | mxmp | whole steps | step() and set-up", rows())
-
-
-def steps_of(dtype: str, args: Namespace) -> dict[str, Callable[[], tuple[float, float] | None]]:
-    """Return by trainer a function that trains one step: seconds of all of it, and of what the trainer does.
-
-    None of a step that the loss scaler skipped, which took less time for it.
-    """
-    net, loss_of = prepared(args.model, dtype, args.batch, args.size)
-    plain = gluon.Trainer(net.collect_params(), "sgd", SGD)
-    scale = mxmp.DynamicLossScaler(init_scale=16.0) if dtype == "float16" else "dynamic"  # no skips
-    ours = mxmp.Trainer(net.collect_params(), "sgd", SGD, loss_scale=scale)
-
-    def step(trainer: gluon.Trainer) -> tuple[float, float] | None:
-        start, loss = time.perf_counter(), loss_of()
-        mx.nd.waitall()
-        setup = around_autograd(lambda: ours.backward(loss)) if trainer is ours else loss.backward() or 0.0
-        update = timed(lambda: trainer.step(args.batch), mx.nd.waitall)
-        skipped = trainer is ours and ours.last_step_skipped
-        return None if skipped else (time.perf_counter() - start, setup + update)
-
-    return {"plain": lambda: step(plain), "mxmp": lambda: step(ours)}
 
 
 def prepared(name: str, dtype: str | None, batch: int = 0, size: int = 0) -> tuple[gluon.HybridBlock, Callable]:
@@ -93,18 +39,6 @@ def prepared(name: str, dtype: str | None, batch: int = 0, size: int = 0) -> tup
 
     loss()  # shapes of the parameters
     return net, loss
-
-
-def around_autograd(backward: Callable[[], None]) -> float:
-    """Return the seconds that ``backward`` takes before and behind ``mx.autograd.backward``."""
-    within, original = [], autograd.backward
-    with mock.patch.object(autograd, "backward", lambda *a, **k: within.append(timed(lambda: original(*a, **k)))):
-        return timed(backward) - sum(within)
-
-
-def percent(found: list[float]) -> str:
-    low, middle, high = quartiles(found)
-    return f"{middle:+.2%} ({low:+.2%} to {high:+.2%})"
 
 
 UPDATED = ("resnet50", "mobilenetv3_small", "se_resnet50_v1", "densenet121", "bert")
