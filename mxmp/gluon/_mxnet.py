@@ -90,8 +90,8 @@ def flatten(args: tuple) -> tuple[list, Any]:
     """Return the arrays in the arguments of a block's call as one flat list, None included, and how they were nested.
 
     ``(x, [y, None])`` gives ``[x, y, None]`` and MXNet's description ``[0, [0, -1]]``: 0 for an array, -1 for None, a
-    list for a list or tuple. This module's ``regroup(flat, description)`` returns the nested lists. Raises
-    ``ValueError`` for an argument of another type, but not for a Symbol: 0, or n for one with n > 1 outputs.
+    list for a list or tuple. A Symbol is described by 0, or by n if it has n > 1 outputs. This module's
+    ``regroup(flat, description)`` returns the nested lists. Raises ``ValueError`` for an argument of another type.
     """
     return _flatten(args, "input")
 
@@ -110,11 +110,12 @@ def copied(block: HybridBlock) -> HybridBlock:
 
 
 def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
-    """Return the arguments that reach the graph of the hybridized ``block`` in ``block(*args)``; None if no graph runs.
+    """Return the arguments that the graph of ``block`` would get in ``block(*args)``; None if no graph would run.
 
-    They are ``args`` unless the block's class overrides ``forward``. The overriding ``forward`` may call
-    ``HybridBlock.forward``, which runs the graph, with other arguments. To find these, it is called on a copy of the
-    block and stopped where it would run the graph. The operators and child blocks that it calls before really run.
+    The block need not be hybridized. The result is ``args`` unless the block's class overrides ``forward``. An
+    overriding ``forward`` may call ``HybridBlock.forward``, which runs the graph, with other arguments. To find these,
+    the overriding ``forward`` is called on a copy of the block and stopped where it would run the graph. The operators
+    and child blocks that it calls before that really run.
     """
     if not overrides_forward(block):
         return args
@@ -188,7 +189,7 @@ def undo_load(block: Block) -> None:
     ``load`` renames the block, and the keys of ``block.params``, to the names in the file, but leaves each
     ``Parameter.name``. A graph that is traced afterwards would not find its Parameters ("Unknown input to
     HybridBlock"). The values that ``load`` has set stay. Does nothing if block and keys have the names from before
-    ``load``. A SymbolBlock keeps its graph. Blocks inside ``block`` are left as they are.
+    ``load``. A SymbolBlock keeps its graph. Blocks inside ``block`` keep the names that ``load`` gave them.
     """
     name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
     keys = [param.name for param in params.values()]
@@ -208,15 +209,15 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    ``HybridBlock.forward`` calls ``_call_cached_op`` if the block is active. The graph and the CachedOp that are stored
-    on the block are deleted (a SymbolBlock keeps its graph).
+    ``HybridBlock.forward`` calls ``_call_cached_op`` if the block is active (see ``set_active``). The graph and the
+    CachedOp that are stored on the block are deleted (a SymbolBlock keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
-    """Undo ``redirect_calls``: MXNet runs calls of ``block`` again. Deletes the block's graph and CachedOp, too."""
+    """Undo ``redirect_calls``, so that MXNet runs calls of ``block`` again. Deletes the same graph and CachedOp."""
     block.__dict__.pop("forward", None)
     block.__dict__.pop("_call_cached_op", None)
     block._clear_cached_op()
@@ -309,12 +310,12 @@ def _frames() -> Iterator[FrameType]:
 
 
 def monitor(block: HybridBlock) -> tuple | None:
-    """Return ``(callback, monitor_all)``, as the block's op hook was registered; None if the block has none."""
+    """Return the arguments ``(callback, monitor_all)`` of ``register_op_hook``; None if the block has no op hook."""
     return (block._callback, block._monitor_all) if block._callback else None
 
 
 def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """Set the op hook, ``(callback, monitor_all)`` or None, of this block alone, not of its children."""
+    """Set the op hook ``(callback, monitor_all)`` of ``block``, not of its children; None removes the op hook."""
     block._callback, block._monitor_all = monitor or (None, False)
 
 
@@ -330,7 +331,7 @@ def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) 
 
 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
-    """Queue ``op``, whose callback ``silence_removed`` then replaces by one that does nothing.
+    """Queue ``op``; a later ``silence_removed`` replaces its callback by one that does nothing.
 
     ``thread`` is the number of the thread that runs ``op``. A backward of what autograd recorded may run after the last
     other reference to ``op`` is dropped. It calls the callback, which must still exist then. So the queue keeps ``op``
@@ -340,11 +341,11 @@ def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
 
 
 def silence_removed() -> None:
-    """Replace the callbacks of the CachedOps that ``remove_op_hook`` queued by one that does nothing, and drop them.
+    """Give the CachedOps that ``remove_op_hook`` queued a callback that does nothing, and take them out of the queue.
 
-    (MXNet does not accept None as a callback.) Does so for CachedOps of this thread and of threads that have ended. The
-    callback of another thread may be running at this moment. The CachedOps of that thread stay queued until it calls
-    this function, or until the first call after it has ended.
+    (MXNet does not accept None as a callback.) Only CachedOps of this thread and of threads that have ended are taken.
+    The callback of another live thread may be running at this moment. The CachedOps of that thread stay queued until
+    the thread itself calls this function, or until any thread calls it after that thread has ended.
     """
     others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     for _ in range(len(_hooked)):

@@ -36,10 +36,10 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     The backward serves ``trainer``, and each trainer with the same scaler object that has a parameter which the
     backward reaches. MXNet marks each weight as fresh whose gradient a backward has written. At a loss scale other than
     1 this function removes these marks when the block ends, and lists the weights in the attribute ``mxmp_scaled`` of
-    their Parameters instead. So a fresh mark that is found later shows a backward without the loss scale. Gradients
-    that it writes for a trainer with another scaler contain a wrong loss scale for that trainer: their marks are
-    removed too, and the weights are not listed, so that trainer does not apply them. At a loss scale of 1 all marks
-    stay.
+    their Parameters instead. So a fresh mark that is found later shows a backward without the loss scale. The backward
+    may also write gradients of a trainer with another scaler, which contain a wrong loss scale for that trainer: their
+    marks are removed too, and the weights are not listed, so that trainer does not apply them. At a loss scale of 1
+    all marks stay.
 
     Parameters
     ----------
@@ -57,11 +57,11 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     ValueError
         A loss head would ignore a loss scale other than 1. No gradient has been written.
     RuntimeError
-        Before the block, with no gradient written: one of the trainers served has called ``unscale`` or
-        ``clip_global_norm`` since its last step, or ``allreduce_grads`` with gradients that add up
+        Before the block, with no gradient written: one of the trainers that the backward serves has called ``unscale``
+        or ``clip_global_norm`` since its last step, or ``allreduce_grads`` with gradients that add up
         (``grad_req="add"``); or the backward would overwrite gradients that a trainer with another scaler has not
-        applied yet, or add to gradients of a backward without the loss scale. After the block: gradients were written,
-        but by a backward of other losses than the scaled ones, so they do not contain the loss scale.
+        applied yet, or, at a loss scale other than 1, add to gradients of a backward without the loss scale. After the
+        block, at a loss scale other than 1: gradients were written by a backward of other losses than the scaled ones.
     """
     group = trainer.scaler_group
     others = [other for other in list(living_trainers) if other is not trainer]
@@ -98,12 +98,12 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
-    """Do the checks of ``scaled_backward`` that come before the backward, then note it in the trainers served.
+    """Do the checks of ``scaled_backward`` that come before the backward, then note the backward in all ``peers``.
 
-    ``peers`` are ``trainer`` and those with its scaler object whose gradients the backward writes; ``others`` are the
-    mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and watches the running
-    statistics that the backward may write. The loss scale does not change until all peers have stepped. Raises what
-    ``scaled_backward`` raises before its block.
+    ``peers`` are ``trainer`` and the trainers with its scaler object whose gradients the backward writes; ``others``
+    are the mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and calls its
+    ``watch_statistics``. The loss scale does not change until all peers have stepped. Raises the errors that
+    ``scaled_backward`` raises before its block; no peer has noted anything then.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -142,7 +142,7 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
     """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
 
-    ``UserWarning`` is raised, as by ``gluon.Trainer``, if a gradient was not written since the last step. With
+    If a gradient was not written since the last step, ``UserWarning`` is raised, as by ``gluon.Trainer``; with
     ``ignore_stale=True`` the weight of that gradient is left out instead. Parameters with ``grad_req="null"`` are
     always left out. ``Update.index`` is a position in ``params``.
     """
@@ -161,10 +161,10 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def zero_stale(params: Sequence[Parameter]) -> None:
-    """Set a device's gradient of a parameter to zero if it is of an earlier step, but another device's is of this one.
+    """Set a parameter's gradient on a device to zero if only other devices have written theirs since the last step.
 
-    This is the case if the batch on some devices leaves out a part of the net. The gradients are summed over devices
-    next, and without the zeros the sum would contain the old gradient.
+    This is the case if the batch on some devices leaves out a part of the net. The caller then sums the gradients over
+    devices; without the zeros the sum would contain the old gradient.
     """
     for param in params:
         pairs = _mxnet.with_gradients(param)

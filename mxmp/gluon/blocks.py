@@ -43,7 +43,8 @@ class Division(NamedTuple):
     blocks : list of Block
         The net itself, and all blocks inside it.
     graphs : list of HybridBlock
-        Blocks that run as low-precision graphs, including blocks inside these.
+        The HybridBlocks in neither ``python`` nor ``outside``: the ``roots``, and blocks inside them, which run as
+        parts of the roots' graphs.
     roots : list of HybridBlock
         Those of ``graphs`` that Python code calls: the net itself, or the children of blocks that are not in
         ``graphs``.
@@ -64,9 +65,9 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     """Return which blocks of ``net`` run as low-precision graphs and which as Python code, as a ``Division``.
 
     ``exclude`` is a filter or a policy. A filter ``(name, block) -> bool`` returns True for a block that is to run as
-    Python code. Under a policy, a block runs as Python code if its class is from outside MXNet (a user's or GluonCV's)
-    and a pattern of ``policy.exclude`` that does not end in ``*`` matches the block's name. Raises ``ValueError`` if no
-    HybridBlock is left to run as a graph.
+    Python code. A policy excludes a block if the block's class is from outside MXNet (a user's or GluonCV's) and a
+    pattern of ``policy.exclude`` that does not end in ``*`` matches the block's name. The blocks around and inside an
+    excluded block run as Python code, too. Raises ``ValueError`` if no HybridBlock is left to run as a graph.
     """
     is_excluded = exclude if callable(exclude) else _filter_of(exclude)
     python: set[int] = set()
@@ -111,7 +112,7 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
     The filter is True for a block whose class is from outside MXNet, if a pattern of ``policy.exclude`` that does not
     end in ``*`` matches the block's name. The code of that class may do what no graph can, such as branch on an array's
     values. MXNet's own layers can all be traced. A pattern that matches the name of such a layer keeps the layer's
-    operators in FP32 within the graph. A pattern that ends in ``*`` does so for every block.
+    operators in FP32 within the graph, and so does a pattern that ends in ``*``, whatever the class of the block.
     """
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
@@ -122,11 +123,12 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
 
 
 def with_names_of(blocks: Sequence[Block], plan: Plan) -> Plan:
-    """Return ``plan``, which was made for a net that the same code built, with the names of another net's operators.
+    """Return ``plan``, made for a net that the same code built, with the names that operators have in another net.
 
     Gluon numbers all blocks that a process makes, so the operators of the two nets have different names. ``blocks`` is
-    ``blocks_of(net)`` of the other net. A plan whose names cannot be changed is returned as it is (see ``renamed``). If
-    the net is no HybridBlock and has one child, the names are those of the child's blocks.
+    ``blocks_of(net)`` of the other net. A net that is no HybridBlock and has one child counts as the child. ``plan`` is
+    returned as it is if it has no names of blocks, the nets differ in their number of blocks, or two names would become
+    one.
     """
     start = 0
     while not isinstance(blocks[start], HybridBlock) and len(_mxnet.children(blocks[start])) == 1:

@@ -50,8 +50,8 @@ class NetConversion(Conversion):
     Raises
     ------
     ValueError
-        A parameter is float16 or bfloat16; or MXNet cannot compute as the policy or plan says, anywhere or on the
-        device of a parameter.
+        A parameter is float16 or bfloat16, or is on another device than the plan is for; or MXNet cannot compute as the
+        policy says, anywhere (``low_ops`` has a name of no operator) or on a parameter's device (bfloat16 on a GPU).
 
     Attributes
     ----------
@@ -80,9 +80,10 @@ class NetConversion(Conversion):
         _last_forward[self] = 0
 
     def _check_parameters(self, net: Block) -> None:
-        """Raise ``ValueError`` if a parameter is float16 or bfloat16, or its device cannot run the policy or plan.
+        """Raise ``ValueError`` if a parameter is float16 or bfloat16, or on a device without the policy's kernels.
 
-        Raises it too if ``check_policy`` refuses the policy's ``low_ops`` or ``full_ops``.
+        Also raises it if the plan is for another device than a parameter's, or if ``check_policy`` refuses the policy's
+        ``low_ops`` or ``full_ops``.
         """
         params = list(net.collect_params().values())
         _check_dtypes(params)
@@ -96,18 +97,18 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Let ``build_graph`` check the next graph of each root.
+        """Make ``build_graph`` check the next graph of each root.
 
-        A root is a block that runs as a graph and is called from Python code. Checked is whether a Plan was made for
-        this net, and whether any operator computes in low precision. Called when the net is converted, and by the
-        method ``exclude``, after which all graphs are built anew.
+        A root is a block that runs as a graph and is called from Python code. ``build_graph`` then checks whether the
+        Plan was made for this net, and whether any operator computes in low precision. Called when the net is
+        converted, and by the method ``exclude``, after which all graphs are built anew.
         """
         self._waiting = set(self._roots)
         self._any_low = False
         self._fits = False
 
     def __getstate__(self) -> dict:
-        """Return the attributes for ``copy`` and ``pickle``, without ``blocks``: the hooks of the copies fill it."""
+        """Return the attributes for ``copy`` and ``pickle``, but not ``blocks``, which the hooks of the copy fill."""
         return {name: value for name, value in vars(self).items() if name != "blocks"}
 
     def __setstate__(self, state: dict) -> None:
@@ -167,10 +168,10 @@ class NetConversion(Conversion):
         float16 and all operators that read it compute in float16. But a Constant, and a parameter of a block that runs
         as Python code, stays in FP32.
 
-        If the conversion has a Plan, the operators of one graph must be exactly those of the Plan. It is the first
-        graph that Python code calls; if the Plan was tuned, the first in the mode (training or inference) for which it
+        If the conversion has a Plan, the operators of one graph must be exactly those of the Plan. That graph is the
+        first that Python code calls; if the Plan was tuned, the first in the mode (training or inference) for which it
         was tuned. In all other graphs, the Plan decides for operators with the same names and types as in the Plan, and
-        the rules decide for the others.
+        the rules decide for all other operators.
 
         ``symbol`` is the FP32 graph of ``block``; ``params`` are the parameters that it reads, by name. ``device`` is
         ``"cpu"`` or ``"gpu"``. ``shapes`` maps the names of the inputs to their shapes in this call. ``large_inputs``:
@@ -238,10 +239,10 @@ class NetConversion(Conversion):
         """Return the plan of one graph, which may read parameters that another converted net has stored in float16.
 
         ``decided(how, undecided, low)`` returns the plan under the Policy or Plan ``how``. ``low`` has the names of the
-        parameters that are stored in float16 already, by this net or another one. ``undecided`` has the names of those
-        that the plan may store in float16 or FP32. A parameter that another net has stored in float16 stays so, even if
-        this net's policy stores parameters in FP32. Raises ``ValueError`` if an operator here that reads such a
-        parameter cannot compute in float16.
+        parameters that are stored in float16 already, by this net or another one. ``undecided`` has the names of the
+        parameters for which the plan may choose float16 or FP32. ``device`` is ``"cpu"`` or ``"gpu"``. A parameter that
+        another net has stored in float16 stays in float16, even if this net's policy stores parameters in FP32. Raises
+        ``ValueError`` if an operator of this graph that reads it cannot compute in float16.
         """
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}
@@ -262,9 +263,10 @@ class NetConversion(Conversion):
 
 
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
-    """Raise ``ValueError`` for a float16 or bfloat16 parameter, and unless ``allow_float64`` for a trained float64 one.
+    """Raise ``ValueError`` if a parameter is float16 or bfloat16.
 
-    A ``LowParameter`` is accepted: mxmp stores it in float16, but its ``dtype`` is float32.
+    With ``allow_float64=False``, also raises it if a parameter is float64 and trained (its ``grad_req`` is not
+    ``"null"``). A ``LowParameter`` is accepted: mxmp stores it in float16, but its ``dtype`` is float32.
     """
     for param in params:
         dtype = np.dtype(param.dtype)
@@ -281,10 +283,10 @@ _RUNNING = ("running_mean", "running_var")
 
 
 def next_forward_number() -> int:
-    """Return the next number of the one count of training forwards that all converted nets share.
+    """Add 1 to the count of training forwards that all converted nets share, and return the new count.
 
-    A trainer takes a number at each update. ``running_statistics_of`` compares it with the numbers of the nets'
-    forwards, to find the nets that ran since that update.
+    A trainer calls this after each step, keeps the number, and passes it to ``running_statistics_of`` as ``since``:
+    the forwards that begin later have higher numbers.
     """
     return next(_forwards)
 
@@ -295,13 +297,13 @@ def any_conversion() -> bool:
 
 
 def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
-    """Return the running statistics that a trainer's next backward may overwrite: (name, array), on every device.
+    """Return the running statistics that a trainer's next backward may overwrite: a (name, array) for each device.
 
     Parameters
     ----------
     params : sequence of Parameter
-        The trainer's parameters. The result has those of them that are named ``*running_mean`` or ``*running_var`` and
-        are not differentiable. It also has all aux states of each converted net to which one of ``params`` belongs.
+        The trainer's parameters. The result has those that are named ``*running_mean`` or ``*running_var`` and are not
+        differentiable, and also all aux states of each converted net to which one of ``params`` belongs.
     since : int
         A number from ``next_forward_number``. The result also has the aux states of every converted net that began a
         forward in training mode after this number was taken. The backward may run through a net that another trainer

@@ -41,8 +41,8 @@ def convert(
         Patterns such as ``"*head*"``: the operators and blocks whose names match stay in FP32, besides those that the
         policy excludes. A block of a class from outside MXNet runs as Python code if a pattern that does not end in
         ``*`` matches its name. Or a filter ``(name, block) -> bool``: the blocks for which it is True run as Python
-        code in FP32, with all blocks inside them. In both cases every block around such a block runs as Python code
-        too; the other HybridBlocks inside it still run as graphs. With a Plan, ``exclude`` must be empty.
+        code in FP32. If a block runs as Python code by its name or the filter, so do all blocks inside and around it;
+        all other HybridBlocks still run as graphs. With a Plan, ``exclude`` must be empty.
 
     Returns
     -------
@@ -79,10 +79,10 @@ def convert(
 def restore(net: Block) -> Block:
     """Undo ``convert`` in place; return ``net`` in FP32.
 
-    Parameters that were stored in float16 get the values of their master weights. A net that is not converted stays as
-    it is. A block that was inside ``net`` at the call of ``convert``, and was replaced by another one since, is
-    restored too. Blocks and Parameters that ``net`` shares with another converted net stay converted for that net. Does
-    not wait for the device.
+    Parameters that were stored in float16 get the values of their master weights, and gradients of zeros. A net that is
+    not converted stays as it is. A block that was inside ``net`` at the call of ``convert``, and was replaced by
+    another block since, is restored too. Blocks and Parameters that ``net`` shares with another converted net stay
+    converted for that net. Does not wait for the device.
 
     Raises
     ------

@@ -90,7 +90,7 @@ class BuiltGraph(NamedTuple):
         None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
         small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
     dtypes : tuple of type, or None
-        As in ``GraphKey``.
+        If the graph has loss heads, the dtypes of the inputs for which it was built; else None.
     types : nested tuples and lists, or None
         The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
@@ -105,7 +105,7 @@ class BuiltGraph(NamedTuple):
     types: Any
 
     def serves(self, inputs: list) -> bool:
-        """Return whether the graph is right for ``inputs``, and no parameter's ``grad_req`` has changed.
+        """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
 
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
         and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with its value
@@ -156,8 +156,8 @@ def tracing() -> Iterator[None]:
 def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
     """Trace ``block`` for a call with ``args``, and return its low-precision graph, ready to run.
 
-    Parameters that the conversion stores in float16 become ``LowParameter``; those that wait for their shapes are
-    initialized.
+    The graph is for training or inference, as ``autograd.is_training()`` says now. Parameters that the conversion
+    stores in float16 become ``LowParameter``; Parameters that wait for their shapes are initialized.
 
     Parameters
     ----------
@@ -179,6 +179,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         needed in FP32 here; or the conversion's Plan is of another net.
     TypeError
         A parameter would be stored in float16, and MXNet's own Trainer holds it.
+    RuntimeError
+        ``amp.init()`` of ``mxnet.contrib.amp`` was called.
     """
     clone, answer = _trace(block, args)
     _mxnet.infer_shapes(clone, args)
@@ -374,7 +376,7 @@ class _LowPrecisionOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls with an op hook, which is now ``monitor``; make it at the first call.
+        """Return this thread's CachedOp for calls with an op hook; make it at the first call, and hook ``monitor`` on.
 
         ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The callback is also called for
         what the backward of an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and

@@ -35,6 +35,7 @@ class Hook:
     Parameters
     ----------
     block : HybridBlock
+        The converted block.
     conversions : mapping of NetConversion to bool
         From each conversion (call of ``convert``) that the block is part of, oldest first, to True if the block runs as
         Python code in it. There are several if nets share the block. When the block is called from Python code, the
@@ -67,12 +68,12 @@ class Hook:
 
     @property
     def runs_as_python(self) -> bool:
-        """Return whether the block runs as Python code: in any of its conversions, it or a block inside is excluded."""
+        """Return whether the block runs as Python code: any of its conversions excludes it or a block inside it."""
         return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the block's graphs by kind of call; ``hybridize``, ``cast`` and a new child delete them."""
+        """Return the block's graphs by kind of call; none before a call, or after ``hybridize`` or ``cast``."""
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
@@ -92,7 +93,8 @@ class Hook:
         Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python code, in
         four cases: the user excluded the block or one inside; a Symbol is passed, as the block is being traced;
         ``summary`` is running; or the class overrides ``forward``, which reaches the graph when it calls
-        ``HybridBlock.forward``. Raises ``ValueError`` if a graph is to run and the arrays are on several contexts.
+        ``HybridBlock.forward``. Raises ``ValueError`` if a graph is to run and the arrays are on several contexts, or
+        if MXNet is tracing an unconverted block around this one; where a graph runs, also raises as ``call_graph``.
         """
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
@@ -171,8 +173,8 @@ class Hook:
     def _build(self, args: tuple, device: str) -> BuiltGraph:
         """Trace the block for a call with ``args``, and return its low-precision graph.
 
-        ``device``: ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the ``hybrid_forward`` of the block, or of a block
-        inside, fails on Symbols; the message names the block that failed.
+        ``device`` is ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the ``hybrid_forward`` of the block, or of a
+        block inside, fails on Symbols; the message names the block that failed. Other errors are those of ``build``.
         """
         _undo_load(self._block)
         try:
@@ -209,7 +211,7 @@ class Hook:
         return _mxnet.cached_op(self._block)
 
     def _has_no_graphs(self) -> bool:
-        """Return whether the block has no dict of graphs: before its first call, after ``hybridize`` and ``cast``."""
+        """Return whether the block has no dict of graphs, as before its first call and right after ``hybridize``."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _refuse_unconverted_trace(self) -> None:
@@ -229,7 +231,7 @@ class Hook:
 def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
     """Return the graph that is right for a call with ``inputs``; None if no such graph has been built.
 
-    ``key`` has no ``dtypes``. A graph with loss heads is looked up with the dtypes of ``inputs`` in addition.
+    ``key.dtypes`` is None; to find a graph with loss heads, this function fills in the dtypes of ``inputs``.
     """
     built = graphs.get(key) or graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
     return built if built is not None and built.serves(inputs) else None
@@ -268,8 +270,8 @@ def hook_of(block: Block) -> Hook | None:
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
     """Yield ``(block, hook)`` for ``net`` and each block inside it that has a hook, outermost first.
 
-    These are all converted HybridBlocks. Among them are blocks that run as Python code, because the user excluded them
-    or a block inside them.
+    Among them are blocks that run as Python code, because the user excluded them or a block inside them. Blocks inside
+    an excluded block have no hook, and are not among them.
     """
     for block in hybrid_blocks(net):
         hook = hook_of(block)
@@ -281,11 +283,11 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 
 def conversions_in(blocks: Sequence[Block]) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return the conversions (calls of ``convert``) of the blocks of a net, in two lists.
+    """Return the conversions (calls of ``convert``) of ``blocks``, which are all blocks of a net, in two lists.
 
-    The first list holds those that ``restore(net)`` can undo: ``convert`` was called with the net or a block in it, or
-    all blocks that the conversion converts are in the net. The second list holds the others, which also convert blocks
-    outside the net.
+    The first list holds the conversions that ``restore(net)`` can undo: ``convert`` was called with the net or a block
+    in it, or all blocks that the conversion converts are in the net. The second list holds the conversions that
+    ``convert`` made for another net, and that also convert blocks outside this net.
     """
     inside = set(map(id, blocks))
     called = [vars(block)[_CALLED] for block in blocks if _CALLED in vars(block)]
@@ -303,7 +305,7 @@ def install(division: Division, conversion: NetConversion) -> None:
     Ended are the conversions that ``restore(net)`` would undo; a conversion that also converts blocks outside the net
     stays. ``division`` says which blocks run as graphs and which as Python code. Each Parameter of the net gets the new
     conversion into its list of conversions, so that other nets that share the Parameter find it there. Nothing changes
-    if an earlier conversion, with the same policy or plan and the same division, converts all of the net already.
+    if the net has just one conversion already, with the same policy or plan and the same division.
     """
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
@@ -321,10 +323,11 @@ def install(division: Division, conversion: NetConversion) -> None:
 
 
 def remove(blocks: Sequence[Block], conversions: Collection[NetConversion]) -> None:
-    """End ``conversions``, all those that ``conversions_in(blocks)`` returns as its first list.
+    """End ``conversions``, which must be the whole first list that ``conversions_in(blocks)`` returns.
 
-    A block that is then in no conversion loses its hook; a Parameter that is then in none is stored in FP32 again. This
-    includes blocks that were in the net at the call of ``convert``, and were replaced since, and their Parameters.
+    A block that is in no other conversion loses its hook; a Parameter that is in no other conversion is stored in FP32
+    again. This includes blocks that were in the net at the call of ``convert``, and were replaced since, and their
+    Parameters.
     """
     _replace(blocks, conversions, lambda block: {}, lambda param: [])
     _set_called(blocks, None)
@@ -354,11 +357,12 @@ def _replace(
     hooked: Callable[[HybridBlock], Mapping[NetConversion, bool]],
     listed: Callable[[Parameter], Collection[NetConversion]],
 ) -> None:
-    """Take the blocks and Parameters of a net out of the conversions ``old``, and put them into others.
+    """Take the blocks and Parameters of a net out of the conversions ``old``, and put them into other conversions.
 
-    ``hooked(block)`` returns those that a block gets, each with True if the block runs as Python code in it;
-    ``listed(param)`` returns those that a Parameter gets. Changed are the net's ``blocks``, the net first, also the
-    blocks that the net contained when it was converted, and that were replaced since, and the Parameters of all.
+    ``hooked(block)`` returns the conversions to put ``block`` into, each with True if the block runs as Python code in
+    it; ``listed(param)`` returns the conversions to put ``param`` into. Either may return none. ``blocks`` are all
+    blocks of the net, the net first. Blocks that were in the net when it was converted, and were replaced since, are
+    changed too.
     """
     changed = {id(b): b for b in [*blocks, *(b for c in old for b in c.blocks)] if isinstance(b, HybridBlock)}
     for block in changed.values():
@@ -368,9 +372,9 @@ def _replace(
 
 
 def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> None:
-    """Record the conversion for which ``convert`` was called with the first of ``blocks``, a net; None: it was undone.
+    """Record ``conversion`` on the net ``blocks[0]``, with which ``convert`` was called; None: ``restore`` was called.
 
-    For the blocks inside nothing stays recorded.
+    An earlier record, on the net or on a block inside it, is deleted.
     """
     for block in blocks:
         vars(block).pop(_CALLED, None)

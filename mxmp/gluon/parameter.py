@@ -20,11 +20,11 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 class LowParameter(gluon.Parameter):
     """A gluon Parameter that is stored in float16 for computing, with an FP32 master per context for everything else.
 
-    ``convert`` turns a Parameter into this class in place; ``restore`` turns it back. ``data()`` and ``grad()`` are
-    float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and ``export`` use the
-    FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) is copied to the master at the
-    next update or save. MXNet does not notify of writes, so at each update or save the float16 array is compared with
-    the master, but only if a user has called ``data()`` or ``list_data()`` before.
+    A converted net's first forward gives a Parameter this class in place; ``restore`` undoes it. ``data()`` and
+    ``grad()`` are float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and
+    ``export`` use the FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) is copied to
+    the master at the next update or save. MXNet does not notify of writes, so at each update or save the float16 array
+    is compared with the master, but only if a user has called ``data()`` or ``list_data()`` before.
     """
 
     _data: Any
@@ -35,7 +35,7 @@ class LowParameter(gluon.Parameter):
     def masters(self) -> list[NDArray]:
         """Return the FP32 masters, one per context, after copying into them what a user wrote into ``data()``.
 
-        Does not wait for the device. Raises as ``data()`` does if the Parameter has no arrays yet.
+        Does not wait for the device. Raises ``RuntimeError`` if the Parameter has no arrays yet.
         """
         self._check_and_get(self._data, list)
         for pair in self.exposed_pairs():
@@ -43,17 +43,17 @@ class LowParameter(gluon.Parameter):
         return self._masters
 
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return ``(master, float16 array)`` per context if a user has called ``data`` or ``list_data``, else none.
+        """Return ``(master, float16 array)`` per context if a user has called ``data`` or ``list_data``, else ``[]``.
 
-        Whoever has the float16 arrays may write into them, so that they must be compared with the masters.
+        A user who has the float16 arrays may write into them, so the caller must compare them with the masters.
         """
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def master(self, device: int) -> NDArray:
         """Return the FP32 master on the context with index ``device``.
 
-        What a user wrote into ``data()`` since the last update is not yet in it; the method ``masters`` copies it
-        first.
+        What a user wrote into ``data()`` since the last update or save is not yet in the master; the method ``masters``
+        copies it there first.
         """
         return self._masters[device]
 
@@ -170,7 +170,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
 
 
 def store_full(param: gluon.Parameter) -> None:
-    """Undo ``store_low``: store ``param`` in FP32, with the values of its masters. Other Parameters are left alone."""
+    """Undo ``store_low``: store ``param`` in FP32, with its masters' values. Do nothing if it is no LowParameter."""
     if isinstance(param, LowParameter):
         param.store_full()
 
@@ -208,11 +208,11 @@ def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
 
 
 def replace_conversions(old: Collection[Any], new: Mapping[gluon.Parameter, Collection[Any]]) -> None:
-    """Remove the conversions ``old``, and those of deleted nets, from those that Parameters list, and add new ones.
+    """Change the conversions that each Parameter in ``new`` lists (``param.mxmp_conversions``).
 
-    ``new`` maps each Parameter that is to be changed to the conversions that it gets. A Parameter of whose listed
-    conversions none remains is stored in FP32 again, even if it gets a new one: the next graph that reads it decides
-    anew.
+    First, the conversions ``old``, and those of deleted nets, are removed from the list. If none remains, the Parameter
+    is stored in FP32 again, even if it gets new conversions: the next graph that reads it decides anew. Then the
+    conversions ``new[param]``, which may be none, are added.
     """
     if not {*conversions_of(new)} <= {*old}:
         gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
@@ -244,7 +244,7 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 
 def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDArray | None:
-    """Return the FP32 master of ``params[index]`` on the context with index ``device``; None if it has no masters."""
+    """Return the FP32 master of ``params[index]`` on context number ``device``; None if it is stored in FP32."""
     param = params[index]
     return param.master(device) if isinstance(param, LowParameter) else None
 
@@ -260,7 +260,8 @@ def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
 def weight_of(param: gluon.Parameter) -> Weight:
     """Return ``param`` as a ``Weight``: its name, shape, arrays, FP32 masters, and a function that sets its value.
 
-    This function (``Weight.assign``) does nothing if ``initialize`` was never called.
+    First copies into the masters, if there are any, what a user wrote into ``data()``. The function ``Weight.assign``
+    does nothing if ``initialize`` was never called.
     """
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None

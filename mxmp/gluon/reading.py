@@ -70,8 +70,8 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
     ``inputs`` are arrays, shapes such as ``(1, 3, 224, 224)``, None or lists of these. The net need be neither
     converted nor hybridized. If the whole net is one graph, the net is only traced: it stays as it is, and no operator
-    runs. Otherwise the net is called once, which initializes Parameters that wait for their shape, and each call of an
-    outermost HybridBlock that can run as a graph gives one graph.
+    runs. Otherwise the net is called once, which initializes Parameters that wait for their shape. Each call of a
+    HybridBlock that can run as a graph, and is not called by another such block, then gives one graph.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
 
 
 def _is_graph(block: HybridBlock) -> bool:
-    """Return whether ``block`` may run as a graph: no conversion excludes it or a block inside it."""
+    """Return whether ``block`` may run as a graph: True, unless a conversion excludes it or a block inside it."""
     hook = hook_of(block)
     return hook is None or not hook.runs_as_python
 

@@ -60,9 +60,9 @@ _NOT_RECORDED = (
 
 @contextmanager
 def explain_unrecorded() -> Iterator[None]:
-    """Raise a ``RuntimeError`` with advice in place of MXNet's error for a loss that was not recorded.
+    """Replace MXNet's error for a loss that was not recorded, raised in the ``with`` block, by a ``RuntimeError``.
 
-    Only an MXNet error that is raised in the ``with`` block, and whose text is that of this error, is replaced.
+    The new error says what to do. MXNet's error is recognized by its text; any other error stays as it is.
     """
     try:
         yield
@@ -284,11 +284,12 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
     Autograd records a call of such a block as one node. The block is taken to have a loss head in two cases. First: an
-    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: the head
-    gradients of the outputs that are used are all not read, and none of these outputs comes from an operator without a
-    gradient, such as ``argmax``. The top of this file says which loss heads are not found. ``trained`` are the weight
-    arrays that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is for
-    the message. Takes no time if no hybridized block was recorded.
+    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: the block
+    reads the head gradients of none of the outputs that are used, and none of these outputs has the name of an operator
+    without a gradient, such as ``argmax``. So a loss head is not found if the head gradient of another output is read,
+    and the loss head is no output of the block or has a name that the user gave. ``trained`` are the weight arrays that
+    the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is for the message.
+    Takes no time if no hybridized block was recorded.
     """
     if "_CachedOp" not in record.operators:
         return

@@ -53,9 +53,9 @@ class Trainer(StepView, gluon.Trainer):
         trainer.backward(loss)
         trainer.step(batch_size)
 
-    No step applies a gradient with an inf or NaN, whatever the scaler, nor a float64 one beyond FP32's range. Gradients
-    are checked after they are summed over devices and workers, so all devices and workers decide alike: to update or to
-    skip.
+    No step applies a gradient with an inf or NaN, whatever the scaler, or with a float64 value beyond FP32's range.
+    Gradients are checked after they are summed over devices and workers, so all devices and workers decide alike: to
+    update or to skip.
 
     Parameters
     ----------
@@ -69,7 +69,8 @@ class Trainer(StepView, gluon.Trainer):
     loss_scale : {"dynamic"}, float, None or a scaler
         ``"dynamic"``: a new ``DynamicLossScaler()``, but no scaling if the parameters' net was converted to bfloat16,
         whose range is that of FP32. A number: this scale in every step. None: a scale of 1. A scaler, such as
-        ``DynamicLossScaler(growth_interval=500)``: trainers with the same scaler object may share one backward.
+        ``DynamicLossScaler(growth_interval=500)``: if several trainers get the same scaler object, one ``backward``, of
+        any of them, serves each trainer whose parameters the loss reaches; then call ``step`` of each.
 
     Raises
     ------
@@ -113,17 +114,18 @@ class Trainer(StepView, gluon.Trainer):
         backward.living_trainers.add(self)
 
     def __setstate__(self, state: dict) -> None:
-        """Restore a copy as a trainer between two steps: copied parameters have no gradients that it could apply."""
+        """Restore a trainer from ``copy`` or ``pickle`` as if it had just stepped: copied weights have no gradients."""
         self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
         backward.living_trainers.add(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
     def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
-        """Run backward from ``loss * loss_scale``. Does not wait for the device.
+        """Run backward from ``loss * loss_scale``.
 
-        Several calls before one step add up where ``grad_req`` is ``"add"``; the loss scale stays the same between
-        them.
+        The gradients of several calls before one step add up where ``grad_req`` is ``"add"``; elsewhere each call
+        overwrites them. The loss scale stays the same between the calls. Does not wait for the device, except that
+        before the first update, if a net has running statistics, it waits for the forward.
 
         Parameters
         ----------
@@ -163,10 +165,10 @@ class Trainer(StepView, gluon.Trainer):
         Raises
         ------
         ValueError, RuntimeError, TypeError
-            As ``backward`` does. Also ``RuntimeError``, at a loss scale other than 1, if backward is called in the
-            block on another loss than ``scaled``, such as the unscaled one; ``step`` then refuses the gradients.
-            ``step`` also refuses the gradients of a backward after the block, which it cannot distinguish from those of
-            an unscaled loss.
+            As ``backward`` does, before the block. Also ``RuntimeError``, at the end of the block, if backward was
+            called in it on another loss than ``scaled``, such as the unscaled one, unless the loss scale is 1; ``step``
+            then refuses the gradients. ``step`` also refuses the gradients of a backward after the block, which it
+            cannot distinguish from those of an unscaled loss.
         """
         losses, factors, record = self._begin_backward(loss)
         for factor in factors:
@@ -181,9 +183,9 @@ class Trainer(StepView, gluon.Trainer):
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers; ``update`` then applies them.
 
-        A second call in the same step does nothing. The gradients stay multiplied by the loss scale, unless ``unscale``
-        was called before. Does not wait for the device; but with several workers the first call of a run waits until
-        all have the same initial weights.
+        Does nothing if the gradients are summed already, and no backward has run since. The gradients stay multiplied
+        by the loss scale, unless ``unscale`` was called before. Does not wait for the device; but with several workers
+        the first call of a run waits until all have the same initial weights.
 
         Raises
         ------
@@ -204,10 +206,10 @@ class Trainer(StepView, gluon.Trainer):
     def unscale(self) -> None:
         """Divide the gradients by the loss scale, in place, to read or change the true ones before ``step``.
 
-        If a gradient has an inf or NaN now, ``step`` will be skipped, whatever you write into the gradients before they
-        are summed (by ``step``, ``allreduce_grads`` or ``clip_global_norm``). Only the gradients of this trainer's
-        parameters are divided; for the gradient of an input take ``x.grad / trainer.loss_scale``, before ``step``. Does
-        not wait for the device.
+        If a dense gradient has an inf or NaN now, ``step`` will be skipped, whatever you write into the gradients
+        before they are summed (by ``step``, ``allreduce_grads`` or ``clip_global_norm``); of a row-sparse gradient only
+        the later values count. Only the gradients of this trainer's parameters are divided; for the gradient of an
+        input take ``x.grad / trainer.loss_scale``, before ``step``. Does not wait for the device.
 
         Raises
         ------
@@ -228,7 +230,7 @@ class Trainer(StepView, gluon.Trainer):
         self.progress.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
-        """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before.
+        """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before clipping.
 
         Sums the gradients over devices and workers first, and waits for the device. As in
         ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. The summed gradients do not
@@ -261,7 +263,8 @@ class Trainer(StepView, gluon.Trainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over devices and workers, check them, and update the weights, or skip the step on overflow.
 
-        The update divides the gradients by ``loss_scale * batch_size``. Waits for the device once.
+        The update divides the gradients by ``loss_scale * batch_size``. Waits for the device once, again if it finds an
+        overflow, and for each row-sparse gradient.
 
         Parameters
         ----------
@@ -290,8 +293,8 @@ class Trainer(StepView, gluon.Trainer):
         """Check the gradients that ``allreduce_grads`` has summed; update the weights, or skip the step on overflow.
 
         This is the second half of ``step``: call ``allreduce_grads`` after the last backward, and then this method.
-        Arguments, errors and waiting are those of ``step``, but a ``loss.backward()`` between the two calls, at a loss
-        scale of 1, is not noticed.
+        Arguments, errors and waiting are those of ``step``, with one exception: at a loss scale of 1, gradients of a
+        ``loss.backward()`` between the two calls raise no error, and are applied without being summed.
         """
         self._begin_update("update", batch_size)
         self._prepare()
@@ -421,9 +424,10 @@ class Trainer(StepView, gluon.Trainer):
         backward.note_scaled(_mxnet.fresh_weights(self._params, clear=True))
 
     def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if a backward without the loss scale, ``loss.backward()``, has written gradients.
+        """Raise ``RuntimeError`` if, besides a scaled backward, ``loss.backward()`` has written gradients of this step.
 
-        Does nothing if the loss scale is 1, no scaled backward has run since the last step, or ``unscale`` was called.
+        These lack the loss scale. If only ``loss.backward()`` has run, ``Progress.check`` refuses the step instead. At
+        a loss scale of 1, and after ``unscale``, nothing is checked: all gradients are to be true ones then.
         """
         if self.loss_scale != 1.0 and self.progress.phase is not Phase.READY and not self.progress.unscaled:
             backward.refuse_unscaled_gradients(self._params, self.loss_scale)
@@ -447,8 +451,8 @@ class Trainer(StepView, gluon.Trainer):
     def scaler_group(self) -> ScalerGroup | None:
         """Return the group of all trainers with the same scaler object; None before this trainer has a scaler.
 
-        A backward may write the gradients of several of these trainers. The scaler adjusts the loss scale when each of
-        them has stepped.
+        A backward may write the gradients of several of these trainers. The scaler adjusts the loss scale when each
+        trainer whose gradients were written has stepped.
         """
         return self._step.group if self._step is not None else None
 
@@ -493,10 +497,11 @@ class Trainer(StepView, gluon.Trainer):
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
-        """Raise an error if no update may come now; otherwise set the optimizer's ``rescale_grad`` for ``batch_size``.
+        """Check that the user may update now, and set the optimizer's ``rescale_grad`` for ``batch_size``.
 
-        Also watches the running statistics that this step may restore, if ``loss.backward()`` at a loss scale of 1 was
-        the only backward. ``called`` is the name of the method that the user called, for the message.
+        Raises ``RuntimeError`` if no scaled backward has run since the last step, at a loss scale other than 1, and
+        ``ValueError`` if ``batch_size`` is not positive. If ``loss.backward()`` at a loss scale of 1 was the only
+        backward, calls ``watch_statistics``, too. ``called`` is the method that the user called, for the message.
         """
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
@@ -508,9 +513,9 @@ class Trainer(StepView, gluon.Trainer):
     def _prepare(self) -> None:
         """Do what must come before gradients are summed over devices and workers.
 
-        Raises ``RuntimeError`` if gradients of a backward without the loss scale are among them. If a gradient had an
-        inf or NaN when ``unscale`` was called, writes a NaN into it, so that all workers see the overflow. Opens the
-        kvstore at first use.
+        Raises ``RuntimeError`` if gradients of a backward without the loss scale are among them. If a dense gradient
+        had an inf or NaN when ``unscale`` was called, writes a NaN into it, so that all workers see the overflow. Opens
+        the kvstore at first use.
         """
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
@@ -528,7 +533,7 @@ class Trainer(StepView, gluon.Trainer):
         self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
 
     def _init_kvstore(self) -> None:
-        """Open the kvstore; raise ``ValueError`` if it updates weights itself; record whether it has other workers."""
+        """Open the kvstore; raise ``ValueError`` if it is asynchronous; record whether it has other workers."""
         super()._init_kvstore()
         check_kvstore(self._kvstore)
         self._distributed = is_distributed(self._kvstore)
@@ -590,7 +595,10 @@ class Trainer(StepView, gluon.Trainer):
             self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        """Watch all running statistics that the next backward may overwrite; return the object that does it."""
+        """Keep copies of the running statistics that the next backward may overwrite, to restore after an overflow.
+
+        Returns the ``RunningStatistics`` with the copies. Waits for the forward if it must copy anew.
+        """
         return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
 

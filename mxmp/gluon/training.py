@@ -115,11 +115,12 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Call a net without graphs once; call the loss once if a parameter of any mxmp.Trainer waits for its shape.
+        """Call the net once if it has no graphs; call ``loss`` once if a parameter of any Trainer waits for its shape.
 
-        ``unchanged`` restores arrays, so all arrays must exist before it, stored as they will be. The net is called in
-        inference mode. The loss gets the output of the net in training mode, which may be nested in another way than in
-        inference; autograd records the call, since a loss may need that.
+        ``unchanged`` restores arrays, so all arrays must exist before it, stored as they will be; the loss may read
+        parameters of any mxmp.Trainer. The net is called in inference mode. The loss gets the output of the net in
+        training mode, which may be nested in another way than in inference; autograd records the call, since a loss may
+        need that.
         """
         if not any(hook.graphs for _, hook in self._hooks):
             with autograd.pause(train_mode=False):
@@ -212,9 +213,10 @@ class TrainedNet:
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.
 
-        Besides the protocol's cases, this is so if the policy stores Parameters in float16, and another converted net
-        reads a Parameter of this net, or another trainer updates one. ``exclude`` stores the Parameters anew. The other
-        net's graphs would not know of it, and the other trainer may have gradients to apply.
+        It cannot if several workers train; if the net is a part of a net that was converted as a whole, or shares a
+        block with one; or if the policy stores Parameters in float16, and another converted net reads a Parameter of
+        this net, or another trainer updates one. ``exclude`` stores the Parameters anew. The other net's graphs would
+        not know of it, and the other trainer may have gradients to apply.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
