@@ -128,5 +128,5 @@ def row(key: str, found: dict[str, Any]) -> str:
     for name in COLUMNS:
         milliseconds, ratio, verdict = candidates.get(name, (None, None, "none"))
         cells.append(f"{plain / milliseconds:.2f} ({ratio:.0f} dB)" if milliseconds else verdict)
-    served = f"{found['served']:.2f}"
+    served = f"{found['served']:.2f}" if "served" in found else "-"
     return f"| {key} | {plain:.1f} ms | {' | '.join(cells)} | {served} | {found['seconds']:.0f} |"
