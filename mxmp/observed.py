@@ -71,7 +71,10 @@ class ObservedGraph:
     """
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool]) -> None:
-        """Read the nodes of the converted graph ``symbol``; the arguments are the fields of a GraphRun."""
+        """Read the nodes of the converted graph ``symbol``, which follows ``plan``.
+
+        ``has_gradient`` tells of a variable of that graph, by its name, whether the backward writes its gradient.
+        """
         graph = Graph.from_symbol(symbol)
         self.plan = plan
         self._names = network_names(graph, plan)
@@ -135,7 +138,10 @@ class ObservedGraph:
         return node in self._names and self.plan.decisions[self._names[node]].low
 
     def is_output(self, node: Node) -> bool:
-        """Return whether ``node``, or the operator whose output it casts, makes an output of the graph."""
+        """Return whether ``node``, a node of the converted graph, makes an output of the FP32 graph.
+
+        A cast counts as the operator whose output it casts.
+        """
         return self.source(Entry(node)).node in self._outputs
 
     def inputs(self, operator: str) -> list[Entry]:

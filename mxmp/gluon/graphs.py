@@ -238,9 +238,10 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
 
 
 def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Trace ``block`` for a call with ``args``; return a copy of ``block`` with the FP32 graph, and the output Symbols.
+    """Trace ``block`` for a call with ``args``; return a copy of ``block``, and the output Symbols of the FP32 graph.
 
-    The Symbols are nested as ``hybrid_forward`` nested them; None in their place for a SymbolBlock. Raises
+    ``_mxnet.traced_graph`` returns the FP32 graph of the copy, which shares its Parameters with ``block``. The Symbols
+    are nested as ``hybrid_forward`` nested them; for a SymbolBlock, which has a graph already, they are None. Raises
     ``UntraceableError``, which names the innermost block whose Python code failed, and ``RuntimeError`` if
     ``amp.init()`` of ``mxnet.contrib.amp`` was called.
     """

@@ -43,7 +43,9 @@ Build = Callable[[Collection[str]], Tuple[Graph, Params]]
 class Limits(NamedTuple):
     """The limits of accuracy: arguments of ``optimize_for_inference``, which says what they mean.
 
-    Here ``evaluate`` takes a graph and its parameters by name. If it is None, ``min_sqnr`` and ``max_drop`` decide.
+    ``evaluate`` takes a graph and its parameters by name, and ``max_drop`` is how much of its score a candidate may
+    lose. If ``evaluate`` is None, the outputs must have an SQNR of ``min_sqnr`` dB or more, and ``max_drop`` is the
+    fraction of rows whose greatest output may be another one than in FP32.
     """
 
     max_drop: float
@@ -491,7 +493,10 @@ class Search:
         return Found(graph, params, report)
 
     def _layers(self, name: str) -> list[Layer]:
-        """Measure the operators of the candidate ``name``, and return a ``Layer`` for each, in graph order."""
+        """Return a report's ``Layer`` for each operator of the candidate ``name``, in graph order.
+
+        The times of the operators are measured by a run of the candidate. SQNRs and reasons are known already.
+        """
         graph, _, why = self._tried[name]
         spent = self._runner.profile(name)
         layers, alone = [], self._alone.get(name.partition(",")[0], {})

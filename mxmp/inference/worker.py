@@ -197,9 +197,10 @@ class Worker:
 def main() -> None:
     """Answer the commands on stdin, one per line, until it is closed; the answers are lines of JSON on stdout.
 
-    A command is an object with the name of a method of ``Worker`` as ``"do"``, and the method's arguments. The answer
-    is ``{"answer": RESULT}``, or ``{"error": LINE}`` with one line of the message if the method raises ``MXNetError``,
-    ``ValueError`` or ``MemoryError``. Any other exception ends the process.
+    A command is an object: the name of a method of ``Worker`` as ``"do"``, and the method's arguments by their names,
+    as in ``{"do": "forget", "names": ["int8"]}``. The answer is ``{"answer": RESULT}``, or ``{"error": LINE}`` with one
+    line of the message if the method raises ``MXNetError``, ``ValueError`` or ``MemoryError``. Any other exception ends
+    the process.
     """
     np.seterr(all="ignore")
     prepare_to_crash()

@@ -34,12 +34,12 @@ def select_used_taps(fitted: FittedGraph) -> list[Node]:
 
 
 def pad_separately(fitted: FittedGraph) -> list[Node]:
-    """Let new nodes pad or crop for 3-D convolutions and deconvolutions, whose ``pad`` becomes 0; return the operators.
+    """Set ``pad`` of 3-D convolutions and deconvolutions to 0, with a new node for each that pads or crops instead.
 
-    Around inputs so small that a kernel covers padding at both ends of an axis at once, oneDNN may get the weight
-    gradient of these operators wrong (``_around_both_ends``); it is right without padding. A new ``Pad`` in front of a
-    convolution pads its data; a new ``slice`` behind a deconvolution crops its output. Nothing changes if
-    ``fitted.large_inputs``, as then the graph gets no small inputs.
+    Only those that ``_around_both_ends`` finds are changed, and returned: where the inputs are so small that a kernel
+    covers padding at both ends of an axis at once, oneDNN may get the weight gradient wrong; it is right without
+    padding. A new ``Pad`` in front of a convolution pads its data; a new ``slice`` behind a deconvolution crops its
+    output. Nothing changes if ``fitted.large_inputs``, as then the graph gets no small inputs.
     """
     volumes = [] if fitted.large_inputs else _around_both_ends(fitted.graph)
     for node in volumes:

@@ -370,8 +370,8 @@ class _Draft:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
         The dtypes of the node's inputs are not considered. With ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes
-        ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``: it computes in FP32 as ``Kind.FULL`` does, but ``settle``
-        asks whether it has a float16 kernel. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the device's
+        ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``: FP32 as ``Kind.FULL``, unless ``settle`` lets its kernel read
+        float16 and compute in FP32 inside. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the device's
         kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see ``missing_kernel``).
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
