@@ -94,6 +94,40 @@ def test_layer_norm_is_as_the_emulation_shows_it(mean, safe):
     assert min(sqnr(shown.grads[name], wrong.grads[name]) for name in shown.grads) < FLOOR
 
 
+def error(value: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(value - exact) / np.linalg.norm(exact))
+
+
+def test_the_kernels_err_by_no_more_than_a_few_roundings():
+    """What docs/choosing-a-dtype.md says of them; FP64 is exact here, and is rounded to gamma's dtype and float16."""
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return values.sum(-1, keepdims=True, dtype="float64")
+
+    for scale in (1, 4, 10):
+        x, dy = draw(6, 256, 128, scale)
+        powers = np.exp(x.astype("float64") - x.max(-1, keepdims=True))
+        y = powers / total(powers)
+        dx, kernel = y * (dy - total(dy * y)), softmax(x, dy)
+        assert error(kernel.outputs[0], y) < 2 * error(half(y), y)
+        assert error(kernel.grads["data"], dx) < 5 * error(half(dx), dx)
+    for mean in (0, 1):
+        x, dy = draw(7, 1024, 768, 1, mean)
+        gamma, beta = np.random.RandomState(8).normal(1, 0.2, (2, 768))
+        normal = (x - x.mean(-1, keepdims=True, dtype="float64")) / x.std(-1, keepdims=True, dtype="float64")
+        scaled = dy * gamma / x.std(-1, keepdims=True, dtype="float64")
+        want = {
+            "data": scaled - total(scaled) / 768 - normal * total(scaled * normal) / 768,
+            "norm_gamma": (dy * normal).sum(0),
+            "norm_beta": dy.sum(0, dtype="float64"),
+        }
+        kernel = layer_norm(x, dy, gamma.astype("float32"), beta.astype("float32"), 1e-12)
+        y = gamma * normal + beta
+        assert error(kernel.outputs[0], y) < 3 * error(half(y), y)
+        for name, exact in want.items():
+            assert error(kernel.grads[name], exact) < 3 * error(half(exact), exact), name
+
+
 def test_the_emulation_changes_no_bit_but_by_gamma_and_beta_in_float16(monkeypatch):
     """Where float16 holds gamma and beta, the casts that the kernel makes needless give the same."""
     x, dy = draw(4, 16, 32, 1)
