@@ -27,6 +27,7 @@ from .diagnose.explaining.report import Explanation
 from .files import replacing_all
 from .inference import optimize_for_inference
 from .policy import Policy
+from .precision import safe_sums
 from .precision.graph import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import last_line, read_parameters, read_symbol, write_arrays, write_symbol
@@ -120,6 +121,8 @@ def _cast(args: argparse.Namespace) -> None:
             write_arrays(path, written)
     print(found)
     print(f"\nWrote {' and '.join(files)}")
+    if args.device == "gpu" and any(node.reason == safe_sums.REASON for node in found.nodes):
+        print(f"Set {safe_sums.VARIABLE}=1 where it runs too: without it, its softmax and LayerNorm sum in float16")
     if args.params:
         before, after = (sum(v.size * v.dtype().itemsize for v in d.values()) for d in (params, written))
         print(f"Parameters: {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB")

@@ -18,7 +18,7 @@ from .policy import Policy, as_policy
 from .precision.casts import CastGraph, insert_casts, strip
 from .precision.decide import NO_SHAPES, decide
 from .precision.graph import Graph
-from .precision.plan import Plan, PlannedGraph, check_fit
+from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies
 
 logger = logging.getLogger("mxmp")
@@ -264,7 +264,10 @@ def _decided(
 
 
 def _planned_for(device: str, plan: Plan) -> Plan:
-    """Return ``plan``; raises ``ValueError`` if it was made for another device than ``device``."""
+    """Return ``plan``, or what of it is right in this process (``summed_in_fp32``).
+
+    Raises ``ValueError`` if it was made for another device than ``device``.
+    """
     if plan.device != device:
         raise ValueError(f"the plan was made for a {plan.device}, and the graph is to run on a {device}: plan it there")
-    return plan
+    return summed_in_fp32(plan)

@@ -9,6 +9,8 @@ from hypothesis import settings
 
 from mxmp.pipeline import _log_that_float16_is_emulated
 
+os.environ.pop("MXNET_SAFE_ACCUMULATION", None)  # tests that need it set it
+
 # Continuous integration tries the same examples every time; at home each run tries new ones, and
 # --hypothesis-profile=long twenty times as many (see counts.py).
 settings.register_profile("ci", derandomize=True, deadline=None)

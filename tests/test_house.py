@@ -23,8 +23,8 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "": ["cpu", "files", "callbacks", "child", "policy"],
     "precision": [
-        *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "graph", "subgraphs", "tuned", "plan"),
-        *("decide", "casts", "traffic", "heads", "monitoring", "__init__"),
+        *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
+        *("plan", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
         *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),

@@ -8,7 +8,7 @@ from typing import Collection, Iterator, Mapping
 import mxnet as mx
 
 from ..policy import Policy, pattern_of
-from . import _mxnet
+from . import _mxnet, safe_sums
 from .graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from .plan import Decision, Plan, low_inputs, rule_under
 from .rules import RULES, Kind, Rule, missing_kernel
@@ -76,6 +76,7 @@ def decide(
     non_fp32: Mapping[str, str] = _NOTHING,
     decided: Mapping[str, Decision] = _UNDECIDED,
     training_shapes: Mapping[str, tuple] = NO_SHAPES,
+    exported: bool = False,
 ) -> Plan:
     """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 
@@ -109,6 +110,9 @@ def decide(
     training_shapes : mapping of str to tuple
         The shapes of the graph's inputs by name, if it will train with inputs of about these shapes; empty if it is for
         inference, or the shapes are not known. Some bfloat16 kernels train slower than FP32's for few rows.
+    exported : bool
+        Whether the graph will be saved, to run elsewhere. No decision then depends on ``MXNET_SAFE_ACCUMULATION`` in
+        the environment, with which softmax and LayerNorm may compute in float16 (see ``safe_sums.py``).
 
     Raises
     ------
@@ -117,7 +121,8 @@ def decide(
     """
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
-    draft = _Draft(policy, device, non_fp32, parameters if parameters and policy.stores_low(device) else ())
+    storable = parameters if parameters and policy.stores_low(device) else ()
+    draft = _Draft(policy, device, non_fp32, storable, exported=exported)
     if policy.compute == "bfloat16" and training_shapes:
         draft.data_shapes = _shapes_of_products(graph, training_shapes)
     for node, rule, fixed in _operators(graph, draft, keep_output_names):
@@ -227,7 +232,9 @@ def _decide_body(
     """
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
-    plan = decide(body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided)
+    plan = decide(
+        body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided, exported=draft.exported
+    )
     if not fixed:
         return plan
     decisions = {name: Decision(d.op, False, fixed) for name, d in plan.decisions.items()}
@@ -242,6 +249,8 @@ class _Draft:
 
     Attributes
     ----------
+    exported : bool
+        The argument of ``decide``.
     patterns : dict of str to Pattern
         The patterns of ``policy.exclude``, compiled.
     rules : dict of Node to Rule
@@ -257,10 +266,17 @@ class _Draft:
     """
 
     def __init__(
-        self, policy: Policy, device: str, non_fp32: Mapping[str, str], storable: Collection[str] = ()
+        self,
+        policy: Policy,
+        device: str,
+        non_fp32: Mapping[str, str],
+        storable: Collection[str] = (),
+        *,
+        exported: bool = False,
     ) -> None:
         self._non_fp32_inputs = non_fp32
         self._storable = frozenset(storable)
+        self.exported = exported
         self.policy = policy
         self._device = device
         self.patterns = {pattern: pattern_of(pattern) for pattern in policy.exclude}
@@ -272,6 +288,9 @@ class _Draft:
         self._channels: dict[Entry, int] = {}
         # Operators whose first output, an FP32 tensor of values near 1 or below, may be read in either dtype.
         self._normalized: set[Node] = set()
+        # Of these, in graph order, those that may compute in float16 because their kernels sum in FP32.
+        self._summed: dict[Node, None] = {}
+        self._sums_safely = policy.compute == "float16" and not exported and safe_sums.is_set()
         # Operators that follow their inputs and read nothing but such outputs, until ``settle`` decides.
         self._undecided: dict[Node, None] = {}
         # Operators that only move the values of parameters that may be stored in float16, until ``settle`` decides.
@@ -310,6 +329,8 @@ class _Draft:
         elif rule.normalized and self.policy.compute == "float16" and node.op not in self.policy.full_ops:
             # Not in bfloat16: a residual network adds such outputs, and 8 bits are too few for these sums.
             self._normalized.add(node)
+            if self._sums_safely and kind is Kind.FULL and safe_sums.may_be_float16(node.op, node.attrs, self.policy):
+                self._summed[node] = None
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
@@ -325,9 +346,12 @@ class _Draft:
 
         Otherwise these operators compute in FP32. If ``by_plan``, all of them do, because the other decisions are those
         of a plan (``decided``) that does not have these operators.
+
+        Where ``MXNET_SAFE_ACCUMULATION`` is set, a softmax that reads float16, and with ``norm="compute"`` a LayerNorm
+        too, then computes in float16 if all that read its output do. This needs no cast, and the kernel sums in FP32.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
-        for entry, users in graph.consumers().items() if self._undecided or self._movers else ():
+        for entry, users in graph.consumers().items() if self._undecided or self._movers or self._summed else ():
             readers.setdefault(entry.node, []).extend(users)
         heads = {entry.node for entry in graph.heads}
         behind_norms: set[Node] = set()
@@ -344,6 +368,10 @@ class _Draft:
             if by_plan or node in heads or not all(self.wants_low(*reader) for reader in readers.get(node, ())):
                 why = "it moves the values of parameters, and not all that read it compute in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
+        for node in self._summed:
+            used = node in readers and node not in heads and all(self.wants_low(*reader) for reader in readers[node])
+            if used and self._makes_low(node.inputs[0]):
+                self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
         """Return whether ``entry`` is an output of an FP32 BatchNorm with a float16 kernel that reads float16 data."""

@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..files import replacing
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
+from . import safe_sums
 from .graph import Entry, Graph, Node
 from .rules import REFUSED, RULES, Kind, Rule, rule_of
 from .subgraphs import Body, bodies
@@ -326,6 +327,22 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
     if list(exclude):
         raise ValueError("exclude is part of the policy that a Plan was made for: make the Plan with it")
     return policy.policy, policy
+
+
+def summed_in_fp32(plan: Plan) -> Plan:
+    """Return ``plan`` as it is right in this process: no softmax or LayerNorm sums in float16.
+
+    If the plan was made with ``MXNET_SAFE_ACCUMULATION=1``, it may have them in float16. Where the variable is not set,
+    their kernels would sum in float16, so they compute in FP32 here, but for those that ``low_ops`` of the policy
+    names.
+    """
+    unsafe = safe_sums.OPERATORS.difference(plan.policy.low_ops)
+    found = {name: decision for name, decision in plan.decisions.items() if decision.low and decision.op in unsafe}
+    if plan.policy.compute != "float16" or safe_sums.is_set() or not found:
+        return plan
+    why = f"the plan has it in float16, as it was made with {safe_sums.VARIABLE}=1, which is not set here"
+    in_fp32 = {name: Decision(decision.op, False, why) for name, decision in found.items()}
+    return replace(plan, decisions={**plan.decisions, **in_fp32})
 
 
 def rule_under(policy: Policy, op: str) -> Rule:

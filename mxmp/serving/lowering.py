@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Mapping
+from typing import Any, Collection, Mapping
 
 from ..pipeline import emitted
 from ..policy import Policy
@@ -87,9 +87,10 @@ def lower_to_float16(
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
-    plan = decide(graph, _FLOAT16, "gpu", parameters=params, keep_output_names=True, decided=kept)
+    options: dict[str, Any] = {"parameters": params, "keep_output_names": True, "exported": True}
+    plan = decide(graph, _FLOAT16, "gpu", decided=kept, **options)
     if device == "cpu":
-        plan = decide(graph, _FLOAT16, "cpu", parameters=params, keep_output_names=True, decided=plan.decisions)
+        plan = decide(graph, _FLOAT16, "cpu", decided=plan.decisions, **options)
     stored = {name: value.astype("float16") if name in plan.low_variables else value for name, value in params.items()}
     casted = _casted(graph, plan)
     lowered, values = fold_constants(casted.graph, stored)

@@ -40,7 +40,8 @@ def cast_symbol(
         Plan.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
-        native.
+        native. If the environment variable ``MXNET_SAFE_ACCUMULATION`` is set now, it must be set wherever the Symbol
+        runs on a GPU: its softmax and LayerNorm may read float16, and would sum in float16 without it.
 
     Raises
     ------

@@ -13,6 +13,7 @@ import mxnet as mx
 
 from .. import cpu
 from ..kernels.fit import SWITCH
+from ..precision import safe_sums
 
 # Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
 _VARIABLES = (
@@ -22,6 +23,7 @@ _VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
     "MXNET_MKLDNN_ENABLED",
+    safe_sums.VARIABLE,
 )
 
 

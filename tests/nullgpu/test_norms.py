@@ -1,8 +1,13 @@
-"""The casts around BatchNorm are inside cuDNN's kernel: what it is called with, and what that saves."""
+"""The casts around BatchNorm are inside cuDNN's kernel: what it is called with, and what that saves.
+
+So are those around softmax and LayerNorm inside MXNet's kernels, where MXNET_SAFE_ACCUMULATION is set.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -14,8 +19,9 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.kernels.fit import SWITCH
+from mxmp.precision.safe_sums import VARIABLE
 
-from .checks import plain_float16_sums
+from .checks import HALF, plain_float16_sums
 from .networks import FAMILIES
 from .record import Record, recording
 from .training import AMP, FP32, Training
@@ -98,11 +104,11 @@ def test_squeeze_and_excitation_averages_by_cudnn():
     assert not [event for event in record.named("cudnnPooling") if event.dtypes != {"f16"}]
 
 
-def figures_of(name: str, how: str, batch: int, size: int) -> dict[str, Any]:
-    """Return the figures of one step, from a process of its own."""
+def figures_of(name: str, how: str, batch: int, size: int, **variables: str) -> dict[str, Any]:
+    """Return the figures of one step, from a process of its own with these environment variables."""
     command = [sys.executable, "-m", "nullgpu.figures", name, "--json", "--how", how]
     command += [] if not batch else ["--batch", str(batch), "--size", str(size)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    run = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 
@@ -135,3 +141,37 @@ def test_bert_needs_less_memory_than_fp32_and_little_more_than_all_in_float16(fu
     assert found["launches"] <= 1.25 * fp32["launches"]
     assert found["peak_bytes"] <= amp["peak_bytes"]
     assert found["bytes_cast"] <= amp["bytes_cast"]
+
+
+def test_bert_with_safe_accumulation_launches_what_fp32_does(fusion):
+    """Its logits and their loss, which are FP32, need a fifth of the memory."""
+    fp32, found = (figures_of("bert_4_base", how, 0, 0, **{VARIABLE: "1"}) for how in (FP32, "float16-fast"))
+    assert found["peak_bytes"] <= 0.73 * fp32["peak_bytes"]
+    assert found["launches"] <= 1.1 * fp32["launches"] + 12
+    assert found["step_launches"] <= fp32["step_launches"] + 15
+    assert found["casts"] <= 15
+
+
+KERNELS = (
+    "softmax_stride1_compute_kernel<.*softmax_fwd, false, (?P<sums>\\w+), \\w+, (?P<data>[\\w:]+),",
+    "softmax_stride1_grad_kernel<.*softmax_bwd, 1, false, (?P<sums>\\w+), \\w+, (?P<data>[\\w:]+),",
+    "LayerNormFusedForwardKernelContig<(?P<sums>\\w+), (?P<data>[\\w:]+),",
+    "LayerNormFusedBackwardKernel_PartGammaBeta<(?P<sums>\\w+), (?P<data>[\\w:]+)>",
+    "LayerNormFusedBackwardKernel_GammaBeta<false, false, (?P<sums>\\w+), (?P<data>[\\w:]+)>",
+    "LayerNormFusedBackwardKernel_Data<4, false, (?P<sums>\\w+), (?P<data>[\\w:]+)>",
+)
+
+
+def test_with_safe_accumulation_softmax_and_layer_norm_read_float16_and_sum_in_fp32(monkeypatch):
+    """The first LayerNorm and the loss read FP32, which MXNet then sums in float64."""
+    monkeypatch.setenv(VARIABLE, "1")
+    training = Training(FAMILIES["bert"](), "float16-fast")
+    with recording() as record:
+        training.run(1)
+    for kernel in KERNELS:
+        found = [re.search(kernel, event.name) for event in record.launches]
+        types = {(each["sums"], each["data"]) for each in found if each}
+        assert ("float", HALF) in types
+        assert types <= {("float", HALF), ("double", "float")}
+    assert not plain_float16_sums(record)
+    assert not record.impossible

@@ -49,6 +49,18 @@ def test_cast_without_parameters_writes_the_symbol_only(checkpoint):
     assert sorted(os.listdir(checkpoint)) == ["low-symbol.json", "net-0003.params", "net-symbol.json"]
 
 
+def test_cast_says_where_a_symbol_needs_a_variable_of_mxnet(tmp_path, capsys, monkeypatch):
+    x = mx.sym.LayerNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
+    mx.sym.FullyConnected(x, num_hidden=2).save(str(tmp_path / "net-symbol.json"))
+    words = ["cast", str(tmp_path / "net-symbol.json"), str(tmp_path / "low"), "--device", "gpu"]
+    said = []
+    for value in ("0", "1"):
+        monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", value)
+        assert main(words) == 0
+        said.append("Set MXNET_SAFE_ACCUMULATION=1 where it runs" in capsys.readouterr().out)
+    assert said == [False, True]
+
+
 def test_explain_prints_every_operator_with_its_reason(checkpoint, capsys):
     assert run(checkpoint, "explain", "@net-symbol.json", "--nodes", "--shape", "data=2,1,8,8", "softmax_label=2") == 0
     out = capsys.readouterr().out

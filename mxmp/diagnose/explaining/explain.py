@@ -14,7 +14,7 @@ from ...policy import Policy
 from ...precision.casts import FULL, CastGraph, insert_casts, strip
 from ...precision.decide import decide
 from ...precision.graph import Graph, Node, check_shapes
-from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under
+from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under, summed_in_fp32
 from ...precision.rules import Kind
 from ...precision.traffic import CastSize, cast_sizes
 from ..shared.targets import Network, converted_graphs, is_network
@@ -86,6 +86,7 @@ def _report_symbol(
     """
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
+    plan = summed_in_fp32(plan)
     try:
         return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
     except mx.MXNetError as error:
