@@ -534,6 +534,23 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
         found.report.plot("picture.txt")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_report_knows_operators_with_several_outputs(dtype, monkeypatch):
+    def times(self, names, rounds):
+        return {name: [1.0 if name == dtype else 2.0] * 4 for name in names}
+
+    monkeypatch.setattr(Runner, "times", times)
+    parts = S.split(relu(conv(S.var("data"), "stem"), "relu"), num_outputs=2, axis=1, name="parts")
+    symbol = S.concat(conv(parts[0], "left"), conv(parts[1], "right"), dim=1)
+    params = filled(symbol, data=(4, 3, 8, 8))
+    data = [mx.nd.random.normal(shape=(4, 3, 8, 8)) for _ in range(2)]
+    found = mxmp.optimize_for_inference(symbol, data, arg_params=params, dtypes=dtype, min_sqnr=0)
+    assert found.report.chosen == dtype
+    layers = {layer.name: layer for layer in found.report.layers}
+    assert all(layer.milliseconds is not None for layer in layers.values())
+    assert layers["parts" if dtype == "bfloat16" else "data_quantize"].dtype == dtype
+
+
 # -- the command line -------------------------------------------------------------------------------
 
 
