@@ -362,6 +362,8 @@ class OptimizedBlock(_Served, SymbolBlock):
         self._places = places
         self._prepared = Prepared(graph, variables, self.params)
         self._is_observed = False
+        quantized = {node.inputs[0].node.name for node in graph.nodes() if node.op == "_contrib_quantize_v2"}
+        self._dtypes = {place: dtype for place, (name, dtype) in zip(places, inputs.items()) if name in quantized}
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder, "params"))
             write_arrays(file, _prefixed(self.arg_params, self.aux_params))
@@ -371,13 +373,21 @@ class OptimizedBlock(_Served, SymbolBlock):
     def forward(self, *inputs: Any) -> Any:
         """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples.
 
-        Arrays that the network does not read are ignored. Raises ``ValueError`` if one that it reads is missing.
+        Arrays that the network does not read are ignored. Raises ``ValueError`` if one that it reads is missing, or if
+        one that is quantized has another dtype than it had in the calibration data.
         """
         with autograd.pause(train_mode=False):
             arrays = _flat(inputs)
             needed = max(self._places, default=-1) + 1
             if len(arrays) < needed:
                 raise ValueError(f"{self.name!r} takes at least {needed} arrays, got {len(arrays)}")
+            for place, dtype in self._dtypes.items():
+                # MXNet would take an array of uint8 or int8 for one that is quantized already.
+                if isinstance(arrays[place], NDArray) and arrays[place].dtype != dtype:
+                    raise ValueError(
+                        f"array {place} is {np.dtype(arrays[place].dtype).name}: give {self.name!r} "
+                        f"{np.dtype(dtype).name}, as in the calibration data"
+                    )
             read = [arrays[place] for place in self._places]
             # Called with Symbols, the block becomes a part of the graph of a block around it.
             if self._is_observed or not isinstance(read[0], NDArray):

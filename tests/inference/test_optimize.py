@@ -141,6 +141,14 @@ def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, hel
             np.testing.assert_array_equal(array, served(x[:rows]).asnumpy())
 
 
+def test_an_input_of_another_dtype_is_no_quantized_one(candidates, net):
+    """MXNet's quantization leaves uint8 as it is; the network itself refuses it."""
+    x = mx.nd.arange(2 * 64).reshape((2, 1, 8, 8)).astype("uint8")
+    for served in (net, *candidates.values()):
+        with pytest.raises((mx.MXNetError, ValueError)):
+            served(x).asnumpy()
+
+
 def test_layers_that_leave_int8_compute_in_bfloat16(net, images):
     """Of INT8 graphs only the first, with all layers in it, is refused."""
     counts, low = [], []
