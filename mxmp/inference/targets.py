@@ -264,7 +264,17 @@ def _read_names(graph: Graph) -> set[str]:
 
 
 class _Served:
-    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common."""
+    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
+
+    ``copy`` and ``pickle`` make a new object of the graph and the parameters, on the CPU.
+    """
+
+    _more: tuple[Any, ...] = ()  # the constructor's arguments between parameters and report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickled Symbol would lose its casts.
+        text, params = self.symbol.tojson(remove_amp_cast=False), {**self.arg_params, **self.aux_params}
+        return _remade, (type(self), text, params, self._more, self.report)
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
         """Set ``symbol``, ``arg_params``, ``aux_params`` and ``report``; the parameters are copied."""
@@ -360,6 +370,7 @@ class OptimizedBlock(_Served, SymbolBlock):
         super().__init__(graph.to_symbol(), variables)
         self._take(graph, params, report)
         self._places = places
+        self._more = dict(inputs), places
         self._prepared = Prepared(graph, variables, self.params)
         self._is_observed = False
         quantized = {node.inputs[0].node.name for node in graph.nodes() if node.op == "_contrib_quantize_v2"}
@@ -398,6 +409,11 @@ class OptimizedBlock(_Served, SymbolBlock):
         """Let all later calls pass each operator's outputs to ``callback``, as in MXNet; they are then slower."""
         super().register_op_hook(callback, monitor_all)
         self._is_observed = True
+
+
+def _remade(kind: type, text: str, params: Params, more: tuple[Any, ...], report: InferenceReport) -> Any:
+    """Return a new ``OptimizedBlock`` or ``OptimizedSymbol`` (``kind``) of a graph in JSON, for ``pickle``."""
+    return kind(Graph.from_json(text), params, *more, report)
 
 
 def _prefixed(args: Batch, auxs: Batch) -> Params:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -21,6 +23,7 @@ from mxmp import cpu
 from mxmp.__main__ import main
 from mxmp.inference import calibration, search
 from mxmp.inference.runner import CandidateError, Runner
+from mxmp.inference.targets import OptimizedSymbol
 from mxmp.precision.graph import Graph
 
 pytestmark = pytest.mark.slow
@@ -139,6 +142,18 @@ def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, hel
     with np.load(f"{prefix}.npz") as out:
         for rows, array in zip((32, 1, 7) * 2, out.values()):
             np.testing.assert_array_equal(array, served(x[:rows]).asnumpy())
+
+
+@pytest.mark.parametrize("kind", ["float32, fused", "bfloat16", "int8"])
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda served: pickle.loads(pickle.dumps(served))])
+def test_a_copy_computes_the_same(candidates, kind, again, held):
+    """Also one of a Symbol, whose casts MXNet drops when it is pickled."""
+    served, x = candidates[kind], held[0][:8]
+    want = served(x).asnumpy()
+    np.testing.assert_array_equal(again(served)(x).asnumpy(), want)
+    symbol = again(OptimizedSymbol(Graph.from_symbol(served.symbol), served.arg_params, served.report))
+    np.testing.assert_array_equal(forward(symbol.symbol, symbol.arg_params, data=x)[0], want)
+    assert symbol.report == served.report
 
 
 def test_an_input_of_another_dtype_is_no_quantized_one(candidates, net):
