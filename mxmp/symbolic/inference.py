@@ -88,15 +88,25 @@ class InferenceExecutor:
         The module's, with the parameters and inputs. Runs forwards in training mode, those that get inputs as keyword
         arguments, and all others while ``is_safe`` returns False. Has all attributes that are not defined here.
     graph : InferenceGraph
-        A forward in training mode may change running statistics, so it calls ``graph.forget``.
+        Computes the forwards in inference mode.
     is_safe : callable
         Returns True if nothing can change the executor's parameters without a call of ``graph.forget``.
+    forget : callable
+        Calls ``forget`` of all graphs that have copies of the executor's arrays. Forwards in training mode call it,
+        since they may change running statistics.
     """
 
-    def __init__(self, executor: mx.executor.Executor, graph: InferenceGraph, is_safe: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        executor: mx.executor.Executor,
+        graph: InferenceGraph,
+        is_safe: Callable[[], bool],
+        forget: Callable[[], None],
+    ) -> None:
         self._executor = executor
         self._graph = graph
         self._is_safe = is_safe
+        self._forget = forget
         self._fused: mx.executor.Executor | None = None
         self._latest = executor
 
@@ -115,7 +125,7 @@ class InferenceExecutor:
         have changed without ``InferenceGraph.forget``.
         """
         if is_train:
-            self._graph.forget()
+            self._forget()
         self._latest = self._executor
         if not is_train and not kwargs and self._is_safe():
             self._latest = self._current()
