@@ -6,6 +6,7 @@
 ``calibration``    the ranges of tensors for INT8, and the signal to quantization noise ratio (SQNR)
 ``worker``         the process in which candidate graphs run
 ``runner``         the object in the user's process that starts and asks this process
+``prepared``       runs a graph that is returned, with weights that are prepared once
 ``targets``        reads networks and calibration data, makes the blocks and Symbols that are returned
 ``search``         which graphs are tried, and which one is chosen
 ``report``         the results of a search as data, text and picture

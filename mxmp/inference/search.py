@@ -504,7 +504,8 @@ class Search:
             if node.is_variable:
                 continue
             own = node.name[len(QUANTIZED) :] if node.name.startswith(QUANTIZED) else node.name
-            milliseconds, dtype = spent.get(f"{node.name}_output", (None, "float32"))
+            names = f"{node.name}_output", f"{node.name}_output0"  # MXNet numbers several outputs of most operators
+            milliseconds, dtype = next((spent[name] for name in names if name in spent), (None, "float32"))
             dtype = INT8 if own != node.name or dtype == "uint8" else dtype
             reason = why.get(own) or ("" if dtype == "float32" else "within the accuracy that was requested")
             layers.append(Layer(own, node.op, dtype, reason, alone.get(own), milliseconds))

@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from math import prod
 from pathlib import Path
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -20,11 +20,11 @@ from ..gluon.parameter import weight_of
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from ..precision.heads import HEAD_OPERATORS
-from ..precision.subgraphs import has_control_flow
 from ..serving.folding import Params, by_kind
 from ..serving.fusing import FUSED
 from ..symbolic.checkpoint import last_line, write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
+from .prepared import Prepared
 from .report import InferenceReport
 
 # From the names of a network's inputs to arrays.
@@ -268,7 +268,17 @@ def _read_names(graph: Graph) -> set[str]:
 
 
 class _Served:
-    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common."""
+    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
+
+    ``copy`` and ``pickle`` make a new object of the graph and the parameters, on the CPU.
+    """
+
+    _more: tuple[Any, ...] = ()  # the constructor's arguments between parameters and report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickled Symbol would lose its casts.
+        text, params = self.symbol.tojson(remove_amp_cast=False), {**self.arg_params, **self.aux_params}
+        return _remade, (type(self), text, params, self._more, self.report)
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
         """Set ``symbol``, ``arg_params``, ``aux_params`` and ``report``; the parameters are copied."""
@@ -331,8 +341,11 @@ class OptimizedBlock(_Served, SymbolBlock):
     """A network for inference, as ``optimize_for_inference`` returns it for a HybridBlock.
 
     Calls take the arrays that the network took, of any batch size, and return its output; several outputs are a flat
-    list. It runs on a CPU; with ``dtypes="float16"`` it is for a GPU, to which ``collect_params().reset_ctx(mx.gpu())``
-    moves it. It cannot be trained: gradients do not flow through it.
+    list. The first call with a shape prepares the weights for oneDNN's kernels. They stay prepared for the last four
+    shapes, each of which has a copy, whatever ``hybridize`` is called with. The block runs on a CPU; with
+    ``dtypes="float16"`` it is for a GPU, to which ``collect_params().reset_ctx(mx.gpu())`` moves it. It cannot be
+    trained: gradients do not flow through it. Its parameters are constants, as MXNet's fused operators do not notice
+    that one gets other values.
 
     Parameters
     ----------
@@ -357,28 +370,54 @@ class OptimizedBlock(_Served, SymbolBlock):
     def __init__(
         self, graph: Graph, params: Params, inputs: Mapping[str, Any], places: list[int], report: InferenceReport
     ) -> None:
-        symbol = graph.to_symbol()
-        super().__init__(symbol, [mx.sym.var(name, dtype=dtype) for name, dtype in inputs.items()])
+        variables = [mx.sym.var(name, dtype=dtype) for name, dtype in inputs.items()]
+        super().__init__(graph.to_symbol(), variables)
         self._take(graph, params, report)
         self._places = places
+        self._more = dict(inputs), places
+        self._prepared = Prepared(graph, variables, self.params)
+        self._is_observed = False
+        quantized = {node.inputs[0].node.name for node in graph.nodes() if node.op == "_contrib_quantize_v2"}
+        self._dtypes = {place: dtype for place, (name, dtype) in zip(places, inputs.items()) if name in quantized}
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder, "params"))
             write_arrays(file, _prefixed(self.arg_params, self.aux_params))
             self.collect_params().load(file, mx.cpu(), cast_dtype=True, dtype_source="saved")
         self.collect_params().setattr("grad_req", "null")
-        self.hybridize(static_alloc=True, static_shape=not has_control_flow(graph))
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples.
 
-        Arrays that the network does not read are ignored. Raises ``ValueError`` if one that it reads is missing.
+        Arrays that the network does not read are ignored. Raises ``ValueError`` if one that it reads is missing, or if
+        one that is quantized has another dtype than it had in the calibration data.
         """
         with autograd.pause(train_mode=False):
             arrays = _flat(inputs)
             needed = max(self._places, default=-1) + 1
             if len(arrays) < needed:
                 raise ValueError(f"{self.name!r} takes at least {needed} arrays, got {len(arrays)}")
-            return super().forward(*(arrays[place] for place in self._places))
+            for place, dtype in self._dtypes.items():
+                # MXNet would take an array of uint8 or int8 for one that is quantized already.
+                if isinstance(arrays[place], NDArray) and arrays[place].dtype != dtype:
+                    raise ValueError(
+                        f"array {place} is {np.dtype(arrays[place].dtype).name}: give {self.name!r} "
+                        f"{np.dtype(dtype).name}, as in the calibration data"
+                    )
+            read = [arrays[place] for place in self._places]
+            # Called with Symbols, the block becomes a part of the graph of a block around it.
+            if self._is_observed or not isinstance(read[0], NDArray):
+                return super().forward(*read)
+            return self._prepared(read)
+
+    def register_op_hook(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
+        """Let all later calls pass each operator's outputs to ``callback``, as in MXNet; they are then slower."""
+        super().register_op_hook(callback, monitor_all)
+        self._is_observed = True
+
+
+def _remade(kind: type, text: str, params: Params, more: tuple[Any, ...], report: InferenceReport) -> Any:
+    """Return a new ``OptimizedBlock`` or ``OptimizedSymbol`` (``kind``) of a graph in JSON, for ``pickle``."""
+    return kind(Graph.from_json(text), params, *more, report)
 
 
 def _prefixed(args: Batch, auxs: Batch) -> Params:

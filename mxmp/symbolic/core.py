@@ -54,6 +54,10 @@ class Core:
         True once a user has accessed a module's executors, and so may have written into their arrays.
     shared : bool
         True once a module was bound with ``shared_module``, so that modules may share arrays.
+    trains : bool
+        True once a module was bound for training, so that parameters may change at any update.
+    inference_graphs : weak set of InferenceGraph
+        Those of all modules with this core. They have copies of the parameters, which the modules may share.
     """
 
     def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
@@ -66,6 +70,8 @@ class Core:
         self.statistics = RunningStatistics()
         self.exposed = False
         self.shared = False
+        self.trains = False
+        self.inference_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self.listening_executors: weakref.WeakKeyDictionary[
             mx.executor.Executor, tuple[Listeners, mx.executor.Executor]
         ]
@@ -125,6 +131,11 @@ class Core:
             scale_heads(graph, dtypes)
         declare_full(graph)
         return graph.to_symbol(), plan
+
+    def forget_copies(self) -> None:
+        """Let all ``inference_graphs`` take their parameters anew, since those of a module have changed."""
+        for graph in self.inference_graphs:
+            graph.forget()
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Create the master weights of all parameters that are stored in float16, and number all parameters.

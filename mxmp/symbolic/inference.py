@@ -89,16 +89,25 @@ class InferenceExecutor:
         inputs as keyword arguments, and all others while ``is_safe`` returns False. Attributes that are not defined
         here are those of ``executor``.
     graph : InferenceGraph
-        Runs the remaining forwards. Before a forward in training mode, which may change running statistics, its
-        ``forget`` is called.
+        Runs the remaining forwards.
     is_safe : callable
         Returns True if nothing can change the executor's parameters without a call of ``graph.forget``.
+    forget : callable
+        Calls ``forget`` of all graphs that have copies of the executor's arrays. Forwards in training mode call it,
+        since they may change running statistics.
     """
 
-    def __init__(self, executor: mx.executor.Executor, graph: InferenceGraph, is_safe: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        executor: mx.executor.Executor,
+        graph: InferenceGraph,
+        is_safe: Callable[[], bool],
+        forget: Callable[[], None],
+    ) -> None:
         self._executor = executor
         self._graph = graph
         self._is_safe = is_safe
+        self._forget = forget
         self._fused: mx.executor.Executor | None = None
         self._latest = executor
 
@@ -117,7 +126,7 @@ class InferenceExecutor:
         parameters may have changed without a call of ``InferenceGraph.forget``.
         """
         if is_train:
-            self._graph.forget()
+            self._forget()
         self._latest = self._executor
         if not is_train and not kwargs and self._is_safe():
             self._latest = self._current()

@@ -189,6 +189,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self._sync_params_from_devices()  # MXNet would bind the values from before the last steps
         original = self._symbol
         if binds:
+            self.core.trains = self.core.trains or for_training
             names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
             requested = {each: "null" if each in fixed else grad_req for each in names} if is_one else UNKNOWN
             self.requested_gradients = requested
@@ -242,27 +243,29 @@ class Module(SavesParams, StepView, mx.mod.Module):
             return []
         group = self._exec_group
         names = [*group.param_names, *group.aux_names]
-        return [InferenceGraph(self._symbol, self.core.conversion.how, names) for _ in group.execs]
+        graphs = [InferenceGraph(self._symbol, self.core.conversion.how, names) for _ in group.execs]
+        self.core.inference_graphs.update(graphs)
+        return graphs
 
     def _fuse_inference(self) -> None:
         """Let forwards in inference mode run the module's InferenceGraphs; do nothing if it has none."""
         execs = self._exec_group.execs
         for i, graph in enumerate(self._inference_graphs):
             if not isinstance(execs[i], InferenceExecutor):  # ``reshape`` to the same shapes leaves it
-                execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters)
+                execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters, self.core.forget_copies)
 
     def _knows_parameters(self) -> bool:
         """Return True if only ``init_params`` and ``set_params`` can change parameters, and no Monitor is installed.
 
         Only then do forwards run an InferenceGraph: it has copies of the parameters, and no Monitor sees its tensors.
         """
-        return not (self._monitored or self.core.exposed or self.core.shared or self.optimizer_initialized)
+        may_train = self.optimizer_initialized or (self.core.shared and self.core.trains)
+        return not (self._monitored or self.core.exposed or may_train)
 
     def _forget_copies(self) -> None:
         """Let later forwards and backwards copy parameters and running statistics anew, since a user has set them."""
         self.core.statistics.renew()
-        for graph in self._inference_graphs:
-            graph.forget()
+        self.core.forget_copies()
 
     def install_monitor(self, mon: Any) -> None:
         """Install a ``mx.mon.Monitor``, which then reports the tensors of the user's operators.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -22,6 +24,7 @@ from mxmp import cpu
 from mxmp.__main__ import main
 from mxmp.inference import calibration, search
 from mxmp.inference.runner import CandidateError, Runner
+from mxmp.inference.targets import OptimizedSymbol
 from mxmp.precision.graph import Graph
 
 pytestmark = pytest.mark.slow
@@ -148,6 +151,26 @@ def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, hel
     with np.load(f"{prefix}.npz") as out:
         for rows, array in zip((32, 1, 7) * 2, out.values()):
             np.testing.assert_array_equal(array, served(x[:rows]).asnumpy())
+
+
+@pytest.mark.parametrize("kind", ["float32, fused", "bfloat16", "int8"])
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda served: pickle.loads(pickle.dumps(served))])
+def test_a_copy_computes_the_same(candidates, kind, again, held):
+    """Also one of a Symbol, whose casts MXNet drops when it is pickled."""
+    served, x = candidates[kind], held[0][:8]
+    want = served(x).asnumpy()
+    np.testing.assert_array_equal(again(served)(x).asnumpy(), want)
+    symbol = again(OptimizedSymbol(Graph.from_symbol(served.symbol), served.arg_params, served.report))
+    np.testing.assert_array_equal(forward(symbol.symbol, symbol.arg_params, data=x)[0], want)
+    assert symbol.report == served.report
+
+
+def test_an_input_of_another_dtype_is_no_quantized_one(candidates, net):
+    """MXNet's quantization leaves uint8 as it is; the network itself refuses it."""
+    x = mx.nd.arange(2 * 64).reshape((2, 1, 8, 8)).astype("uint8")
+    for served in (net, *candidates.values()):
+        with pytest.raises((mx.MXNetError, ValueError)):
+            served(x).asnumpy()
 
 
 def test_layers_that_leave_int8_compute_in_bfloat16(net, images):
@@ -541,6 +564,23 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="is no picture"):
         found.report.plot("picture.txt")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_report_knows_operators_with_several_outputs(dtype, monkeypatch):
+    def times(self, names, rounds):
+        return {name: [1.0 if name == dtype else 2.0] * 4 for name in names}
+
+    monkeypatch.setattr(Runner, "times", times)
+    parts = S.split(relu(conv(S.var("data"), "stem"), "relu"), num_outputs=2, axis=1, name="parts")
+    symbol = S.concat(conv(parts[0], "left"), conv(parts[1], "right"), dim=1)
+    params = filled(symbol, data=(4, 3, 8, 8))
+    data = [mx.nd.random.normal(shape=(4, 3, 8, 8)) for _ in range(2)]
+    found = mxmp.optimize_for_inference(symbol, data, arg_params=params, dtypes=dtype, min_sqnr=0)
+    assert found.report.chosen == dtype
+    layers = {layer.name: layer for layer in found.report.layers}
+    assert all(layer.milliseconds is not None for layer in layers.values())
+    assert layers["parts" if dtype == "bfloat16" else "data_quantize"].dtype == dtype
 
 
 # -- the command line -------------------------------------------------------------------------------

@@ -67,6 +67,15 @@ def fused(module):
     return all(isinstance(e, InferenceExecutor) and "_sg_mkldnn" in e._latest.debug_str() for e in executors)
 
 
+def casts_in_the_last_run(module):
+    (executor,) = _mxnet.group(module).execs
+    return [line for line in executor._latest.debug_str().splitlines() if line.startswith("Op:amp_cast")]
+
+
+def weights_cast(module):
+    return [line for line in casts_in_the_last_run(module) if "weight" in line or "bias" in line or "gamma" in line]
+
+
 @pytest.fixture(autouse=True)
 def _no_backend(monkeypatch):
     monkeypatch.delenv("MXNET_SUBGRAPH_BACKEND", raising=False)
@@ -109,10 +118,8 @@ def test_a_network_without_batch_norm_is_fused_as_well():
 def test_no_weight_is_cast_in_a_run(symbol, values):
     module = made(symbol, values)
     answer(module)
-    (executor,) = _mxnet.group(module).execs
-    casts = [line for line in executor._latest.debug_str().splitlines() if line.startswith("Op:amp_cast")]
-    assert casts
-    assert not [line for line in casts if "weight" in line or "bias" in line or "gamma" in line]
+    assert casts_in_the_last_run(module)
+    assert not weights_cast(module)
 
 
 def test_predict_and_score_use_it_for_a_last_batch_of_another_size_too(symbol, values):
@@ -233,7 +240,7 @@ def test_other_modules_run_the_graph_with_casts(symbol, values, why, monkeypatch
     assert not any(isinstance(each, InferenceExecutor) for each in _mxnet.group(module).execs)
 
 
-def test_buckets_share_parameters(values):
+def test_buckets_share_parameters_and_cast_no_weight_in_a_run(values):
     def build(key):
         return pre_activation(), ["data"], ["softmax_label"]
 
@@ -245,13 +252,18 @@ def test_buckets_share_parameters(values):
         data = batch(key)
         data.bucket_key = key
         data.provide_data, data.provide_label = [("data", (key, 3, 8, 8))], [("softmax_label", (key,))]
-        return answer(module, data)
+        found = answer(module, data)
+        assert fused(module._curr_module)
+        return found
 
     first = run(4)
     run(2)
+    np.testing.assert_array_equal(run(4), first)
+    assert not weights_cast(module._curr_module)
+    run(2)
     others = parameters(pre_activation(), seed=1)
     module.set_params(*others)  # in the bucket of 2 rows
-    assert not np.allclose(run(4), first, atol=1e-2)
+    np.testing.assert_array_equal(run(4), answer(made(pre_activation(), others)))
 
 
 def test_a_constant_gets_a_name_that_no_variable_has():
