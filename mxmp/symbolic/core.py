@@ -16,7 +16,7 @@ from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
-from ..step.scaler import as_scaler
+from ..step.scaler import NoLossScaler, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
 from .cast import message_if_nothing_low, warn_of_unmatched
@@ -97,7 +97,8 @@ class Core:
         ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
         ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
         ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss heads, the
-        returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied.
+        returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied; not with a
+        NoLossScaler, whose scale is always 1.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
         a Plan is of another device or Symbol (after the first call: has no operator of the Symbol).
@@ -120,7 +121,7 @@ class Core:
             useless = message_if_nothing_low(plan)
             if useless:
                 warnings.warn(useless, stacklevel=3)
-        if for_training:
+        if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, dtypes)
         declare_full(graph)
         return graph.to_symbol(), plan
