@@ -69,11 +69,11 @@ def emitted(
 ) -> CastGraph:
     """Return the graph to run for an FP32 graph and its plan: with casts, and with workarounds for the plan's device.
 
-    Besides the graph, the CastGraph lists the casts and the workarounds. The bodies of control flow are converted too.
-    A body returns FP32, so that the states of a loop keep their dtype from one iteration to the next. What it reads is
-    cast inside it. The exception are data and weights of a ``foreach`` that all operators of the body read in float16:
-    these are cast once, in front of the loop (see ``Plan.within``). If nothing computes in low precision, there
-    are no casts. ``graph`` is not changed.
+    Besides the graph, the CastGraph lists the casts, the workarounds, and the bodies of control flow, which are
+    converted too. A body returns FP32, so that the states of a loop keep their dtype from one iteration to the next.
+    What it reads is cast inside it. The exception are data and weights of a ``foreach`` that all operators of the body
+    read in float16: these are cast once, in front of the loop (see ``Plan.within``). If nothing computes in low
+    precision, there are no casts. ``graph`` is not changed.
 
     Parameters
     ----------
@@ -101,14 +101,16 @@ def emitted(
             within = planned.within[node]
             read = {position: entry.node.name for position, entry in enumerate(node.inputs)}
             requested = {position: grad_req[name] for position, name in read.items() if name in grad_req}
-            set_bodies(copy, [_low_body(body, inner, requested, avoid_slow_kernels) for body, inner in within])
+            low = [(body, inner, _low_body(body, inner, requested, avoid_slow_kernels)) for body, inner in within]
+            casted.bodies[node] = low
+            set_bodies(copy, [each.graph for *_, each in low])
     casted.graph = fit_to_device(
         casted, plan.device, grad_req, large_inputs=large_inputs, avoid_slow_kernels=avoid_slow_kernels
     )
     return casted
 
 
-def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> Graph:
+def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> CastGraph:
     """Return the graph to run for the FP32 ``body`` of a loop or branch, as ``emitted`` makes it.
 
     ``requested`` maps positions of the control-flow node's inputs to the ``grad_req`` of the variables there; a
@@ -117,7 +119,7 @@ def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_k
     within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
     # In a body MXNet adds the gradients of the iterations.
     added = {name: "add" if request == "write" else request for name, request in within.items()}
-    return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels).graph
+    return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels)
 
 
 class Conversion:

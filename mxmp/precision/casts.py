@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
 from .graph import TYPE_CODES, Entry, Graph, Node
-from .plan import PlannedGraph
+from .plan import Plan, PlannedGraph
 from .rules import RULES, Rule
-from .subgraphs import bodies, set_bodies
+from .subgraphs import Body, bodies, set_bodies
 
 # The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the
 # name of the network's operator that it follows. MXNet keeps attributes of the form __name__ on any operator.
@@ -51,6 +51,9 @@ class CastGraph:
         Only for None may a workaround remove these casts.
     workarounds : dict of str to list of Node
         From the name of each workaround that was applied to the nodes of ``graph`` that it rewrote.
+    bodies : dict of Node to list of (Body, Plan, CastGraph)
+        From each control-flow operator of the FP32 graph to its bodies, the plan of each and what ``pipeline.emitted``
+        made of it; empty before.
     """
 
     graph: Graph
@@ -60,6 +63,7 @@ class CastGraph:
     source: dict[Node, Node]
     norm: str | None = None
     workarounds: dict[str, list[Node]] = field(default_factory=dict)
+    bodies: dict[Node, list[tuple[Body, Plan, CastGraph]]] = field(default_factory=dict)
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:

@@ -121,7 +121,7 @@ def decide(
     """
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
-    storable = parameters if parameters and policy.stores_low(device) else ()
+    storable = {*(parameters or ()), *stored_low} if policy.stores_low(device) else ()
     draft = _Draft(policy, device, non_fp32, storable, exported=exported)
     if policy.compute == "bfloat16" and training_shapes:
         draft.data_shapes = _shapes_of_products(graph, training_shapes)
@@ -245,7 +245,7 @@ class _Draft:
     """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
 
     The arguments of the constructor are those of ``decide``; ``storable`` has the names of the parameters that may be
-    stored in float16.
+    stored in float16, or are already.
 
     Attributes
     ----------
@@ -293,7 +293,7 @@ class _Draft:
         self._sums_safely = policy.compute == "float16" and not exported and safe_sums.is_set()
         # Operators that follow their inputs and read nothing but such outputs, until ``settle`` decides.
         self._undecided: dict[Node, None] = {}
-        # Operators that only move the values of parameters that may be stored in float16, until ``settle`` decides.
+        # Operators that only move the values of parameters in ``_storable``, until ``settle`` decides.
         self._movers: dict[Node, None] = {}
 
     def excluded(self, name: str) -> str:
@@ -310,8 +310,8 @@ class _Draft:
         an operator that has no other inputs computes in FP32.
 
         The result is True for now, and ``node`` is recorded so that ``settle`` decides later, if all inputs may be read
-        in either dtype, or if the operator only moves values of parameters that may be stored in float16
-        (``Rule.exact``).
+        in either dtype, or if the operator only moves values of parameters that may be stored in float16, or are
+        already (``Rule.exact``).
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -429,7 +429,7 @@ class _Draft:
         return entry.node not in self._undecided and entry.node not in self._movers and self._makes_low(entry)
 
     def _is_parameter(self, entry: Entry) -> bool:
-        """Return whether a tensor has the values of parameters that may be stored in float16.
+        """Return whether a tensor has the values of parameters that may be stored in float16, or are already.
 
         Operators with ``Rule.exact``, such as transpose, may have moved them.
         """

@@ -6,7 +6,6 @@ in an activation leaves them NaN for ever, and evaluation with them.
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Sequence
 
 import mxnet as mx
@@ -40,13 +39,13 @@ class RunningStatistics:
         Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
         present values, so that ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept
         so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
-        ends in ``"var"``, else 0. Does nothing if the arrays are the same objects as in the last call and ``keep`` was
-        called since the last ``renew``. A trainer calls ``renew`` when the user may have set running statistics.
-        Where it copies, it waits for the copies, and so for the forward on each device.
+        ends in ``"var"``, else 0. Does nothing if all of these arrays are watched already and ``keep`` was called since
+        the last ``renew``. So a discriminator that takes several steps for one of its generator's goes on watching the
+        generator's arrays. A trainer calls ``renew`` when the user may have set running statistics. Where it copies, it
+        waits for the copies, and so for the forward on each device.
         """
         arrays = [item.array for item in statistics]
-        same = len(arrays) == len(self._watched) and all(map(is_, arrays, self._watched))
-        if same and (self._any_kept or not arrays):
+        if not {*map(id, arrays)} - {*map(id, self._watched)} and (self._any_kept or not self._watched):
             return self
         kept = {key: copy for ctx, keys in self._keys.items() for key, copy in zip(keys, self._kept[ctx].each)}
         self._watched, self._devices, self._keys = arrays, {}, {}

@@ -16,7 +16,7 @@ from ..precision.casts import declare_full
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
-from ..step.scaler import as_scaler
+from ..step.scaler import NoLossScaler, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
 from .cast import message_if_nothing_low, warn_of_unmatched
@@ -103,7 +103,8 @@ class Core:
         ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
         ``"null"``. An empty ``grad_req`` means that they are not known: the Symbol gets the workarounds for all three.
         ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss
-        heads, the result has one more argument, ``heads.SCALE_NAME``, which multiplies the gradients of loss heads.
+        heads, the result has one more argument, ``heads.SCALE_NAME``, which multiplies the gradients of loss heads; not
+        with a NoLossScaler, whose scale is always 1.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
         a Plan is of another device. A call that decides also raises it if the Plan is of another Symbol; any other call
@@ -127,7 +128,7 @@ class Core:
             useless = message_if_nothing_low(plan)
             if useless:
                 warnings.warn(useless, stacklevel=3)
-        if for_training:
+        if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, dtypes)
         declare_full(graph)
         return graph.to_symbol(), plan

@@ -39,6 +39,30 @@ def test_what_is_known_of_a_net_is_left_out():
     assert "untrained_weights" not in mxmp.explain(net).graphs[0].workarounds
 
 
+class Loop(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.before = gluon.nn.Dense(6, in_units=6, flatten=False)
+            self.inside = gluon.nn.Dense(6, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        def body(row, state):
+            return F.clip(self.inside(row), -1, 1), state
+
+        x = self.before(x)
+        return F.contrib.foreach(body, x, [F.zeros_like(x)])[0]
+
+
+@pytest.mark.parametrize("exclude", [(), ["*dense1*"]], ids=["low", "FP32"])
+def test_the_body_of_a_loop_names_those_that_it_runs(exclude):
+    net = mxmp.convert(seeded(Loop()), "bfloat16", exclude=exclude)
+    with autograd.record():
+        net(mx.nd.ones((3, 2, 6)))
+    named = set(mxmp.explain(net).graphs[0].workarounds)
+    assert named & {"untrained_weights", "clip_by_bounds"} == {"clip_by_bounds"}
+
+
 @pytest.mark.parametrize("fixed", [[], ["first_weight"]])
 def test_a_module_knows_which_weights_are_trained(fixed):
     module = mxmp.Module(gated(), label_names=None, fixed_param_names=fixed, policy="bfloat16")

@@ -668,6 +668,19 @@ def test_only_parameters_of_low_operators_are_stored_low():
     assert all(p.dtype in ("float32", np.float32) for p in net.collect_params().values())
 
 
+def test_every_graph_of_a_recurrent_net_moves_its_parameters_in_the_dtype_in_which_they_are_stored():
+    net = gluon.rnn.LSTM(4, input_size=3)
+    net.initialize()
+    mxmp.convert(net, "params=float16")
+    x = mx.nd.ones((2, 3, 3))
+    net(x)  # decides how the parameters are stored
+    with autograd.record():
+        net(x)
+    first, second = mxmp.explain(net).graphs
+    assert [node.dtype for node in first.nodes] == [node.dtype for node in second.nodes]
+    assert {node.dtype for node in second.nodes if node.op == "_rnn_param_concat"} == {"float16"}
+
+
 def test_a_plain_trainer_is_refused_where_parameters_are_float16():
     net, x = made("mlp")
     trainer = gluon.Trainer(net.collect_params(), "sgd")

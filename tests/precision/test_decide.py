@@ -83,6 +83,8 @@ def test_parameters_that_are_moved_before_a_layer_reads_them_are_stored_low():
     plan = planned(attention_weights(), Policy(params="float16"), "gpu", parameters=["query", "key"])
     assert low(plan) == MOVED
     assert stored(plan) == {"query", "key"}
+    later = planned(attention_weights(), Policy(params="float16"), "gpu", parameters=[], stored_low=["query", "key"])
+    assert low(later) == MOVED
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,19 @@ def test_other_arrays_beside_them_leave_what_was_kept():
     assert var.asnumpy().tolist() == [3, 4]
 
 
+def test_nothing_is_copied_again_where_some_of_what_is_watched_did_not_run(monkeypatch):
+    (mean, _), items = watched([1], [2])
+    statistics = RunningStatistics().watch(items)
+    statistics.sums(after=square_sums([]))
+    statistics.keep()
+    monkeypatch.setattr("mxmp.step.statistics._finite_copies", None)
+    for some in (items[:1], items, items[1:], []):
+        statistics.watch(some)
+    mean[:] = math.nan
+    statistics.restore()
+    assert mean.asscalar() == 1
+
+
 def set_statistics(net):
     net[1].running_mean.set_data(mx.nd.full(4, 5))
     net[1].running_var.set_data(mx.nd.full(4, 3))

@@ -105,6 +105,21 @@ def test_gradients_are_those_of_fp32_times_the_scale(head, policy):
             np.testing.assert_allclose(low, full, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_whose_loss_is_never_scaled_runs_as_it_is(head):
+    symbol = HEADS[head](body())
+    module = mxmp.Module(symbol, label_names=set(symbol.list_arguments()) & {MULTI, "label"}, policy="bfloat16")
+    module.bind(
+        [("data", (BATCH, 5))], [(name, (BATCH, 2) if name == MULTI else (BATCH,)) for name in module.label_names]
+    )
+    (executor,) = module._exec_group.execs
+    assert executor.arg_dict.keys() == set(symbol.list_arguments())
+    assert "_contrib_sign_ste" not in executor._symbol.tojson()
+    found, _ = gradients(symbol, mxmp.Module, policy="bfloat16")
+    for name, gradient in gradients(symbol, mxmp.Module, policy="bfloat16", loss_scale=1.0)[0].items():
+        np.testing.assert_array_equal(found[name], gradient)
+
+
 @mx.operator.register("mxmp_test_typed_loss")
 class TypedLossProp(OwnLossProp):
     """The same, whose labels have a dtype of their own."""

@@ -152,9 +152,8 @@ def _described(
                 rule_under(plan.policy, old.op).kind is Kind.ALONE,
             )
         )
-        for body, inner_plan in planned.within.get(old, ()):
-            inner_prefix = prefix + body.prefix(names[old])
-            inner = _described(body.graph, inner_plan, emitted(body.graph, inner_plan), {}, inner_prefix)
+        for body, inner_plan, low in fitted.bodies.get(old, ()):
+            inner = _described(body.graph, inner_plan, low, {}, prefix + body.prefix(names[old]))
             nodes += inner[0]
             casts += inner[1]
             for name, places in inner[2].items():
