@@ -52,7 +52,8 @@ def test_cast_without_parameters_writes_the_symbol_only(checkpoint):
 def test_cast_says_where_a_symbol_needs_a_variable_of_mxnet(tmp_path, capsys, monkeypatch):
     x = mx.sym.LayerNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
     mx.sym.FullyConnected(x, num_hidden=2).save(str(tmp_path / "net-symbol.json"))
-    words = ["cast", str(tmp_path / "net-symbol.json"), str(tmp_path / "low"), "--device", "gpu", "--policy", "float16-fast"]
+    files = [str(tmp_path / "net-symbol.json"), str(tmp_path / "low")]
+    words = ["cast", *files, "--device", "gpu", "--policy", "float16-fast"]
     said = []
     for value in ("0", "1"):
         monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", value)
