@@ -94,11 +94,11 @@ class Core:
         ``conversion.exclude``, by which ``guard`` moves operators to FP32: the next call decides anew. The very first
         call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
-        ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
-        ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
-        ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss heads, the
-        returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied; not with a
-        NoLossScaler, whose scale is always 1.
+        ``parameters`` are the names of the Symbol's parameters. ``grad_req`` maps them, data and labels to ``"write"``,
+        ``"add"`` or ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need.
+        ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss
+        heads, the returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied;
+        not with a NoLossScaler, whose scale is always 1.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
         a Plan is of another device or Symbol (after the first call: has no operator of the Symbol).
