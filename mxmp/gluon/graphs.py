@@ -6,6 +6,7 @@ import copy
 import threading
 import weakref
 from contextlib import contextmanager
+from math import prod
 from traceback import walk_tb
 from typing import Any, Dict, Iterator, NamedTuple, Sequence
 
@@ -19,6 +20,7 @@ from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, scale_heads
+from ..precision.missing_kernels import FEW_ROWS
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
@@ -89,6 +91,9 @@ class BuiltGraph(NamedTuple):
     only_for : LargeInputs or None
         None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
         small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
+    has_few_rows : bool
+        True if a large FullyConnected trains in FP32 because it reads few rows: bfloat16 may be faster for larger
+        inputs than those in ``shapes``.
     dtypes : tuple of type, or None
         If the graph has loss heads, the dtypes of the inputs for which it was built; else None.
     types : nested tuples and lists, or None
@@ -101,6 +106,7 @@ class BuiltGraph(NamedTuple):
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
+    has_few_rows: bool
     dtypes: tuple | None
     types: Any
 
@@ -108,10 +114,13 @@ class BuiltGraph(NamedTuple):
         """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
 
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with its value
-        when the graph was built. If the result is False, the hook builds another graph in place of this one.
+        and is right only for shapes with which ``only_for.at`` returns True. One that ``has_few_rows`` is for no larger
+        inputs than it was built for. ``grad_req`` is compared with its value when the graph was built. If the result is
+        False, the hook builds another graph in place of this one.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
+            return False
+        if self.has_few_rows and any(array.size > prod(shape) for array, shape in zip(inputs, self.shapes.values())):
             return False
         return all(param.grad_req == request for param, request in self.requested)
 
@@ -205,7 +214,9 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         flags = [flag for flag in flags if flag[0] != "static_shape"]
     op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), flags)
     built_for = tuple(dtypes.values()) if has_heads else None
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, built_for, _types_of_tuples(answer))
+    # A user's Plan stays, whatever the shapes are.
+    few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, built_for, _types_of_tuples(answer))
 
 
 def traced_alone(

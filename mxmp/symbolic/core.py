@@ -100,11 +100,11 @@ class Core:
         After ``conversion.exclude``, by which ``guard`` moves operators to FP32, the next call decides anew. The very
         first call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
-        ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
-        ``"null"``. An empty ``grad_req`` means that they are not known: the Symbol gets the workarounds for all three.
-        ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss
-        heads, the result has one more argument, ``heads.SCALE_NAME``, which multiplies the gradients of loss heads; not
-        with a NoLossScaler, whose scale is always 1.
+        ``parameters`` are the names of the Symbol's parameters. ``grad_req`` maps them, data and labels to ``"write"``,
+        ``"add"`` or ``"null"``. An empty ``grad_req`` means that they are not known: the Symbol gets the workarounds
+        for all three. ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and the
+        Symbol has loss heads, the result has one more argument, ``heads.SCALE_NAME``, which multiplies the gradients of
+        loss heads; not with a NoLossScaler, whose scale is always 1.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
         a Plan is of another device. A call that decides also raises it if the Plan is of another Symbol; any other call

@@ -66,8 +66,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The policy or plan, the master weights, the loss scale and the counters of steps. All buckets of a
         ``BucketingModule`` share one.
     requested_gradients : mapping of str to str
-        From the name of each parameter to ``"write"``, ``"add"`` or ``"null"``, as ``grad_req`` of ``bind`` says;
-        ``"null"`` for fixed parameters. Empty before ``bind``, and if ``grad_req`` was not a single string.
+        From the name of each parameter and input to ``"write"``, ``"add"`` or ``"null"``, as ``grad_req`` of ``bind``
+        says; ``"null"`` for fixed parameters, labels, and data without ``inputs_need_grad``. Empty before ``bind``, and
+        if ``grad_req`` was not a single string.
     running : list of Gradient
         The name and array of each auxiliary state on each device. A module that was bound with ``shared_module`` has
         the list of that module, which has them all. Empty before ``bind``.
@@ -191,10 +192,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if binds:
             self.core.trains = self.core.trains or for_training
             names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
-            requested = {each: "null" if each in fixed else grad_req for each in names} if is_one else UNKNOWN
-            self.requested_gradients = requested
             inputs = [*data_shapes, *(label_shapes or ())]
             shapes = {desc[0]: tuple(desc[1]) for desc in inputs}
+            wanted = {*names, *(desc[0] for desc in data_shapes if inputs_need_grad)} - {*fixed}
+            known = {each: grad_req if each in wanted else "null" for each in (*names, *shapes)}
+            self.requested_gradients = requested = known if is_one else UNKNOWN
             dtypes = {desc.name: desc.dtype for desc in inputs if isinstance(desc, mx.io.DataDesc)}
             low, self.plan = self.core.low_symbol(
                 original, self._device, names, for_training, requested, shapes, dtypes

@@ -242,3 +242,16 @@ class Wrapped(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):  # noqa: N803
         return self.body(x)
+
+
+def test_a_small_first_batch_does_not_keep_a_large_product_in_fp32():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2048, in_units=8), nn.Dense(4096, in_units=2048))
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    low = []
+    for rows in (2, 1, 100, 2):
+        with autograd.record():
+            net(mx.nd.ones((rows, 8)))
+        low.append(mxmp.explain(net).graphs[0].num_low)
+    assert low == [1, 1, 2, 2]

@@ -1,5 +1,6 @@
 """What binding leaves alone: the process's environment, its stderr, and the graph, which MXNet would fuse wrongly."""
 
+import json
 import os
 import threading
 
@@ -246,3 +247,13 @@ def test_a_module_cannot_share_the_arrays_of_mxnets_own():
         low.bind(*SHAPES, shared_module=plain)
     assert not low.binded
     low.bind(*SHAPES)
+
+
+@pytest.mark.parametrize(("needs", "copies"), [({}, 0), ({"inputs_need_grad": True, "grad_req": "add"}, 3)])
+def test_inputs_without_gradients_are_not_copied_before_their_casts(needs, copies):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    module = mxmp.Module(symbol, label_names=None, policy="bfloat16")
+    module.bind([("data", (4, 5))], **needs)
+    (executor,) = module._exec_group.execs
+    operators = [node["op"] for node in json.loads(executor._symbol.tojson(remove_amp_cast=False))["nodes"]]
+    assert operators.count("_copy") == copies
