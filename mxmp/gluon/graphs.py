@@ -7,7 +7,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from traceback import walk_tb
-from typing import Any, Dict, Iterator, NamedTuple, Sequence
+from typing import Any, Collection, Dict, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -89,6 +89,10 @@ class BuiltGraph(NamedTuple):
     only_for : LargeInputs or None
         None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
         small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
+    adds_to_inputs : bool
+        True: the graph is right if the gradient of an input is added to what its array holds, as after
+        ``attach_grad("add")``. False: it lacks the workarounds for that, which take a copy of the input, and is right
+        only for inputs that have no gradient array.
     dtypes : tuple of type, or None
         As in ``GraphKey``.
     types : nested tuples and lists, or None
@@ -101,6 +105,7 @@ class BuiltGraph(NamedTuple):
     shapes: dict[str, tuple]
     requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
+    adds_to_inputs: bool
     dtypes: tuple | None
     types: Any
 
@@ -108,10 +113,13 @@ class BuiltGraph(NamedTuple):
         """Return whether the graph is right for ``inputs``, and no parameter's ``grad_req`` has changed.
 
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. ``grad_req`` is compared with its value
-        when the graph was built. If the result is False, the hook builds another graph in place of this one.
+        and is right only for shapes with which ``only_for.at`` returns True. Without ``adds_to_inputs`` it is right
+        only for inputs without gradient arrays. ``grad_req`` is compared with its value when the graph was built. If
+        the result is False, the hook builds another graph in place of this one.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
+            return False
+        if not self.adds_to_inputs and autograd.is_recording() and _have_gradients(inputs):
             return False
         return all(param.grad_req == request for param, request in self.requested)
 
@@ -153,6 +161,11 @@ def tracing() -> Iterator[None]:
         _local.tracing = before
 
 
+def _have_gradients(inputs: Collection[NDArray]) -> bool:
+    """Return whether any of ``inputs`` has a gradient array, by ``attach_grad``; what autograd computed has none."""
+    return any(array.grad is not None for array in inputs)
+
+
 def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
     """Trace ``block`` for a call with ``args``, and return its low-precision graph, ready to run.
 
@@ -191,8 +204,13 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
     # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
+    # In a body of control flow MXNet adds the gradients of the iterations, whatever array the input's gradient has.
+    adds_to_inputs = _have_gradients(inputs.values()) or has_control_flow(Graph.from_symbol(symbol))
     graph, plan = conversion.build_graph(
-        block, symbol, params, device, large_inputs=only_for is not None, shapes=shapes
+        *(block, symbol, params, device),
+        large_inputs=only_for is not None,
+        shapes=shapes,
+        adds_to_inputs=adds_to_inputs,
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
     has_heads = scale_heads(graph, dtypes)
@@ -203,7 +221,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         flags = [flag for flag in flags if flag[0] != "static_shape"]
     op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), flags)
     built_for = tuple(dtypes.values()) if has_heads else None
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, built_for, _types_of_tuples(answer))
+    types = _types_of_tuples(answer)
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, adds_to_inputs, built_for, types)
 
 
 def traced_alone(
