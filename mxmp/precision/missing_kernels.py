@@ -178,10 +178,10 @@ def _is_unblocked_depthwise(call: Call) -> bool:
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
 
-# From so many weights on, a FullyConnected that reads fewer than so many rows trains slower in bfloat16 than in FP32, and
-# needs more memory (scripts/dev.py bench products): oneDNN sums the gradient of the weights in an FP32 array of their
-# size, beside the copy of the weights and the gradient in bfloat16. From 2**23 weights on, that array has more than 32
-# MiB and is new at each call (glibc's largest M_MMAP_THRESHOLD), so the kernel clears every page of it.
+# From so many weights on, a FullyConnected that reads fewer than so many rows trains slower in bfloat16 than in FP32,
+# and needs more memory (scripts/dev.py bench products): oneDNN sums the gradient of the weights in an FP32 array of
+# their size, beside the copy of the weights and the gradient in bfloat16. From 2**23 weights on, that array has more
+# than 32 MiB and is new at each call (glibc's largest M_MMAP_THRESHOLD), so the kernel clears every page of it.
 _FEW_ROWS = ((1_000_000, 16), (1 << 23, 96))
 
 
