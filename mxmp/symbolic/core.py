@@ -94,8 +94,8 @@ class Core:
         ``conversion.exclude``, by which ``guard`` moves operators to FP32: the next call decides anew. The very first
         call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
-        ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them to ``"write"``, ``"add"`` or
-        ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
+        ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them, and the inputs that get no
+        gradients, to ``"write"``, ``"add"`` or ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
         ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss heads, the
         returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied.
 

@@ -194,8 +194,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
             inputs = [*data_shapes, *(label_shapes or ())]
             shapes = {desc[0]: tuple(desc[1]) for desc in inputs}
             dtypes = {desc.name: desc.dtype for desc in inputs if isinstance(desc, mx.io.DataDesc)}
+            given = dict.fromkeys(shapes, "null") if is_one and not inputs_need_grad else {}
             low, self.plan = self.core.low_symbol(
-                original, self._device, names, for_training, requested, shapes, dtypes
+                original, self._device, names, for_training, {**given, **requested}, shapes, dtypes
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
