@@ -95,9 +95,10 @@ class Core:
         call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
         ``parameters`` are the names of the Symbol's parameters, and ``grad_req`` maps them, and the inputs that get no
-        gradients, to ``"write"``, ``"add"`` or ``"null"``; if it is empty, the Symbol gets every workaround that one of the values would need. ``shapes`` and
-        ``dtypes`` are those of data and labels, by name. If ``for_training`` and the Symbol has loss heads, the
-        returned one has one more argument, ``heads.SCALE_NAME``, by which their gradients are multiplied.
+        gradients, to ``"write"``, ``"add"`` or ``"null"``; if it is empty, the Symbol gets every workaround that one of
+        the values would need. ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and
+        the Symbol has loss heads, the returned one has one more argument, ``heads.SCALE_NAME``, by which their
+        gradients are multiplied.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
         a Plan is of another device or Symbol (after the first call: has no operator of the Symbol).
