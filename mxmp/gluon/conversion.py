@@ -160,6 +160,7 @@ class NetConversion(Conversion):
         device: str,
         large_inputs: bool,
         shapes: Mapping[str, tuple],
+        adds_to_inputs: bool,
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
@@ -175,7 +176,8 @@ class NetConversion(Conversion):
 
         ``symbol`` is the FP32 graph of ``block``; ``params`` are the parameters that it reads, by name. ``device`` is
         ``"cpu"`` or ``"gpu"``. ``shapes`` maps the names of the inputs to their shapes in this call. ``large_inputs``:
-        True if they are so large that some workarounds are left out (see ``pipeline.emitted``).
+        True if they are so large that some workarounds are left out (see ``pipeline.emitted``). ``adds_to_inputs``:
+        False if no input's gradient is added to another, so that workarounds for that are left out.
 
         Raises
         ------
@@ -193,6 +195,7 @@ class NetConversion(Conversion):
         # How the graphs of any of a parameter's nets have stored it. What this net's graphs decided overrules the rest.
         conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}
         stored = {name: c.stored_low[name] for name in params for c in conversions[name] if name in c.stored_low}
+        inputs = {} if adds_to_inputs else dict.fromkeys(shapes, "null")
         graph, planned = self.build(
             symbol,
             device,
@@ -200,7 +203,7 @@ class NetConversion(Conversion):
             stored=stored,
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
             strict=strict,
-            grad_req={name: param.grad_req for name, param in params.items()},
+            grad_req={**inputs, **{name: param.grad_req for name, param in params.items()}},
             large_inputs=large_inputs,
             training_shapes=shapes if autograd.is_training() else {},
         )

@@ -8,7 +8,7 @@ import weakref
 from contextlib import contextmanager
 from math import prod
 from traceback import walk_tb
-from typing import Any, Dict, Iterator, NamedTuple, Sequence
+from typing import Any, Collection, Dict, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -94,6 +94,10 @@ class BuiltGraph(NamedTuple):
     has_few_rows : bool
         True if a large FullyConnected trains in FP32 because it reads few rows: bfloat16 may be faster for larger
         inputs than those in ``shapes``.
+    adds_to_inputs : bool
+        True: the graph is right if the gradient of an input is added to what its array holds, as after
+        ``attach_grad("add")``. False: it lacks the workarounds for that, which take a copy of the input, and is right
+        only for inputs that have no gradient array.
     dtypes : tuple of type, or None
         If the graph has loss heads, the dtypes of the inputs for which it was built; else None.
     types : nested tuples and lists, or None
@@ -107,6 +111,7 @@ class BuiltGraph(NamedTuple):
     requested: list[tuple[Parameter, str]]
     only_for: LargeInputs | None
     has_few_rows: bool
+    adds_to_inputs: bool
     dtypes: tuple | None
     types: Any
 
@@ -115,12 +120,15 @@ class BuiltGraph(NamedTuple):
 
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
         and is right only for shapes with which ``only_for.at`` returns True. One that ``has_few_rows`` is for no larger
-        inputs than it was built for. ``grad_req`` is compared with its value when the graph was built. If the result is
-        False, the hook builds another graph in place of this one.
+        inputs than it was built for. Without ``adds_to_inputs`` it is right only for inputs without gradient arrays.
+        ``grad_req`` is compared with its value when the graph was built. If the result is False, the hook builds
+        another graph in place of this one.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         if self.has_few_rows and any(array.size > prod(shape) for array, shape in zip(inputs, self.shapes.values())):
+            return False
+        if not self.adds_to_inputs and autograd.is_recording() and _have_gradients(inputs):
             return False
         return all(param.grad_req == request for param, request in self.requested)
 
@@ -160,6 +168,11 @@ def tracing() -> Iterator[None]:
         yield
     finally:
         _local.tracing = before
+
+
+def _have_gradients(inputs: Collection[NDArray]) -> bool:
+    """Return whether any of ``inputs`` has a gradient array, by ``attach_grad``; what autograd computed has none."""
+    return any(array.grad is not None for array in inputs)
 
 
 def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
@@ -202,8 +215,13 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
     # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
     only_for = large if large and large.at(list(shapes.values())) else None
+    # In a body of control flow MXNet adds the gradients of the iterations, whatever array the input's gradient has.
+    adds_to_inputs = _have_gradients(inputs.values()) or has_control_flow(Graph.from_symbol(symbol))
     graph, plan = conversion.build_graph(
-        block, symbol, params, device, large_inputs=only_for is not None, shapes=shapes
+        *(block, symbol, params, device),
+        large_inputs=only_for is not None,
+        shapes=shapes,
+        adds_to_inputs=adds_to_inputs,
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
     has_heads = scale_heads(graph, dtypes)
@@ -216,7 +234,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     built_for = tuple(dtypes.values()) if has_heads else None
     # A user's Plan stays, whatever the shapes are.
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, built_for, _types_of_tuples(answer))
+    types = _types_of_tuples(answer)
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, types)
 
 
 def traced_alone(

@@ -23,6 +23,15 @@ def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     return inserted("slice_axis", f"{node.name}_{role}", [entry], axis=0, begin=0, end=None)
 
 
+def _plain_copy_4d(entry: Entry, node: Node, role: str = "plain") -> Entry:
+    """Return the output of a new node that copies a tensor like ``plain_copy``, but with less memory.
+
+    ``entry`` must have four axes. The new node is a ``slice`` over the whole array: oneDNN reorders a blocked array
+    into its output. For a ``slice_axis`` MXNet first makes a plain copy of the array, and keeps that.
+    """
+    return inserted("slice", f"{node.name}_{role}", [entry], begin="(None,)", end="(None,)")
+
+
 def is_cast_of_variable(node: Node) -> bool:
     """Return True for a node that mxmp inserted, such as a cast, whose first input is a variable, such as a weight."""
     return is_ours(node) and bool(node.inputs) and node.inputs[0].node.is_variable
@@ -124,11 +133,11 @@ def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
         low = node in fitted.low
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
         dtype = fitted.casted.compute if low else FULL
-        return _blocked_copy(Entry(node), node, node.name, dtype) if fits else plain_copy(Entry(node), node)
+        return _blocked_copy(Entry(node), node, node.name, dtype) if fits else _plain_copy_4d(Entry(node), node)
 
     fitted.graph.insert_behind(convolutions, copied)
     for node in convolutions:
-        node.inputs[0] = plain_copy(node.inputs[0], node, "given")
+        node.inputs[0] = _plain_copy_4d(node.inputs[0], node, "given")
     return convolutions
 
 

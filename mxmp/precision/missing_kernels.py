@@ -178,19 +178,20 @@ def _is_unblocked_depthwise(call: Call) -> bool:
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
 
-# From so many weights on, and up to so many rows, a FullyConnected trains slower in bfloat16 than in FP32
-# (scripts/dev.py bench products): oneDNN sums the gradient of the weights in an FP32 array of their size, and memory of
-# more than 32 MiB is new at each call (glibc's largest M_MMAP_THRESHOLD), so the kernel clears every page of it.
-_MANY_WEIGHTS, _FEW_ROWS = 1 << 23, 96
+# From so many weights on, a FullyConnected that reads fewer than so many rows trains slower in bfloat16 than in FP32,
+# and needs more memory (scripts/dev.py bench products): oneDNN sums the gradient of the weights in an FP32 array of
+# their size, beside the copy of the weights and the gradient in bfloat16. From 2**23 weights on, that array has more
+# than 32 MiB and is new at each call (glibc's largest M_MMAP_THRESHOLD), so the kernel clears every page of it.
+_FEW_ROWS = ((1_000_000, 16), (1 << 23, 96))
 # The reason in a plan. It does not hold for larger inputs, so a Gluon block builds another graph for these.
 FEW_ROWS = (
-    "a FullyConnected of 8 million weights or more that reads fewer than 96 rows trains slower in bfloat16, "
-    "and needs more memory"
+    "with fewer than 16 rows for a million weights, or 96 rows for 8 million, a FullyConnected trains slower in "
+    "bfloat16, and needs more memory"
 )
 
 
 def _has_few_rows(call: Call) -> bool:
-    """Return whether the FullyConnected ``call`` trains with fewer than 96 rows and has at least 2**23 weights.
+    """Return whether the FullyConnected ``call`` trains with few rows for its many weights, by ``_FEW_ROWS``.
 
     The rows are the batch; with ``flatten=False``, all axes of the data but the last. Returns False if the shape of the
     data is not known.
@@ -199,7 +200,8 @@ def _has_few_rows(call: Call) -> bool:
         return False
     flattens = is_true(call.attrs.get("flatten", "True"))
     rows = prod(call.data_shape[:1] if flattens else call.data_shape[:-1])
-    return rows < _FEW_ROWS and prod(call.data_shape) // rows * int(call.attrs["num_hidden"]) >= _MANY_WEIGHTS
+    weights = prod(call.data_shape) // rows * int(call.attrs["num_hidden"])
+    return any(weights >= many and rows < few for many, few in _FEW_ROWS)
 
 
 # -- Data -------------------------------------------------------------------------------------------

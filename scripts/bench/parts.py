@@ -87,7 +87,7 @@ def trained(net: gluon.HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
 
 
 # Weights of a FullyConnected: inputs and outputs.
-PRODUCTS = [(1024, 1024), (2048, 2048), (2048, 4096), (9216, 4096)]
+PRODUCTS = [(1024, 1024), (2048, 1000), (2048, 2048), (2048, 4096), (9216, 4096)]
 
 
 def products(arguments: list[str]) -> None:
@@ -96,7 +96,7 @@ def products(arguments: list[str]) -> None:
 
     def rows() -> Iterator[tuple[tuple[str, str], Steps]]:
         for inputs, outputs in PRODUCTS:
-            for number in (16, 32, 64, 96, 128, 256):
+            for number in (8, 16, 32, 64, 96, 128, 256):
                 data, steps = mx.nd.random.normal(shape=(number, inputs)), {}
                 for dtype in ("FP32", "bfloat16"):
                     net = gluon.nn.Dense(outputs, in_units=inputs)
@@ -104,7 +104,7 @@ def products(arguments: list[str]) -> None:
                     net.hybridize(static_alloc=True, static_shape=True)
                     if dtype == "bfloat16":
                         mxmp.convert(net, dtype)
-                    with mock.patch.object(missing_kernels, "_FEW_ROWS", 0):
+                    with mock.patch.object(missing_kernels, "_FEW_ROWS", ()):
                         steps[dtype] = trained(net, data)
                 yield (f"{inputs}x{outputs}", str(number)), steps
 

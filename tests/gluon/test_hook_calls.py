@@ -114,6 +114,53 @@ def test_one_thread_trains_while_others_predict(beside, flags):
                 np.testing.assert_array_equal(a, b)
 
 
+def test_an_input_is_copied_only_once_its_gradient_may_be_added_to_another():
+    """bfloat16's cast cannot add gradients, a copy in front of it can, and takes an input's memory."""
+    net = mxmp.convert(seeded(nn.Dense(6, in_units=6)), "bfloat16")
+
+    def copies():
+        (built,) = mxmp.gluon.hook.hook_of(net).graphs.values()
+        return "data_accumulated_output" in built.op.symbol.get_internals().list_outputs()
+
+    def train(x, earlier=lambda x: x):
+        with autograd.record():
+            out = net(earlier(x))
+        out.backward()
+
+    train(rows(0))
+    assert not copies()
+    once, added = rows(0), rows(0)
+    computed = rows(0)
+    computed.attach_grad("add")
+    for _ in range(5):  # readers of one array that autograd computed: MXNet sums their gradients itself
+        train(computed, lambda x: x * 2)
+    assert not copies()
+    once.attach_grad()
+    train(once)
+    assert copies()
+    added.attach_grad("add")
+    for _ in range(2):
+        train(added)
+    train(rows(0))
+    assert copies()
+    np.testing.assert_array_equal(added.grad.asnumpy(), 2 * once.grad.asnumpy())
+    np.testing.assert_array_equal(computed.grad.asnumpy(), 10 * once.grad.asnumpy())
+
+
+def test_many_calls_on_one_array_that_autograd_computed_lose_no_gradient():
+    net = mxmp.convert(seeded(nn.Dense(6, in_units=6)), "bfloat16")
+    gradients = []
+    for calls in (1, 9):
+        x = rows(0)
+        x.attach_grad()
+        with autograd.record():
+            hidden = x * 2
+            out = sum(net(hidden) for _ in range(calls))
+        out.backward()
+        gradients.append(x.grad.asnumpy())
+    np.testing.assert_allclose(gradients[1], 9 * gradients[0], rtol=1e-6)
+
+
 def test_the_structure_of_outputs_is_each_call_s_own():
     net = mxmp.convert(seeded(Shifting()))
     for _ in range(2):

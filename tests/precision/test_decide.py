@@ -252,6 +252,8 @@ def test_inputs_and_excluded_weights_are_not_stored_low():
         ({"data": (16, 64, 8, 8)}, "bfloat16", False),
         ({"data": (96, 4096)}, "bfloat16", True),
         ({"data": (16, 1024)}, "bfloat16", True),
+        ({"data": (15, 1024)}, "bfloat16", False),
+        ({"data": (15, 128)}, "bfloat16", True),
         ({"data": (16, 4096)}, "bfloat16,low_ops=FullyConnected", False),
         ({"data": (16, 4096)}, "float16", True),
         ({}, "bfloat16", True),
