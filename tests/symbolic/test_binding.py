@@ -130,15 +130,6 @@ def test_reshaping_fuses_nothing(capfd):
     assert "is activated" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("inputs_need_grad", [False, True])
-def test_the_data_is_copied_before_its_cast_only_if_it_gets_a_gradient(inputs_need_grad):
-    module = mxmp.Module(residual(), context=mx.cpu(), policy="bfloat16")
-    module.bind(*SHAPES, inputs_need_grad=inputs_need_grad)
-    tensors = module._exec_group.symbol.get_internals().list_outputs()
-    assert ("data_accumulated_output" in tensors) == inputs_need_grad
-    assert "c0_weight_accumulated_output" not in tensors
-
-
 def test_the_symbol_stays_the_user_s():
     module = bound()
     assert "ctx_group" not in module.symbol.tojson()
