@@ -55,10 +55,10 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
         )
     for name in ("low_ops", "full_ops"):
         for op in getattr(policy, name):
-            if op not in RULES and op not in operators and not _mxnet.has_operator(op):
-                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
             own = _mxnet.name_in_graphs(op)
-            if own != op:
+            if not own and op not in RULES and op not in operators:
+                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
+            if own not in ("", op):
                 raise ValueError(f"Policy({name}=[{op!r}]): in graphs MXNet calls this operator {own!r}: use that name")
             rule = RULES.get(op)
             if rule and name == "low_ops" and rule.kind in (Kind.HEAD, Kind.ALONE):
