@@ -97,11 +97,14 @@ class NetConversion(Conversion):
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
-        """Make ``build_graph`` check the next graph of each root.
+        """Make ``build_graph`` check again whether the Plan fits the net, and whether anything is in low precision.
 
-        A root is a block that runs as a graph and is called from Python code. ``build_graph`` then checks whether the
-        Plan was made for this net, and whether any operator computes in low precision. Called when the net is
-        converted, and by the method ``exclude``, after which all graphs are built anew.
+        A root is a block that runs as a graph and is called from Python code. One graph must have exactly the Plan's
+        operators: the first of any root or, if the Plan was tuned, the first of any root in the mode (training or
+        inference) that it was tuned for. Any other graph is refused only if it has no operator of the Plan. When each
+        root has a graph, one warning follows if no operator of these graphs computes in low precision.
+
+        Called when the net is converted, and by the method ``exclude``, after which all graphs are built anew.
         """
         self._waiting = set(self._roots)
         self._any_low = False

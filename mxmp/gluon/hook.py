@@ -37,9 +37,10 @@ class Hook:
     block : HybridBlock
         The converted block.
     conversions : mapping of NetConversion to bool
-        From each conversion (call of ``convert``) that the block is part of, oldest first, to True if the block runs as
-        Python code in it. There are several if nets share the block. When the block is called from Python code, the
-        newest conversion decides the dtypes. When a block around it is traced, that block's conversion decides.
+        From each conversion (call of ``convert``) that the block is part of, oldest first, to True if it excludes the
+        block or a block inside it: the block then runs as Python code, in all its conversions. There are several if
+        nets share the block. When the block is called from Python code, the newest conversion decides the dtypes. When
+        a block around it is traced, that block's conversion decides.
     """
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
@@ -385,9 +386,10 @@ def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> No
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
     """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
 
-    The block stays in its other conversions. ``new`` maps each conversion to True if the block runs as Python code in
-    it. The block's graphs are deleted. A block that is in no conversion afterwards has no hook. Nothing happens if
-    ``new`` is empty and the block is in none of ``old``.
+    The block stays in its other conversions. ``new`` maps each conversion to True if it excludes the block or a block
+    inside it; one True, of a new conversion or of another one, makes the block run as Python code in all of them. The
+    block's graphs are deleted. A block that is in no conversion afterwards has no hook. Nothing happens if ``new`` is
+    empty and the block is in none of ``old``.
     """
     before = hook_of(block)
     had = before.conversions if before is not None else {}

@@ -148,9 +148,16 @@ class Search:
         if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
             self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
         if self._limits.evaluate is not None:
-            runs = PLAIN if self._rows[FOLDED].verdict else FOLDED  # what crashes must not run in the user's process
+            runs = self._unfused()
             self._score = self._limits.evaluate(*self._tried[runs][:2])
             self._rows[runs] = self._rows[runs]._replace(score=self._score)
+
+    def _unfused(self) -> str:
+        """Return the name of the FP32 candidate that oneDNN does not fuse: folded if that one may be returned.
+
+        If it may not, such as if it crashes, it must not run in the user's process: then it is the plain network.
+        """
+        return PLAIN if self._rows[FOLDED].verdict else FOLDED
 
     def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
         """Run an FP32 graph as the candidate ``name``; return True if its outputs on all batches are the network's.
@@ -210,9 +217,9 @@ class Search:
             if any(node.op == "FullyConnected" and decisions[name].low for node, name in self._base[0].names().items()):
                 self._try_float16_sums(kept)
         else:
-            chosen, decisions = FOLDED, {}
+            chosen, decisions = self._unfused(), {}
         rows = list(self._rows.values())
-        report = InferenceReport(chosen, FOLDED, rows, self._decided(decisions), {}, self.notes)
+        report = InferenceReport(chosen, self._unfused(), rows, self._decided(decisions), {}, self.notes)
         return Found(graph, params, report)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:

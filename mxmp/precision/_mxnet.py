@@ -14,19 +14,14 @@ def is_numpy(symbol: mx.sym.Symbol) -> bool:
     return isinstance(symbol, mx.sym.np._Symbol)
 
 
-def has_operator(name: str) -> bool:
-    """Return whether MXNet has an operator ``name``, such as ``"Convolution"`` or the internal ``"_plus_scalar"``."""
-    return hasattr(mx.sym, name) or hasattr(mx.sym._internal, name)
-
-
 def name_in_graphs(operator: str) -> str:
     """Return the name that an operator has in graphs: ``"Concat"`` for its alias ``"concat"``.
 
-    Returns ``operator`` itself if MXNet has no operator of this name.
+    Returns ``""`` if MXNet, with the libraries that ``mx.library`` has loaded, has no operator of this name.
     """
     handle, name = ctypes.c_void_p(), ctypes.c_char_p()
     if _LIB.NNGetOpHandle(c_str(operator), ctypes.byref(handle)) != 0:
-        return operator
+        return ""
     check_call(_LIB.MXSymbolGetAtomicSymbolName(handle, ctypes.byref(name)))
     return (name.value or b"").decode()
 

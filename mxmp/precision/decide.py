@@ -55,10 +55,10 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
         )
     for name in ("low_ops", "full_ops"):
         for op in getattr(policy, name):
-            if op not in RULES and op not in operators and not _mxnet.has_operator(op):
-                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
             own = _mxnet.name_in_graphs(op)
-            if own != op:
+            if not own and op not in RULES and op not in operators:
+                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
+            if own not in ("", op):
                 raise ValueError(f"Policy({name}=[{op!r}]): in graphs MXNet calls this operator {own!r}: use that name")
             rule = RULES.get(op)
             if rule and name == "low_ops" and rule.kind in (Kind.HEAD, Kind.ALONE):
@@ -397,10 +397,12 @@ class _Draft:
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
-        The dtypes of the node's inputs are not considered. With ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes
-        ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``: FP32 as ``Kind.FULL``, unless ``settle`` lets its kernel read
-        float16 and compute in FP32 inside. ``Kind.LOW`` and ``Kind.FOLLOW`` become ``Kind.FULL`` if the device's
-        kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see ``missing_kernel``).
+        The dtypes of the node's inputs are not considered. ``full_ops`` and ``low_ops`` overrule the rule. With
+        ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``, which
+        is FP32 in the plan; only on a GPU with ``norm=None`` its kernel may read float16 all the same, where
+        ``kernels/norms.drop_casts`` takes out the casts around it. ``Kind.LOW`` and ``Kind.FOLLOW`` become
+        ``Kind.FULL`` if the device's kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see
+        ``missing_kernel``).
         """
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:

@@ -194,13 +194,5 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._scale, self._before_rise = higher, zeros
             self._until_measured = 0
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over scale, arguments and counters from a dict that ``state_dict`` of an AdaptiveLossScaler returned.
-
-        Saved arguments, such as ``growth_interval``, replace those of the constructor. Raises ``ValueError`` for any
-        other ``state``; nothing has changed then.
-        """
-        self._load(state, AdaptiveLossScaler)
-
     def __repr__(self) -> str:
         return f"AdaptiveLossScaler({self._scale:g}, room={self._room:g})"

@@ -171,7 +171,10 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
 
 
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return those of ``gradients`` that hold an inf or a NaN; checks every element. Waits for the device."""
+    """Return those of ``gradients`` that hold an inf, a NaN or a float64 value beyond FP32's range.
+
+    Checks every element. Waits for the device.
+    """
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, each in enumerate(values)])
     return [gradient for gradient, finite in zip(gradients, flags) if not finite]
@@ -205,8 +208,8 @@ class Overflows:
 def norm(gradients: Sequence[Gradient]) -> float:
     """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
 
-    The norm is inf or NaN only if an element is. If squares of finite elements exceed FP32's range, it is computed
-    again from copies of the gradients that are multiplied by 2**-80.
+    The norm is inf or NaN only if an element is, or is a float64 value beyond FP32's range. If squares of other
+    elements exceed this range, it is computed again from copies of the gradients that are multiplied by 2**-80.
     """
     total = _root_of_sum(gradients)
     if math.isfinite(total) or non_finite(gradients):
@@ -217,11 +220,13 @@ def norm(gradients: Sequence[Gradient]) -> float:
 
 
 def is_finite(array: NDArray) -> NDArray:
-    """Return an array of the same shape and dtype with 1 for each finite element and 0 for each inf or NaN.
+    """Return an array of the same shape with 1 for each finite element and 0 for each inf or NaN.
 
-    Does not wait for a device. ``mx.nd.contrib.isfinite`` is not used, since it passes an ``inf`` to MXNet as text. If
-    an earlier operator on this thread has left the C variable ``errno`` set, MXNet's parser refuses that text ("Out of
-    range value for scalar"); with ``MXNET_ENGINE_TYPE=NaiveEngine`` any operator may do so.
+    It has the dtype of ``array``, or is bool if that is an array of ``mx.np``. Does not wait for a device.
+
+    ``mx.nd.contrib.isfinite`` is not used, since it passes an ``inf`` to MXNet as text. If an earlier operator on this
+    thread has left the C variable ``errno`` set, MXNet's parser refuses that text ("Out of range value for scalar");
+    with ``MXNET_ENGINE_TYPE=NaiveEngine`` any operator may do so.
     """
     return (array - array) == 0
 

@@ -96,9 +96,9 @@ class StaticLossScaler:
     Attributes
     ----------
     ARGUMENTS, COUNTERS
-        The entries of ``state_dict`` besides class and scale, which subclasses have. ARGUMENTS: the names of further
-        arguments of the constructor. COUNTERS: the names of private values that change while training, each with the
-        function that checks a loaded value.
+        The entries of ``state_dict`` besides class and scale, which subclasses have. ARGUMENTS: the names of arguments
+        that the constructor takes after the scale, each kept in an attribute of this name. COUNTERS: the names of
+        private values that change while training, each with the function that checks a loaded value.
     """
 
     ARGUMENTS: tuple[str, ...] = ()
@@ -168,12 +168,15 @@ class StaticLossScaler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the scale, and the arguments and counters of a subclass, from a dict that ``state_dict`` returned.
 
+        Saved arguments, such as ``growth_interval``, replace those of the constructor.
+
         Raises
         ------
         ValueError
             ``state`` is anything else, or of another class of scaler; nothing has changed.
         """
-        self._load(state, StaticLossScaler)
+        # The constructor that takes the arguments: a subclass without ARGUMENTS of its own may have another one.
+        self._load(state, next(each for each in type(self).__mro__ if "ARGUMENTS" in vars(each)))
 
     def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
         """Replace all attributes by those of ``state``, a dict that ``state_dict`` of the same class returned.
@@ -306,14 +309,6 @@ class DynamicLossScaler(StaticLossScaler):
         self._tolerance -= 1
         if self._tolerance <= 0:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over scale, arguments and counters from a dict that ``state_dict`` of a DynamicLossScaler returned.
-
-        Saved arguments, such as ``growth_interval``, replace those of the constructor. Raises ``ValueError`` for any
-        other ``state``; nothing has changed then.
-        """
-        self._load(state, DynamicLossScaler)
 
     def __repr__(self) -> str:
         return f"DynamicLossScaler({self._scale:g}, clean_steps={self._clean_steps}/{self.growth_interval})"

@@ -148,7 +148,8 @@ class Timed:
     before_each : callable, optional
         If given, the constructor runs another step first, operator by operator, and calls ``before_each`` before (and
         after) each operator with its ``Owner``: the operator of ``graph``, or the ``Cast``, for which it runs. After
-        that step it is called with None. So the caller knows what ran when a kernel crashes the process.
+        that step it is called with None. So the caller knows what ran when a kernel crashes the process. If the graph
+        has an operator of ``_LEGACY``, this step has no backward, and a crash in the backward is not announced.
 
     Attributes
     ----------

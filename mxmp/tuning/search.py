@@ -303,7 +303,10 @@ class Search:
         return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return a text for each operator of ``may_be_low`` that is not in ``low``: why it stays in FP32."""
+        """Return a text for each operator of ``may_be_low`` that is not in ``low``: why it stays in FP32.
+
+        Raises ``KeyError`` unless each of these operators was measured in both dtypes.
+        """
         compute = self._task.policy.compute
         reasons = {}
         for node in self._task.may_be_low - low:

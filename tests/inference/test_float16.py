@@ -13,6 +13,8 @@ from oracle import sqnr
 from served_networks import batches
 
 import mxmp
+from mxmp.inference.runner import CandidateError, Runner
+from mxmp.inference.search import FOLDED, PLAIN
 from mxmp.precision.graph import Graph
 
 pytestmark = pytest.mark.slow
@@ -108,6 +110,22 @@ def test_where_no_layer_is_accurate_enough_the_graph_is_float32_without_onednn(n
     x = calibration[0]
     assert sqnr(net(x).asnumpy(), found(x).asnumpy()) > 90
     assert all(not node.op.startswith("_sg") for node in Graph.from_symbol(found.symbol).nodes())
+
+
+def test_the_plain_network_is_chosen_where_the_folded_graph_fails_and_no_layer_is_float16(monkeypatch):
+    outputs = Runner.outputs
+
+    def failing(self, name, numbers):
+        if name == FOLDED:
+            raise CandidateError("its process ended with SIGSEGV", crashed=True)
+        return outputs(self, name, numbers)
+
+    monkeypatch.setattr(Runner, "outputs", failing)
+    symbol = mx.sym.sin(mx.sym.var("data"), name="sin")
+    report = mxmp.optimize_for_inference(symbol, [{"data": mx.nd.ones((2, 2))}], dtypes="float16").report
+    assert (report.chosen, report.baseline) == (PLAIN, PLAIN)
+    (row,) = [each for each in report.candidates if each.name == report.chosen]
+    assert not row.verdict
 
 
 def test_its_files_are_half_as_large(net, found, calibration, tmp_path):

@@ -11,6 +11,7 @@ from mxmp import Policy
 from mxmp.precision.decide import check_policy, decide
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.plan import Plan, PlannedGraph
+from mxmp.precision.rules import CUDA_BUILD_ONLY
 
 S = mx.sym
 
@@ -168,9 +169,16 @@ def test_operators_that_cannot_run_low_are_refused_in_low_ops(op):
 
 
 @pytest.mark.parametrize("field", ["low_ops", "full_ops"])
-def test_operators_that_mxnet_does_not_have_are_refused(field):
-    with pytest.raises(ValueError, match=rf"{field}=\['Convolutoin'\].*no operator"):
-        check_policy(Policy(**{field: ["Convolutoin"]}), "cpu")
+@pytest.mark.parametrize("op", ["Convolutoin", "load", "Symbol", "__name__"])
+def test_operators_that_mxnet_does_not_have_are_refused(field, op):
+    """Of these names ``mx.sym`` has some, which are functions, classes and modules."""
+    with pytest.raises(ValueError, match=rf"{field}=\['{op}'\].*no operator"):
+        check_policy(Policy(**{field: [op]}), "cpu")
+
+
+@pytest.mark.parametrize("op", ["_npi_add", "_contrib_ROIAlign", "_npi_backward_polyval", *sorted(CUDA_BUILD_ONLY)])
+def test_operators_that_mxnet_registers_are_accepted_and_those_of_its_cuda_build(op):
+    check_policy(Policy(full_ops=[op]), "cpu")
 
 
 def test_bfloat16_on_a_gpu_is_refused_with_the_way_out():

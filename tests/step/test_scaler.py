@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import mxmp
 from mxmp import DynamicLossScaler, NoLossScaler, StaticLossScaler
-from mxmp.step.scaler import as_scaler
+from mxmp.step.scaler import as_scaler, check_count
 
 outcomes = st.lists(st.booleans(), max_size=200)
 arguments = st.fixed_dictionaries(
@@ -158,6 +158,47 @@ def test_every_field_of_a_state_comes_back_from_non_default_values():
     static = StaticLossScaler(1)
     static.load_state_dict(StaticLossScaler(96).state_dict())
     assert static.loss_scale == 96
+
+
+class Stepped(StaticLossScaler):
+    """A subclass with an argument of its own."""
+
+    ARGUMENTS = ("steps",)
+
+    def __init__(self, scale, steps=1):
+        super().__init__(scale)
+        self.steps = check_count("steps", steps)
+
+
+class Patient(DynamicLossScaler):
+    """A subclass with one more argument, after those that it inherits."""
+
+    ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "patience")
+
+    def __init__(self, init_scale=8.0, *, patience=1, **arguments):
+        super().__init__(init_scale, **arguments)
+        self.patience = check_count("patience", patience)
+
+
+class Small(DynamicLossScaler):
+    """A subclass whose constructor takes nothing, and which has no arguments of its own."""
+
+    def __init__(self):
+        super().__init__(4.0)
+
+
+@pytest.mark.parametrize(
+    ("scaler", "other"),
+    [(Stepped(64, 5), Stepped(2)), (Patient(16, patience=7, hysteresis=2), Patient()), (Small(), Small())],
+)
+def test_a_subclass_loads_its_own_state_by_the_method_that_it_inherits(scaler, other):
+    scaler.adjust(False)
+    other.load_state_dict(scaler.state_dict())
+    assert other.state_dict() == scaler.state_dict()
+    if scaler.ARGUMENTS:
+        with pytest.raises(ValueError, match="must be"):
+            other.load_state_dict({**scaler.state_dict(), scaler.ARGUMENTS[-1]: 0})
+        assert other.state_dict() == scaler.state_dict()
 
 
 @pytest.mark.parametrize(

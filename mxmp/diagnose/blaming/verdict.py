@@ -28,6 +28,8 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     """Return a Blame, the report on the first tensor that is not finite; its ``reproduced`` is False if all are finite.
 
     Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
+    A tensor that no operator of a graph made is an input, a parameter, the loss, or the gradient of a parameter or of
+    the loss; the report then names the tensor itself.
     ``records`` has all tensors of one step, in the order in which they were computed, ``graphs`` the converted graphs
     that computed them, and ``params`` the names of the parameters, frozen ones too; ``scale`` is the loss scale.
     """

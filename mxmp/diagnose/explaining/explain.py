@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Iterable, Mapping
 
 import mxnet as mx
+from mxnet.gluon import Block
 
 from ...frontend import ConvertedGraph
 from ...kernels.fit import device_of
@@ -38,7 +39,8 @@ def explain(
     target : Block, Module, BucketingModule or Symbol
         A net that ``convert`` returned, an mxmp.Module or mxmp.BucketingModule, or an FP32 Symbol.
     *inputs : NDArray
-        Inputs of a net. The net is called with them if it has not been called yet, because it has no graphs before.
+        Inputs of a net, and of nothing else. The net is called with them if it has not been called yet, because it has
+        no graphs before.
     policy, exclude, ctx
         For a Symbol: the policy (a recipe, policy string, Policy, Plan or path of a Plan; default ``"float16"``); more
         patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, not with a Plan; the device
@@ -57,12 +59,18 @@ def explain(
     TypeError
         ``target`` is none of these.
     ValueError
-        The net is not converted, or has no graph yet and there are no inputs; the module is not bound; ``policy``,
-        ``exclude``, ``ctx`` or shapes are given with a net or module; or policy, Plan or shapes do not fit the Symbol.
+        The net is not converted, or has no graph yet and there are no inputs; the module is not bound; ``inputs`` are
+        given with a Symbol or module; ``policy``, ``exclude``, ``ctx`` or shapes are given with a net or module; or
+        policy, Plan or shapes do not fit the Symbol.
     OSError
         The file of a Plan cannot be read.
     """
     if isinstance(target, mx.sym.Symbol):
+        if inputs:
+            raise ValueError(
+                f"explain takes nothing by position after a Symbol, got {_types(inputs)}: name the shapes of its "
+                "inputs and the policy, explain(symbol, policy='float16', data=(32, 3, 224, 224))"
+            )
         return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
     if not is_network(target):
         raise TypeError(
@@ -73,8 +81,18 @@ def explain(
         raise ValueError(
             "policy, exclude, ctx and shapes are for Symbols: a net or module is explained as it was converted"
         )
+    if inputs and not isinstance(target, Block):
+        raise ValueError(
+            f"explain takes nothing after a module, got {_types(inputs)}: a bound module has its graphs, write "
+            "explain(module)"
+        )
     graphs, unconverted = converted_graphs(target, inputs)
     return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
+
+
+def _types(inputs: Iterable[Any]) -> str:
+    """Return the names of the types of ``inputs`` for an error message, such as ``"NDArray, str"``."""
+    return ", ".join(type(each).__name__ for each in inputs)
 
 
 def _report_symbol(
