@@ -35,10 +35,10 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
 
-    The net and the hooks of its blocks refer to this object until the net is restored or converted again. A root is a
-    block that runs as a graph and is called from Python code. When each root has its first graph, this object warns if
-    no operator in these graphs computes in low precision, or if a pattern of ``exclude`` matches no operator and no
-    block.
+    Making the object checks the net and changes nothing of it; ``hook.install`` puts the hooks on its blocks. The net
+    and the hooks refer to this object until the net is restored or converted again. A root is a block that runs as a
+    graph and is called from Python code. When each root has its first graph, this object warns if no operator in these
+    graphs computes in low precision, or if a pattern of ``exclude`` matches no operator and no block.
 
     Parameters
     ----------

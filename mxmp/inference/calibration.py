@@ -81,7 +81,8 @@ def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
     """Return the smallest range for INT8, in whole bins, that holds at least 99.99 % of the counted values.
 
-    The range is symmetric around 0, but cut off at ``low`` and ``high``. The arguments are those of ``_entropy``.
+    The range is symmetric around 0, but cut off at ``low`` and ``high``. ``counts`` has the number of values in each
+    bin, shape (n,), n odd; ``edges`` has the limits of the bins from -``end`` to ``end``, shape (n + 1,).
     """
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]

@@ -104,7 +104,11 @@ def _batches(calibration: Any) -> list[Any]:
 
 
 def _read_block(block: Any, batches: list[Any]) -> Subject:
-    """Return a block, traced for inference with the first batch, and its calibration data as a ``Subject``."""
+    """Return the FP32 graph and parameters of a block, and its calibration data, as a ``Subject``.
+
+    Each of ``batches`` is what one call of the block takes: an array, or nested lists of arrays. The first is used to
+    trace the block. Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it is no HybridBlock.
+    """
     if not isinstance(block, Block):
         raise TypeError(f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
     if not isinstance(block, HybridBlock):

@@ -18,8 +18,10 @@ class FittedGraph:
     ----------
     casted : CastGraph
         The converted graph and what is known of its nodes. Workarounds change ``casted.graph`` in place.
-    grad_req, large_inputs
-        The arguments of ``fit_to_device``, which documents them.
+    grad_req : mapping of str to str
+        ``"write"``, ``"add"`` or ``"null"`` by the name of a variable; a variable that is missing may have any.
+    large_inputs : bool
+        True if no input is so small beside a convolution's padding that oneDNN gets it wrong (see ``LargeInputs``).
     roundings : dict of Node to list of Node
         In emulated float16, from each low-precision operator to the casts to float16 that round its outputs. The
         workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.

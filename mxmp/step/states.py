@@ -120,13 +120,13 @@ def load(
     settings : {"file", "caller"}
         Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
         With ``"caller"``, a schedule that equals the file's continues where that was saved; any other starts at the
-        saved update count. Equal means: as the caller made it, it has the class and attributes that the file's had
-        before its first update, or when it was saved. ``"caller"`` also reads the file of MXNet's ``Module``; that has
-        no update counts and no schedule, so those stay as they are.
+        saved update count. A schedule is equal if its class and attributes, before this run's first update, are those
+        of the file's schedule, either before that one's first update or when it was saved. ``"caller"`` also reads the
+        file of MXNet's ``Module``; that has no update counts and no schedule, so those stay as they are.
     names_identify : bool
         How saved parameters are matched with ``weights``. True, for a Module, whose weights are saved by name: by equal
         names, in any order, if the file has just the names of ``weights``. Otherwise, and with False, ``positions``
-        matches the names, because Gluon gives a net that is built again other numbers in them. A file that MXNet's
+        pairs names that differ only in the numbers that Gluon gives to a net that is built again. A file that MXNet's
         Trainer wrote has no names: its indices are those of ``weights``.
 
     Raises

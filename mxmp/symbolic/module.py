@@ -445,7 +445,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 value.copyto(array)
 
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
-        """Create the master weights anew after ``rebind``, since other parameters may be stored in float16 now.
+        """Create the master weights anew after ``Module.rebind``, which binds new executors for other decisions.
+
+        Other parameters may be stored in float16 in them.
 
         ``weights`` maps the name of each parameter to its FP32 values, one array per device. They are copied into the
         master weights and the executors' arrays of the same device; those in float16 get rounded values.

@@ -183,8 +183,9 @@ class Search:
     def _timed(self, low: frozenset[Node]) -> Timed:
         """Return the graph of the plan in which the operators ``low`` compute in low precision, ready for timing.
 
-        If ``low`` is empty, this is FP32 with the workarounds against slow kernels (``CONVERTED``) and not plain FP32,
-        because every graph with operators in low precision has these workarounds. Raises the errors of ``_bound``.
+        If ``low`` is empty, this is the candidate ``CONVERTED``, FP32 with the workarounds against slow kernels, and
+        not plain FP32: every graph with operators in low precision has these workarounds. Raises ``mxnet.MXNetError``
+        if the plan cannot run, or if it crashed an earlier process.
         """
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
