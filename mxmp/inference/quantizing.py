@@ -118,11 +118,10 @@ def _repair_relus(graph: Graph, params: Params) -> None:
 
     A relu changes no uint8, which is never negative. But MXNet calls the relu's result int8, and so reads it wrongly.
     """
-    relus = [node for node in graph.nodes() if node.op == "_contrib_quantized_act"]
-    types = _types(graph, params, [node.inputs[0] for node in relus])
-    needless = {node for node, dtype in zip(relus, types) if dtype == np.uint8}
-    readers = graph.consumers()
-    for node in needless:
+    for node in list(graph.nodes()):  # one after another: what follows a relu has another dtype once it is removed
+        if node.op != "_contrib_quantized_act" or _types(graph, params, [node.inputs[0]]) != [np.uint8]:
+            continue
+        readers = graph.consumers()
         for index, source in enumerate(node.inputs):  # the tensor, its least and its greatest value
             for reader, position in readers.get(Entry(node, index), ()):
                 reader.inputs[position] = source

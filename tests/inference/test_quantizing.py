@@ -79,6 +79,13 @@ def test_a_relu_of_a_tensor_without_negative_values_is_right(before):
     assert "second" in check(relu(before(conv(S.var("data"), "stem")), "second"), every=True)
 
 
+@pytest.mark.parametrize("between", [lambda x: x, pooled], ids=["itself", "pooled"])
+def test_a_chain_of_relus_is_right(between):
+    first = relu(conv(S.var("data"), "stem"), "first")
+    second = relu(first, "second")
+    check(S.Group([relu(between(second), "third"), first, second]), every=True)
+
+
 def test_a_product_that_is_read_in_int8_and_in_fp32_is_right():
     stem = conv(S.var("data"), "stem")
     product = S.elemwise_mul(stem, conv(stem, "other"), name="product")

@@ -127,7 +127,7 @@ def test_a_plan_that_was_made_with_the_variable_sums_in_fp32_without_it(monkeypa
     again, plan = low_graph(graph, Plan.from_json(text), "gpu")
     assert again.to_json() == without
     assert "is not set here" in plan.decisions["softmax"].reason
-    report = explain(cell(), Plan.from_json(text))
+    report = explain(cell(), policy=Plan.from_json(text))
     assert {node.dtype for node in report.nodes if node.name in ("norm", "softmax")} == {"float32"}
 
 
