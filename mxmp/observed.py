@@ -29,9 +29,10 @@ class Observed(NamedTuple):
         The node of the converted graph that made the tensor, forward or backward; possibly a cast that mxmp inserted.
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
-        tensor. Where mxmp inserted ``node``, such as a cast, they are those of the operator whose output it casts
-        (``"null"`` is the type of a variable). In the backward, they are those of the first operator that sends the
-        gradient; for the gradient of a graph output, those of the operator that makes the output.
+        tensor. In the forward, where mxmp inserted ``node``, such as a cast, they are those of the operator whose
+        output it casts (``"null"`` is the type of a variable). In the backward, they are those of the operator that
+        sends the gradient, of several the first in the graph; for the gradient of a graph output, those of the operator
+        that makes the output.
     low : bool
         True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     backward : bool

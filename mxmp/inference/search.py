@@ -128,7 +128,8 @@ class Search:
 
         Without ``fused`` the third run is left out. The outputs of the network as it is are the reference for all other
         graphs; ``ValueError`` is raised if they hold NaN. Graphs in other dtypes will be made from the folded graph. If
-        it fails or has other outputs, the network as it is takes its place, also as candidate ``"float32, folded"``.
+        it fails, or its outputs differ by more than rounding (an SQNR below 90 dB), the network as it is takes its
+        place, and is entered as the candidate ``"float32, folded"``.
         """
         self._tell("float32")
         graph, params = self._base

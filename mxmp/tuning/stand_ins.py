@@ -47,7 +47,10 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 
 
 def with_stand_ins(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` with stand-ins, which every process can bind; ``graph`` itself if it needs none."""
+    """Return a copy of ``graph`` with stand-ins, which every process can bind; ``graph`` itself if it needs none.
+
+    A stand-in returns tensors of the right shapes with other values, so the copy is right for timing alone.
+    """
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)

@@ -212,9 +212,10 @@ class Advice:
 
     @property
     def tensor_share(self) -> float:
-        """Return the share of all matrix FLOPs, 0 to 1, in operators that can run on Tensor Cores.
+        """Return the share of all matrix FLOPs, 0 to 1, in operators that can run on Tensor Cores of the GPU.
 
-        Operators with sizes that ``MatrixReport.paddings`` would pad count too; ``fitting_share`` leaves them out.
+        ``MatrixReport.on_tensor_cores`` says which can, by dtype and kind of operator. Operators with sizes that
+        ``MatrixReport.paddings`` would pad count too; ``fitting_share`` leaves them out.
         """
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu)])
 

@@ -131,7 +131,8 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
     """Return the operators of a graph with their shapes, and the plan that says which of them compute in low precision.
 
-    Raises ``ValueError`` if the shapes, or the Plan ``policy``, do not fit the graph.
+    ``called`` holds the graph and the shapes of its inputs and parameters. Raises ``ValueError`` if these shapes, or
+    the Plan ``policy``, do not fit the graph.
     """
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
     plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
