@@ -111,7 +111,9 @@ class Task:
         For an operator that is missing there, the plan gives the reason of the rules if these choose the same dtype,
         otherwise "chosen by tuning".
         """
-        decided = {}
+        # What the rules keep in FP32, and is not to choose, is FP32 in ``choice``; undecided it would follow its input.
+        by_rules = {name: self.rules_plan.decisions[name] for node, name in self.names.items() if not node.is_variable}
+        decided = {name: decision for name, decision in by_rules.items() if not decision.low}
         for node in self.may_be_low:
             name = self.names[node]
             before = self.rules_plan.decisions[name]

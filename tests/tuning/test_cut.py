@@ -119,6 +119,19 @@ def test_the_bytes_of_the_model_are_those_of_the_emitted_graph_and_no_plan_has_f
         assert task.matrix_operators <= best
 
 
+def test_what_is_not_to_choose_stays_as_the_rules_have_it():
+    """The slice, an output behind an FP32 norm, followed its input into float16, and the model did not know it."""
+    x = S.Convolution(S.var("data"), num_filter=4, kernel=(3, 3), pad=(1, 1), name="conv")
+    x = S.relu(S.BatchNorm(x, name="norm"), name="relu")
+    symbol = S.slice_axis(S.Concat(x, x, dim=0, name="twice"), axis=0, begin=1, end=3, name="part")
+    graph = Graph.from_symbol(symbol)
+    shapes = shapes_of(graph, {"data": (2, 4, 6, 6)})
+    task, moved = Task(graph, Policy("float16"), "cpu"), cast_bytes(shapes)
+    plan = task.plan(task.may_be_low, {})
+    assert not plan.decisions["part"].low
+    assert task.choice.cost(task.may_be_low, Costs({}, {}, moved, moved)) == bytes_emitted(graph, plan, shapes)
+
+
 def bytes_of_amp(symbol, shapes: dict) -> int:
     """Of the casts that ``mxnet.contrib.amp`` makes, but for those that change nothing."""
     graph = Graph.from_symbol(amp.convert_symbol(symbol, target_dtype="bfloat16"))
