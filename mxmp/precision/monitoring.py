@@ -33,18 +33,8 @@ _GRADIENT = re.compile(r"(?:(cond|index|rhs)_)?backward_(?:(?:output)?(\d*)|(\w+
 _ZEROS = {"cond": 0, "index": 1, "rhs": 1}
 # Nodes that mxmp inserted with these operators pass their input on as it is or rounded. Convolution: a copy in another
 # layout.
-_COPIES = {
-    *(
-        "Cast",
-        "amp_cast",
-        "_copy",
-        "slice",
-        "slice_axis",
-        "amp_multicast",
-        "Convolution",
-        "_identity_with_attr_like_rhs",
-    )
-}
+_COPIES = {"Cast", "amp_cast", "amp_multicast", "_copy", "slice", "slice_axis", "Convolution"}
+_COPIES |= {"_identity_with_attr_like_rhs"}
 _WITH_CONDITION = {"where", "_npi_where", "_npi_where_lscalar", "_npi_where_rscalar"}
 _INPUTS = {"data": 0, "input0": 0, "lhs": 0, "weight": 1, "input1": 1, "rhs": 1}
 # What a user's monitor callback gets: the tensor's name in the FP32 network, ``"fc_output"``, the operator's type there
