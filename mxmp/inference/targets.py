@@ -404,8 +404,8 @@ class OptimizedBlock(_Served, SymbolBlock):
                 # MXNet would take an array of uint8 or int8 for one that is quantized already.
                 if isinstance(arrays[place], NDArray) and arrays[place].dtype != dtype:
                     raise ValueError(
-                        f"array {place} is {np.dtype(arrays[place].dtype).name}: give {self.name!r} "
-                        f"{np.dtype(dtype).name}, as in the calibration data"
+                        f"array {place} is {np.dtype(arrays[place].dtype).name}, and {self.name!r} was calibrated with "
+                        f"{np.dtype(dtype).name}: call it with array.astype('{np.dtype(dtype).name}')"
                     )
             read = [arrays[place] for place in self._places]
             # Called with Symbols, the block becomes a part of the graph of a block around it.

@@ -27,14 +27,14 @@ def is_set() -> bool:
 
 
 def may_be_float16(op: str, attrs: Mapping[str, str], policy: Policy) -> bool:
-    """Return whether an operator may compute in float16 under ``policy`` if the variable is set.
+    """Return whether an operator may compute in float16 under ``policy`` if MXNET_SAFE_ACCUMULATION is set.
 
     Its kernels, forward and backward, must sum in FP32. ``op`` and ``attrs`` are its name and parameters as in Symbol
     JSON. LayerNorm's kernels also read gamma and beta in float16, and round the mean and the deviation that the
-    backward reads, so it needs ``norm="compute"``. It is False for a LayerNorm over another axis than -1: these kernels
-    sum in float16 with the variable, as their ``safe_acc`` is inverted (``src/operator/nn/layer_norm-inl.h``). It is
-    False for a softmax that divides by a ``temperature``, which its kernel rounds to float16, and for one with a
-    ``dtype``.
+    backward reads, so LayerNorm needs ``norm="compute"``. The result is False for a LayerNorm over another axis than
+    -1: MXNet sums it in float16 even if the variable is set, as ``safe_acc`` is inverted there
+    (``src/operator/nn/layer_norm-inl.h``). It is False for a softmax that divides by a ``temperature``, which its
+    kernel rounds to float16, and for one with a ``dtype``.
     """
     if op in _LAYER_NORM:
         if policy.norm != "compute":
