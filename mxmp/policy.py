@@ -39,9 +39,10 @@ class Policy:
         without these casts where the device's kernel has them inside: cuDNN's reads float16, computes in FP32 and
         rounds once. ``"compute"``: the compute dtype, where its input has it, so that there are no casts around it. For
         bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a ResNet-50 step on a
-        CPU: 0.98 times FP32's speed with them, 1.49 without). In float16 with ``"compute"``, LayerNorm over the last
-        axis reads and writes float16 as well where MXNET_SAFE_ACCUMULATION is set in the environment, as its kernel
-        then sums in FP32; gamma and beta are read in float16.
+        CPU: 0.98 times FP32's speed with them, 1.49 without). In float16 with ``"compute"``, two kernels on a GPU
+        read gamma and beta in float16, and sum in FP32: that of a BatchNorm with ``use_global_stats`` or ``cudnn_off``,
+        and that of LayerNorm over the last axis, which reads and writes float16 where MXNET_SAFE_ACCUMULATION is set in
+        the environment.
     output : {"float32", "compute"}, default "float32"
         Dtype of the network's outputs. ``"compute"``: an output of an operator in low precision is not cast to FP32.
     exclude : iterable of str, default ()
@@ -182,7 +183,7 @@ _RECIPES: dict[str, tuple[dict, str]] = {
     ),
     "float16-fast": (
         {"compute": "float16", "norm": "compute"},
-        "BatchNorm reads and writes float16 wherever its input is; its statistics, gamma and beta are FP32",
+        "BatchNorm reads and writes float16 wherever its input is, with FP32 sums",
     ),
     "bfloat16": (
         {"compute": "bfloat16"},

@@ -75,12 +75,12 @@ def double_in_steps(fitted: FittedGraph) -> list[Node]:
 def sum_float16(fitted: FittedGraph) -> list[Node]:
     """Let each ``sum`` of a tensor that mxmp casts to FP32 read the float16 tensor itself; return these ``sum`` nodes.
 
-    This saves the FP32 copy that the cast writes. Each of these nodes becomes an ``_np_sum`` with ``dtype="float32"``,
-    which adds in FP32 and returns FP32; its gradient is rounded once, like that of the cast. It gets
-    ``keepdims="True"``, and unless the ``sum`` had this too, a new ``squeeze`` (for a sum over all axes, a ``Reshape``
-    to ``(1,)``) removes the axes of size 1: without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which
-    MXNet's other operators do not know. A ``sum`` with ``exclude=True`` stays as it is, since ``_np_sum`` has no
-    parameter ``exclude``.
+    This saves the FP32 copy that the cast writes. Each of these nodes becomes an ``_np_sum`` with a ``dtype``. It adds
+    in FP32 and returns FP32; but if only casts to float16 read the ``sum``, it returns float16, and these casts are
+    taken out. Its gradient is rounded once, like that of the cast in front. It gets ``keepdims="True"``, and unless the
+    ``sum`` had this too, a new ``squeeze`` (for a sum over all axes, a ``Reshape`` to ``(1,)``) removes the axes of
+    size 1: without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not
+    know. A ``sum`` with ``exclude=True`` stays as it is, since ``_np_sum`` has no parameter ``exclude``.
     """
     sums = [
         node
@@ -90,9 +90,16 @@ def sum_float16(fitted: FittedGraph) -> list[Node]:
         and not is_true(node.attrs.get("exclude"))
     ]
     squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
+    readers, heads = fitted.graph.consumers(), {entry.node for entry in fitted.graph.heads}
     for node in sums:
         node.inputs[0] = node.inputs[0].node.inputs[0]
-        replace_operator(node, "_np_sum", axis=_axes(node) or "None", keepdims="True", dtype=FULL)
+        users = [user for user, _ in readers.get(Entry(node), ())]
+        is_rounded = node not in heads and all(casts_to(user, "float16") for user in users)
+        for cast in users if is_rounded else ():
+            for user, position in readers[Entry(cast)]:
+                user.inputs[position] = Entry(node)
+        dtype = "float16" if is_rounded else FULL
+        replace_operator(node, "_np_sum", axis=_axes(node) or "None", keepdims="True", dtype=dtype)
 
     def shaped(node: Node) -> Entry:
         axes = _axes(node)

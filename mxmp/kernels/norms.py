@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..precision.casts import APART, FULL, casts_to, inserted
 from ..precision.graph import Entry, Node
-from ..precision.rules import RULES, Kind, missing_kernel
+from ..precision.rules import RULES, Kind, leaves_cudnn
 from .workaround import FittedGraph
 
 
@@ -15,7 +15,7 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
 
     One float16 kernel of cuDNN does the same as the cast, the BatchNorm and the other cast together. Further operators
-    may read the output too. Left out are BatchNorms for which a GPU has no such kernel, and those whose output is an
+    may read the output too. Left out are BatchNorms that a GPU computes without cuDNN, and those whose output is an
     output of the graph. The list is empty if the user's policy sets ``norm``, as then the user has decided whether
     there are casts.
     """
@@ -24,7 +24,7 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     readers, heads = fitted.graph.consumers(), set(fitted.graph.heads)
 
     def is_between(node: Node) -> bool:
-        if missing_kernel(node.op, node.attrs, "float16", "gpu") or Entry(node) in heads:
+        if leaves_cudnn(node.attrs) or Entry(node) in heads:
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))
         return casts_to(node.inputs[0].node, FULL) and any(casts_to(user, "float16") for user in users)

@@ -11,7 +11,7 @@ from ..policy import Policy, pattern_of
 from . import _mxnet, safe_sums
 from .graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from .plan import Decision, Plan, low_inputs, rule_under
-from .rules import RULES, Kind, Rule, missing_kernel
+from .rules import RULES, Kind, Rule, leaves_cudnn, missing_kernel
 from .subgraphs import Body, bodies
 
 # A variable's dtype is a code, an operator's a name.
@@ -286,8 +286,8 @@ class _Draft:
         self.data_shapes: Mapping[Node, tuple] = {}
         self.low_inputs: dict[Node, set[int]] = {}
         self._channels: dict[Entry, int] = {}
-        # Operators whose first output, an FP32 tensor of values near 1 or below, may be read in either dtype.
-        self._normalized: set[Node] = set()
+        # Operators whose first output, an FP32 tensor in float16's range, may be read in either dtype.
+        self._either: set[Node] = set()
         # Of these, in graph order, those that may compute in float16 because their kernels sum in FP32.
         self._summed: dict[Node, None] = {}
         self._sums_safely = policy.compute == "float16" and not exported and safe_sums.is_set()
@@ -305,9 +305,9 @@ class _Draft:
         """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
 
         An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
-        read in either dtype (such as, in float16, an FP32 BatchNorm's output); the operators that make them must be
-        decided already. Inputs in ``Rule.keep`` (indices, for example) and ``Rule.params`` (parameters) do not count;
-        an operator that has no other inputs computes in FP32.
+        read in either dtype (such as, in float16, the output of an FP32 BatchNorm); the operators that make them must
+        be decided already. Inputs in ``Rule.keep`` (indices, for example) and ``Rule.params`` (parameters) do not
+        count; an operator that has no other inputs computes in FP32.
 
         The result is True for now, and ``node`` is recorded so that ``settle`` decides later, if all inputs may be read
         in either dtype, or if the operator only moves values of parameters that may be stored in float16, or are
@@ -315,8 +315,7 @@ class _Draft:
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
-            unread = (*rule.keep, *rule.params)
-            read = [entry for position, entry in enumerate(node.inputs) if position not in unread]
+            read = _deciding_inputs(node, rule)
             if not read:
                 return False, reason
             if rule.exact and all(map(self._is_parameter, read)):
@@ -328,10 +327,24 @@ class _Draft:
                 self._undecided[node] = None
         elif rule.normalized and self.policy.compute == "float16" and node.op not in self.policy.full_ops:
             # Not in bfloat16: a residual network adds such outputs, and 8 bits are too few for these sums.
-            self._normalized.add(node)
+            self._either.add(node)
             if self._sums_safely and kind is Kind.FULL and safe_sums.may_be_float16(node.op, node.attrs, self.policy):
                 self._summed[node] = None
+        elif kind is Kind.FULL and self._only_lacks_a_kernel(node, rule):
+            self._either.add(node)
         return kind in (Kind.LOW, Kind.FOLLOW), reason
+
+    def _only_lacks_a_kernel(self, node: Node, rule: Rule) -> bool:
+        """Return whether ``node``, an operator in FP32, would follow its inputs in float16 if the device had a kernel.
+
+        Such as a bilinear resizing, of which a float16 kernel would sum the gradients in float16. Each of its inputs is
+        then in float16, or may be, and its outputs are in float16's range, as they would be with a kernel. So an
+        addition of it and a float16 tensor need not be FP32 too.
+        """
+        if self.policy.compute != "float16" or self._kind_by_rule(node, rule)[0] is not Kind.FOLLOW:
+            return False
+        read = _deciding_inputs(node, rule)
+        return bool(read) and all(self._is_low(entry) or self._may_be_either(entry) for entry in read)
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
         """Decide, in ``decisions``, for the operators that ``by_rule`` left undecided; the others must be decided.
@@ -340,9 +353,9 @@ class _Draft:
           and it makes no graph output: rounding commutes with moving, and so the parameters can be stored in float16.
         - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
           in low precision in three cases. (1) An operator reads its output in low precision, and would round it anyway.
-          (2) A BatchNorm with a float16 kernel (see ``_norm_reads_float16``) reads its output. (3) It makes no graph
-          output, and a BatchNorm with a float16 kernel that reads float16 data is in front of it, perhaps with other
-          operators of case (3) between the two.
+          (2) A BatchNorm that a GPU computes by cuDNN (see ``_norm_reads_float16``) reads its output. (3) It makes no
+          graph output, and such a BatchNorm that reads float16 data is in front of it, perhaps with other operators of
+          case (3) between the two.
 
         Otherwise these operators compute in FP32. If ``by_plan``, all of them do, because the other decisions are those
         of a plan (``decided``) that does not have these operators.
@@ -374,12 +387,12 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is an output of an FP32 BatchNorm with a float16 kernel that reads float16 data."""
+        """Return whether ``entry`` is the output of an FP32 BatchNorm by cuDNN (on a GPU) that reads float16 data."""
         node = entry.node
-        return node in self._normalized and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
+        return node in self._either and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
     def _norm_reads_float16(self, node: Node, position: int) -> bool:
-        """Return whether ``node`` is an FP32 BatchNorm with a float16 kernel on a GPU, and ``position`` is its data's.
+        """Return whether ``node`` is an FP32 BatchNorm that a GPU computes by cuDNN, and ``position`` is its data's.
 
         cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
         cast to float16 give. On a GPU, for the policy's ``norm=None``, it replaces these three. On a CPU, or for
@@ -387,11 +400,11 @@ class _Draft:
         False for ``norm="compute"``, by which BatchNorm takes the dtype of its input, and in bfloat16.
         """
         return (
-            node in self._normalized
+            node in self._either
             and position == 0
             and self.rules[node].kind is Kind.NORM
             and self.policy.norm != "compute"
-            and not missing_kernel(node.op, node.attrs, self.policy.compute, "gpu")
+            and not leaves_cudnn(node.attrs)
         )
 
     def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
@@ -404,13 +417,7 @@ class _Draft:
         ``Kind.FULL`` if the device's kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see
         ``missing_kernel``).
         """
-        kind, reason = rule.resolve(node.attrs, self.policy.compute)
-        if node.op in self.policy.full_ops:
-            return Kind.FULL, "the policy's full_ops names it"
-        if node.op in self.policy.low_ops:
-            kind, reason = Kind.LOW, "the policy's low_ops names it"
-        if kind is Kind.NORM and self.policy.norm == "compute":
-            kind = Kind.FOLLOW
+        kind, reason = self._kind_by_rule(node, rule)
         if kind in (Kind.LOW, Kind.FOLLOW):
             channels = self._channels.get(node.inputs[0]) if node.inputs else None
             missing = missing_kernel(
@@ -421,6 +428,17 @@ class _Draft:
             )
             if missing:
                 return Kind.FULL, missing
+        return kind, reason
+
+    def _kind_by_rule(self, node: Node, rule: Rule) -> tuple[Kind, str]:
+        """Return the kind of ``node`` under the policy, and the reason, as if the device had every kernel."""
+        kind, reason = rule.resolve(node.attrs, self.policy.compute)
+        if node.op in self.policy.full_ops:
+            return Kind.FULL, "the policy's full_ops names it"
+        if node.op in self.policy.low_ops:
+            kind, reason = Kind.LOW, "the policy's low_ops names it"
+        if kind is Kind.NORM and self.policy.norm == "compute":
+            kind = Kind.FOLLOW
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
@@ -441,10 +459,10 @@ class _Draft:
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
 
-        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, and for outputs of
-        operators that follow only such tensors. Always False in bfloat16.
+        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, or that only lacks a
+        float16 kernel, and for outputs of operators that follow only such tensors. Always False in bfloat16.
         """
-        if entry.node in self._normalized:
+        if entry.node in self._either:
             return entry.index == 0
         return entry.node in self._undecided and self._makes_low(entry)
 
@@ -502,6 +520,11 @@ class _Draft:
             if position not in rule.keep and entry.node in self.non_fp32:
                 return self.non_fp32[entry.node]
         return ""
+
+
+def _deciding_inputs(node: Node, rule: Rule) -> list[Entry]:
+    """Return the inputs of ``node`` that decide its dtype: those in neither ``Rule.keep`` nor ``Rule.params``."""
+    return [entry for position, entry in enumerate(node.inputs) if position not in (*rule.keep, *rule.params)]
 
 
 def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node, tuple]:

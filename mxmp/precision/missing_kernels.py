@@ -153,12 +153,14 @@ def _doubles(attrs: Mapping[str, str]) -> bool:
     return scale == 2 or (doubles_again and attrs.get("num_args", "1") == "1")
 
 
-def _leaves_cudnn(call: Call) -> bool:
-    """Return whether a GPU computes the BatchNorm ``call`` with MXNet's own kernel instead of cuDNN's.
+def leaves_cudnn(attrs: Mapping[str, str]) -> bool:
+    """Return whether a GPU computes a BatchNorm with these parameters by MXNet's own kernel instead of cuDNN's.
 
-    That is so if ``use_global_stats`` or ``cudnn_off`` is set. MXNet's kernel rounds gamma and beta to float16.
+    That is so if ``use_global_stats`` or ``cudnn_off`` is set. In float16, MXNet's kernel sums in FP32 too, but rounds
+    gamma, beta, the mean and the terms of gamma's gradient to float16 (``src/operator/nn/batch_norm.cu``); cuDNN's
+    rounds none of these. So it is for ``norm="compute"`` only.
     """
-    return any(is_true(call.attrs.get(attr)) for attr in ("use_global_stats", "cudnn_off"))
+    return any(is_true(attrs.get(attr)) for attr in ("use_global_stats", "cudnn_off"))
 
 
 # How many channels a block of oneDNN's bfloat16 layouts has; FP32 has a layout with blocks of 8 too. In bfloat16 the
@@ -263,12 +265,6 @@ _FLOAT16_GPU = (
         "(3rdparty/mshadow/mshadow/extension/spatial_pool.h)",
         _names("UpSampling"),
         lambda call: not _doubles(call.attrs),
-    ),
-    MissingKernel(
-        "without cuDNN, its GPU kernel rounds gamma, beta and products of the gradient to float16 "
-        "(src/operator/nn/batch_norm.cu)",
-        _names("BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU"),
-        _leaves_cudnn,
     ),
     MissingKernel(
         "its GPU kernel sums each window in float16 where output_size is not 1 "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Iterable, Mapping
 
 from . import missing_kernels, rule_table
-from .missing_kernels import Call, spatial_axes
+from .missing_kernels import Call, leaves_cudnn, spatial_axes
 from .rule import Kind, Rule, When
 from .rule_table import CUDA_BUILD_ONLY, REFUSED
 
@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "UnknownOperator",
     "When",
+    "leaves_cudnn",
     "missing_kernel",
     "rule_of",
     "spatial_axes",

@@ -98,9 +98,9 @@ def test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"cudnn_off": True}])
-@pytest.mark.parametrize("policy", ["float16", "float16-fast"])
-def test_a_norm_that_cudnn_does_not_compute_keeps_its_casts(attrs, policy):
-    assert casts(on_a_gpu(normed(**attrs), policy))[1:3] == ["convolution_to_float32", "norm_to_float16"]
+def test_a_norm_that_cudnn_does_not_compute_keeps_its_casts_but_for_norm_compute(attrs):
+    assert casts(on_a_gpu(normed(**attrs)))[1:3] == ["convolution_to_float32", "norm_to_float16"]
+    assert casts(on_a_gpu(normed(**attrs), "float16-fast")) == ["data_to_float16", "dense"]
 
 
 def test_an_fp32_operator_reads_what_a_kernel_has_rounded():
@@ -141,6 +141,18 @@ def test_a_sum_reads_float16_and_adds_in_fp32_on_a_gpu(axis, keepdims, at_the_he
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     monkeypatch.setenv(SWITCH, "sums_of_float16")
     assert casts(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
+
+
+def test_a_sum_that_float16_operators_alone_read_is_rounded_by_its_kernel_on_a_gpu():
+    total = S.sum(convolution(), axis=1, name="total")
+    low = S.FullyConnected(total, num_hidden=2, name="dense")
+    twice = S.elemwise_add(low, S.FullyConnected(S.Flatten(total), num_hidden=2, name="other"))
+    assert casts(on_a_gpu(low)) == ["data_to_float16", "dense"]
+    assert casts(on_a_gpu(S.Group([low, total]))) == ["data_to_float16", "total_to_float16", "dense"]
+    assert on_a_gpu(S.Group([low, total])).infer_type(data="float32")[1] == [np.float32] * 2
+    for found in (low, twice):
+        for got, want in zip(numbers(in_float32(found)), numbers(found)):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_sum_over_a_vector_has_the_shape_that_mxnets_has():

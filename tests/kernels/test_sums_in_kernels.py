@@ -1,10 +1,12 @@
-"""What MXNet's float16 kernels of softmax and LayerNorm compute with MXNET_SAFE_ACCUMULATION, against the emulation.
+"""What MXNet's own float16 kernels that sum in FP32 compute, against the emulation: softmax, LayerNorm, BatchNorm.
 
-The kernels are written here in NumPy, with each rounding that the type ``half_t`` makes in MXNet 1.9.1
-(``src/operator/nn/softmax-inl.h``, ``layer_norm.cu``; ``half_t`` computes in FP32 and rounds, mshadow/half.h). They
-round more often than the emulation, which rounds once: a softmax also rounds the difference to the maximum and, in the
-backward, the terms of its sum; LayerNorm rounds the normalized value, its product with gamma, and the mean and standard
-deviation that the backward reads. All are errors of about one float16 rounding; sums are FP32.
+Softmax and LayerNorm do so with MXNET_SAFE_ACCUMULATION; BatchNorm is MXNet's own where cuDNN does not compute it. The
+kernels are written here in NumPy, with each rounding that the type ``half_t`` makes in MXNet 1.9.1
+(``src/operator/nn/softmax-inl.h``, ``layer_norm.cu``, ``batch_norm.cu``; ``half_t`` computes in FP32 and rounds,
+mshadow/half.h). They round more often than the emulation, which rounds once: a softmax also rounds the difference to
+the maximum and, in the backward, the terms of its sum; LayerNorm rounds the normalized value, its product with gamma,
+and the mean and standard deviation that the backward reads; BatchNorm rounds gamma, beta, the mean, epsilon and the
+terms of gamma's gradient. All are errors of about one float16 rounding; sums are FP32.
 """
 
 from __future__ import annotations
@@ -57,6 +59,21 @@ def layer_norm(
     return Result([y], {"data": dx, **{name: half(total(value.T)[:, 0]) for name, value in rows.items()}})
 
 
+def batch_norm(x: np.ndarray, dy: np.ndarray, params: dict[str, np.ndarray], eps: float, frozen: bool) -> Result:
+    """The kernels of ``use_global_stats`` (``frozen``) and ``cudnn_off``, of arrays (batch, channels)."""
+    gamma, beta = half(params["norm_gamma"]), half(params["norm_beta"])
+    if frozen:
+        mean, inverse = half(params["norm_moving_mean"]), 1 / np.sqrt(params["norm_moving_var"] + half(np.float32(eps)))
+    else:
+        mean, inverse = x.mean(0), 1 / np.sqrt(x.var(0) + np.float32(eps))
+    y = half(gamma * (x - mean) * inverse + beta)
+    mean = half(mean)
+    dot, total = half(dy * half(x - mean)).sum(0), dy.sum(0)
+    dx = dy if frozen else dy - (x - mean) * dot / len(x) * inverse**2 - total / len(x)
+    grads = {"data": dx * gamma * inverse, "norm_gamma": dot * inverse, "norm_beta": total}
+    return Result([y], {name: half(grad) for name, grad in grads.items()})
+
+
 def emulated(inner: str, values: dict[str, np.ndarray], dy: np.ndarray, **attrs) -> Result:
     graph = S.identity(getattr(S, inner)(S.identity(S.var("data")), name="norm", **attrs), name="out")
     return by_symbol(mxmp.cast_symbol(graph, AROUND), values, heads=[dy])
@@ -92,6 +109,22 @@ def test_layer_norm_is_as_the_emulation_shows_it(mean, safe):
     for name in shown.grads:
         assert sqnr(shown.grads[name], kernel.grads[name]) > FLOOR, name
     assert min(sqnr(shown.grads[name], wrong.grads[name]) for name in shown.grads) < FLOOR
+
+
+# With a mean of 8 standard deviations, the rounding of the data to float16 alone leaves 53 dB; the mean's adds to it.
+@pytest.mark.parametrize(("mean", "floor"), [(0, FLOOR), (2, FLOOR), (8, 50)])
+@pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"cudnn_off": True}], ids=str)
+def test_batch_norm_without_cudnn_is_as_the_emulation_shows_it(mean, floor, attrs):
+    x, dy = draw(9, 1024, 64, 1, mean)
+    rng = np.random.RandomState(10)
+    values = {"norm_gamma": rng.normal(1, 0.2, 64), "norm_beta": rng.normal(0, 0.2, 64)}
+    values |= {"norm_moving_mean": mean + rng.normal(0, 0.2, 64), "norm_moving_var": rng.uniform(0.5, 2, 64)}
+    values = {name: value.astype("float32") for name, value in values.items()}
+    shown = emulated("BatchNorm", {"data": x, **values}, dy, eps=1e-5, fix_gamma=False, **attrs)
+    kernel = batch_norm(x, dy, values, 1e-5, frozen="use_global_stats" in attrs)
+    assert sqnr(shown.outputs[0], kernel.outputs[0]) > floor
+    for name in kernel.grads:
+        assert sqnr(shown.grads[name], kernel.grads[name]) > floor, name
 
 
 def error(value: np.ndarray, exact: np.ndarray) -> float:

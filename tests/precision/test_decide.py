@@ -69,6 +69,26 @@ def test_parameters_of_a_follower_have_no_vote():
     assert low(planned(x)) == {"c", "prelu"}
 
 
+def test_what_only_lacks_a_float16_kernel_holds_no_follower_in_fp32():
+    """A resizing is FP32 for its gradient's sake; its output is between the values of its input."""
+    one, other = conv(S.var("data"), "c1"), conv(S.var("data"), "c2")
+    larger = S.contrib.BilinearResize2D(other, height=8, width=8, name="larger")
+    both = S.relu(S.elemwise_add(one, larger, name="both"), name="relu")
+    for device in ("cpu", "gpu"):
+        assert low(planned(S.identity(conv(both, "c3"), name="head"), device=device)) == {
+            *("c1", "c2", "both", "relu", "c3", "head")
+        }
+        # Nothing reads this relu in float16.
+        assert low(planned(S.exp(S.relu(larger, name="relu")), device=device)) == {"c2"}
+        # The resized tensor is FP32: its sum with a convolution's output may leave float16's range, as before.
+        full = S.contrib.BilinearResize2D(S.exp(other), height=8, width=8)
+        assert "both" not in low(planned(S.elemwise_add(one, full, name="both"), device=device))
+        excluded = planned(both, Policy(exclude=["larger"]), device)
+        assert low(excluded) == {"c1", "c2"}
+    product = S.batch_dot(S.reshape(one, (0, 0, -1)), S.reshape(other, (0, 0, -1)), name="product")
+    assert "sum" not in low(planned(S.elemwise_add(product, one, name="sum")))
+
+
 def attention_weights(**others) -> mx.sym.Symbol:
     """Two parameters that a dense layer reads as one, as GluonNLP's attention joins its projections."""
     parts = [S.reshape(S.var(name), shape=(-1, 4), name=f"{name}_flat") for name in ("query", "key")]
