@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator
 from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import DOCS, read
-from sweep.gpu_graphs import RESULTS, VARIANTS, names
+from sweep.gpu_graphs import RESULTS, SAFE_SUMS, VARIANTS, names
 
 from mxmp.diagnose.advising.gpus import GPUS
 
@@ -19,6 +19,7 @@ LABELS = {  # label and colour (Okabe and Ito's)
     "contrib.amp": ("`mxnet.contrib.amp`", "#000000"),
     "float16": ("mxmp, `float16`", "#D55E00"),
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
+    SAFE_SUMS: ("mxmp, `float16-fast`, safe sums", "#009E73"),
 }
 HEAD = "peak, GB | launches | step | GB cast | ms on a V100 | ms on an A100"
 TENSOR_CORES = "f16, sums f32, TENSOR_OP"
