@@ -144,7 +144,11 @@ def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation
 
 
 def _tune(args: argparse.Namespace) -> None:
-    """Run ``tune``: find the plan (the dtype of every operator) that is fastest on this machine; write and print it."""
+    """Run ``tune``: find a plan, the dtype of every operator of a symbol; write it to ``--out`` and print it.
+
+    It is the plan that was fastest on this machine; with ``--bytes``, which measures nothing, it is the plan that
+    ``tune(measure=False)`` returns.
+    """
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
     check_shapes(shapes, symbol.list_inputs())
@@ -164,7 +168,10 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
-    """Run ``optimize``: write the fastest graph for inference that is accurate enough, with its parameters."""
+    """Run ``optimize``: write the graph and the parameters that ``optimize_for_inference`` returns; print its report.
+
+    The report is also saved with ``--save``, and drawn with ``--plot``.
+    """
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})
     found = optimize_for_inference(
@@ -188,9 +195,12 @@ def _optimize(args: argparse.Namespace) -> None:
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
     """Return the batches in a .npy or .npz file: for each batch, a dict from the name of an input to its array.
 
-    An array in the file has all batches of one input: shape (batches, rows, ...). A .npy file has one array, for the
-    first of ``inputs``, the names of the symbol's inputs. An .npz file has arrays by name; whether ``inputs`` has these
-    names is not checked here. Raises ``ValueError`` if the file cannot be read, or it or its arrays have another form.
+    An array in the file has all batches of one input: shape (number of batches, batch size, ...). A .npy file has one
+    array, for the first of ``inputs``, the names of the symbol's inputs. An .npz file has arrays by name; whether
+    ``inputs`` has these names is not checked here.
+
+    Raises ``ValueError`` if the file does not exist or holds no arrays of numbers, if an array has fewer than two axes,
+    if arrays have different numbers of batches, or if ``inputs`` is empty; ``zipfile.BadZipFile`` for a damaged .npz.
     """
     try:
         raw = np.load(path, allow_pickle=False)

@@ -24,8 +24,9 @@ def start_python(code: str, hint: str = "", **options: Any) -> subprocess.Popen:
     """Start a new Python process that runs ``code``, with pipes for its stdin and stdout, and return it at once.
 
     The new process gets the ``sys.path`` of this one as its arguments. It runs in a session of its own, so Ctrl-C in a
-    terminal does not reach it: the caller has to end it. ``options`` are further arguments of ``subprocess.Popen``.
-    Raises ``RuntimeError``, with a ``hint`` at what the user can do instead, if Python does not know its executable.
+    terminal does not reach it: the caller has to end it. ``options`` are further arguments of ``subprocess.Popen``,
+    such as ``text=True``, without which the pipes carry bytes. Raises ``RuntimeError`` if Python does not know its
+    executable; the error's text ends with ``hint``, a sentence on what the user can do instead.
     """
     if not sys.executable:
         raise RuntimeError(f"mxmp cannot start a Python to measure in: sys.executable is empty. {hint}".rstrip())
@@ -55,9 +56,10 @@ def prepare_to_crash() -> None:
 def showing(progress: bool, total: int | None = None) -> Iterator[Callable[[str], None]]:
     """Show a tqdm progress bar during a ``with`` block, for a computation in several parts.
 
-    Yields a function that the caller calls whenever a part begins, with a text that the bar shows; the bar advances by
-    one. ``total`` is the number of parts, None if it is not known. There is no bar if ``progress`` is False, tqdm is
-    not installed or stderr is no terminal; the function then shows nothing.
+    Yields a function that the caller calls when a part begins, with a text that the bar shows. Each call advances the
+    bar by one, so the bar counts the part that has just begun: it shows 5 of 5 while the last of five parts runs.
+    ``total`` is the number of parts, None if it is not known. There is no bar if ``progress`` is False, tqdm is not
+    installed or stderr is no terminal; the function then shows nothing.
     """
     try:
         from tqdm import tqdm

@@ -8,9 +8,10 @@ CPUINFO = "/proc/cpuinfo"
 
 
 def model() -> str:
-    """Return the CPU's model name as Linux lists it; on ARM, which has none, the numbers of the maker and the design.
+    """Return the CPU's model name in ``/proc/cpuinfo``; on ARM, where it has none, ``"IMPLEMENTER PART"``.
 
-    On another system, returns the type of processor or machine from Python's ``platform``.
+    These are two numbers, such as ``"0x41 0xd0c"``. Where the file has neither a name nor numbers, as on another system
+    than Linux, returns ``platform.processor()`` or, if that is empty, ``platform.machine()``.
     """
     fields = _fields()
     found = fields.get("model name") or [*fields.get("CPU implementer", ()), *fields.get("CPU part", ())]
@@ -27,7 +28,11 @@ def lacks(*instructions: str) -> bool:
 
 
 def _fields() -> dict[str, list[str]]:
-    """Return the different values of each field that Linux lists for the processors; empty on another system."""
+    """Return the fields of ``/proc/cpuinfo``: from the name of each, such as ``"flags"``, to its different values.
+
+    The values are those of all processors, in file order. A value is all text after the colon: one string has all the
+    flags of a processor. The dict is empty if the file cannot be read, as on another system than Linux.
+    """
     fields: dict[str, list[str]] = {}
     try:
         with open(CPUINFO, encoding="utf-8") as file:

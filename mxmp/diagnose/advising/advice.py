@@ -55,8 +55,9 @@ class MatrixReport:
         The layout of a convolution's tensors, such as ``"NCHW"``; ``"TNC"`` for a recurrent layer; otherwise which of
         the two operands are transposed: ``"NN"``, ``"NT"``, ``"TN"`` or ``"TT"``.
     gemms : tuple of Gemm
-        The sizes M, N and K of the matrix products; a Gemm stands for all products of one shape. A convolution has one
-        Gemm (implicit GEMM), a recurrent layer two for each layer of its stack, or three if it has a projection.
+        The sizes M, N and K of the matrix products in one run of the operator; a Gemm stands for all products of one
+        shape. A convolution has one Gemm (implicit GEMM), a recurrent layer two for each layer of its stack, or three
+        if it has a projection.
     sizes : tuple of Size
         The dimensions whose sizes should be multiples of ``multiple`` (8, or 16 in INT8) for Tensor Cores.
     times : float
@@ -183,10 +184,11 @@ class Advice:
     joinable : tuple of Joinable
         Groups of matrix operators that read the same tensor and could be one operator.
     unknown : tuple of str
-        Names of operators that no figure counts, because their shapes do not follow from those of the inputs, or
-        because mxmp does not know which matrix products they compute.
+        Names of operators that no figure counts: matrix operators whose products mxmp does not count, and operators of
+        every type for which the shape of an input or of the first output cannot be inferred.
     unmatched : tuple of str
-        Patterns of ``exclude``, of the policy and of ``advise``, that match no node and no block of the graphs.
+        Patterns in the policy's ``exclude`` or in the argument ``exclude`` of ``advise`` that match no node and no
+        block in any of the network's graphs.
     slowed_by : tuple of str
         Sentences on settings of this process that slow down what MXNet computes on a CPU, and what to set instead.
     """
@@ -221,7 +223,10 @@ class Advice:
 
     @property
     def fitting_share(self) -> float:
-        """Return the share of all matrix FLOPs, 0 to 1, in operators that suit Tensor Cores without padding."""
+        """Return the share of all matrix FLOPs, 0 to 1, in operators that can run on Tensor Cores and need no padding.
+
+        ``MatrixReport.on_tensor_cores`` is True for these, and ``MatrixReport.paddings`` is empty.
+        """
         return self.share_of([m for m in self.matrices if m.on_tensor_cores(self.gpu) and not m.paddings])
 
     def share_of(self, matrices: Sequence[MatrixReport]) -> float:
@@ -254,9 +259,10 @@ class Advice:
         )
 
     def _table(self) -> Iterator[str]:
-        """Yield the lines of a table of the matrix operators, those with most FLOPs first.
+        """Yield the lines of a table of the matrix operators, the row with most FLOPs first.
 
-        Operators of the same type, layout, dtype and matrix sizes share a row. Rows after the 20th are only counted.
+        Operators with the same ``op``, ``gemms``, ``sizes``, ``layout``, ``dtype`` and ``times`` share a row. Rows
+        after the 20th are only counted.
         """
         kinds: dict[tuple, list[MatrixReport]] = {}
         for m in self.matrices:
@@ -274,9 +280,10 @@ class Advice:
             yield f"  and {len(order) - _LONGEST} more"
 
     def _paddings(self) -> Iterator[str]:
-        """Yield a line for each dimension to pad, with the share of FLOPs that padding adds; equal ones share a line.
+        """Yield a line for each Padding, with its cost: the share by which it raises the FLOPs of its operator.
 
-        Operators that cannot run on Tensor Cores are left out.
+        Operators with equal Paddings and the same ``multiple`` share a line. Operators that cannot run on Tensor Cores
+        are left out.
         """
         found: dict[tuple, list[str]] = {}
         for m in self.matrices:
@@ -288,7 +295,11 @@ class Advice:
             yield f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})"
 
     def _off_tensor_cores(self) -> Iterator[str]:
-        """Yield a line for each reason for which operators cannot run on Tensor Cores."""
+        """Yield a line for each reason for which operators cannot run on Tensor Cores.
+
+        The line has the names of at most three of the operators, the share of all matrix FLOPs in these operators, and
+        the reason: no INT8 Tensor Cores, a depthwise convolution, or the operator's ``reason``.
+        """
         reasons: dict[str, list[MatrixReport]] = {}
         for m in self.matrices:
             if not m.on_tensor_cores(self.gpu):
@@ -300,7 +311,7 @@ class Advice:
 
 
 def _shape(gemms: Sequence[Gemm]) -> str:
-    """Return a text on the Gemm with most FLOPs, and how many others there are.
+    """Return a text on the Gemm with most FLOPs, and how many others there are; ``gemms`` has at least one.
 
     ``"96 of 128 x 128 x 64 and 1 more"``: its ``times``, M, N and K, and one other Gemm.
     """

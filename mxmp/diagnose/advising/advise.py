@@ -47,8 +47,8 @@ def advise(
         For a net: the arrays that it is called with, or shapes of FP32 arrays. The net is only traced, unless a part of
         it runs as Python: then it is called once, in inference, and needs arrays with meaningful values, not shapes.
     policy : str, Policy or Plan, optional
-        A recipe, a policy string, a Policy, a Plan or the path of a saved Plan. By default the policy of a converted
-        net, otherwise ``"float16"``.
+        The name of a recipe (``"float16-fast"``), a policy string (``"compute=float16"``), a Policy, a Plan or the path
+        of a saved Plan. By default the policy of a converted net, otherwise ``"float16"``.
     device : {"v100", "t4", "a100"}
         The GPU to advise on.
     exclude : iterable of str
@@ -151,7 +151,8 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
     """Return the MatrixReport on an operator with the matrix products ``found``, in its dtype under ``plan``.
 
-    ``prefix``, ``"GRAPH/"`` if the net has several graphs, is put before the operator's name.
+    ``prefix`` is put before the operator's name: the graph's name and ``"/"`` if the net has several graphs, otherwise
+    an empty string.
     """
     elements = sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
     if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next

@@ -63,7 +63,8 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
     """Yield every operator of a graph in graph order; after a control-flow operator, the operators of its bodies.
 
     ``known`` maps the names of inputs and parameters to their shapes and dtypes, as far as these are known. ``prefix``
-    is put before each operator's name. ``times`` is how often the graph runs in one forward of the network.
+    is put before each operator's name. ``times`` is how often the graph runs in one forward of the network. Raises
+    ``mx.MXNetError`` if ``known`` does not fit the graph.
     """
     found = _infer(graph, known)
     for node, name in graph.names().items():
@@ -79,8 +80,9 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
     """Return the shape and dtype of every output of every node; None for one that cannot be inferred.
 
-    They are inferred from those of variables, which ``known`` has by name, as far as they are known. Raises
-    ``mx.MXNetError`` if these do not fit the graph.
+    ``known`` maps names of variables to their shapes and dtypes; variables may be missing. The attribute ``__dtype__``
+    of a variable, if it has one, is used instead of the dtype in ``known``. Raises ``mx.MXNetError`` if the shapes and
+    dtypes do not fit the graph.
     """
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())

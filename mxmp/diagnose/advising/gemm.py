@@ -58,7 +58,7 @@ class Products(NamedTuple):
 
 
 def is_matrix(op: str) -> bool:
-    """Return whether ``products`` may be called for the operator type ``op``, such as ``"Convolution"``."""
+    """Return whether ``op``, such as ``"Convolution"``, is a key of ``_PRODUCTS``; ``products`` takes no other type."""
     return op in _PRODUCTS
 
 
@@ -159,10 +159,11 @@ def _dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
 
 
 def _batch_dot(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products of an operator like ``batch_dot``.
+    """Return the matrix products of ``batch_dot``, ``np.matmul``, ``linalg_gemm`` or ``linalg_gemm2``.
 
     A matrix's columns are the last axis of its array, and its rows the last but one, or the axis that the attribute
-    ``axis`` of ``linalg_gemm`` names.
+    ``axis`` of ``linalg_gemm`` and ``linalg_gemm2`` names. An operand with one axis is one row if it is the first, one
+    column if it is the second.
     """
     row = int(attrs.get("axis", -2))
     a, b = (shape if len(shape) > 1 else (1, *shape) if left else (*shape, 1) for shape, left in zip(ins, (1, 0)))
