@@ -614,6 +614,7 @@ def test_the_command_writes_files_and_a_report(checkpoint, held, capsys):
     ("data", "message"),
     [
         (b"no arrays", "holds no arrays of NumPy"),
+        (b"PK\x03\x04, a damaged .npz", "holds no arrays of NumPy"),
         (np.zeros(3), "holds no batches"),
         (np.zeros((0, 2, 1, 8, 8)), "there is no calibration data"),
         (np.zeros((2, 2, 3, 8, 8)), "does not fit the network"),
