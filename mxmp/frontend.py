@@ -51,8 +51,8 @@ class ConvertedGraph(NamedTuple):
     requested_gradients : mapping of str to str
         From the name of a variable to its ``grad_req``; a variable is missing if its ``grad_req`` is not known.
     large_inputs : bool
-        Whether the graph runs only with inputs that are large beside the padding, so that it has no workarounds for
-        oneDNN's wrong weight gradients.
+        True if mxmp runs the graph only with inputs that are large beside the padding: it then lacks the workarounds
+        for oneDNN's wrong weight gradients at small inputs. False if the graph may get inputs of any size.
     """
 
     name: str
@@ -126,7 +126,7 @@ class TrainedNetwork(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """Return the Policy, perhaps a Plan's, by which the network is converted now; ``exclude`` replaces it."""
+        """Return the Policy of the conversion, or that of its Plan (``plan.policy``); ``exclude`` replaces it."""
 
     @property
     def is_planned(self) -> bool:
@@ -157,10 +157,11 @@ class TrainedNetwork(Protocol):
         """
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Switch a BucketingModule to the bucket of ``batch``; call a net or a loss once if its arrays do not exist.
+        """Switch a BucketingModule to the bucket of ``batch``, where it stays; in Gluon, make missing arrays.
 
-        Call it before ``listen``, which listens to the current bucket alone, and before ``unchanged``, which restores
-        only arrays that exist when its block begins. The arguments are the first two of ``replay``.
+        To make them, calls the net if it has no graphs, and then net and loss if a parameter of any mxmp.Trainer waits
+        for its shape. Call it before ``listen``, which listens to the current bucket alone, and before ``unchanged``,
+        which restores only arrays that exist when its block begins. The arguments are the first two of ``replay``.
         """
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
@@ -208,9 +209,10 @@ class TrainedNetwork(Protocol):
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` cannot be used on this network.
 
-        It cannot where several workers train, because each would exclude other operators; nor for a part of a Gluon net
-        that was converted as a whole, because the part has no policy of its own, nor for a net that shares a block with
-        such a net.
+        It cannot where several workers train, because each would exclude other operators. A Gluon net is refused
+        in two more cases. First, ``convert`` was called with another net, which contains this one or shares blocks with
+        it, and converted blocks outside this net too. Second, a parameter that may be stored in float16 is also in
+        another converted net, or is updated by another trainer.
         """
 
     def exclude(self, nodes: Collection[str]) -> None:
@@ -222,7 +224,10 @@ class TrainedNetwork(Protocol):
 
 
 def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener:
-    """Return a function that passes a tensor's name and array on to ``listener`` where ``is_training()`` is True."""
+    """Return a function of a tensor's name and array that calls ``listener`` with them, if ``is_training()`` is True.
+
+    It calls ``is_training`` for each tensor anew, and ignores the tensor if the result is False.
+    """
 
     def called(name: str, array: NDArray) -> None:
         if is_training():

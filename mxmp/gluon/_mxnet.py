@@ -72,8 +72,9 @@ class TracedGraph(NamedTuple):
     Attributes
     ----------
     op_args : list of (bool, int or Parameter)
-        Where the value of each input of the Symbol comes from, in the order of ``list_inputs()``: ``(True, i)`` for the
-        i-th array that is passed to the block, ``(False, parameter)``. Empty until ``infer_shapes`` has run.
+        Where the value of each input of the Symbol comes from, in the order of ``list_inputs()``: ``(True, i)`` for
+        array i, counted from 0, of those passed to the block, where None does not count; ``(False, parameter)`` for a
+        Parameter. Empty until ``infer_shapes`` has run.
     graph : (list of Symbol, Symbol)
         The variables that stand for the arrays passed to the block, and the Symbol of its outputs.
     in_format, out_format : int or nested list of int
@@ -209,8 +210,9 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
     """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    ``HybridBlock.forward`` calls ``_call_cached_op`` if the block is active (see ``set_active``). The graph and the
-    CachedOp that are stored on the block are deleted (a SymbolBlock keeps its graph).
+    ``forward`` gets the arguments of the block's call. ``call_graph`` gets those of ``HybridBlock.forward``, which
+    calls it if the block is active (see ``set_active``). Neither gets the block. The graph and the CachedOp that are
+    stored on the block are deleted (a SymbolBlock keeps its graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph)
     block._clear_cached_op()
@@ -333,9 +335,9 @@ def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) 
 def remove_op_hook(op: mx.nd.CachedOp, thread: int) -> None:
     """Queue ``op``; a later ``silence_removed`` replaces its callback by one that does nothing.
 
-    ``thread`` is the number of the thread that runs ``op``. A backward of what autograd recorded may run after the last
-    other reference to ``op`` is dropped. It calls the callback, which must still exist then. So the queue keeps ``op``
-    alive until its callback is replaced.
+    ``thread`` is the ``threading.get_ident()`` of the thread that runs ``op``. A backward of what autograd recorded may
+    run after the last other reference to ``op`` is dropped. It calls the callback, which must still exist then. So the
+    queue keeps ``op`` alive until its callback is replaced.
     """
     _hooked.append((thread, op))
 
@@ -382,7 +384,7 @@ def is_initialized(param: Parameter) -> bool:
 
 
 def is_deferred(param: Parameter) -> bool:
-    """Return whether a Parameter was initialized without a known shape, so that the first forward makes its arrays."""
+    """Return whether a Parameter waits for its shape: it was initialized, and a forward has yet to make its arrays."""
     return bool(param._deferred_init)
 
 
@@ -469,11 +471,11 @@ def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict
 
 
 def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
-    """Return for each output of the ``_CachedOp`` called ``node`` whether the node's backward reads its head gradient.
+    """Return for each output of the ``_CachedOp`` node ``node`` whether the node's backward reads its head gradient.
 
     The result maps output names to True or False, as in ``outputs_of_cached_ops``; it is empty if this cannot be found
-    out. With ``cut=True``, ``recorded`` must be a copy: the node's inputs in it are replaced by variables, so that
-    MXNet's gradient pass sees this node only. Raises ``MXNetError`` if the pass fails.
+    out. ``cut=False`` does not change ``recorded``. With ``cut=True``, it must be a copy: the node's inputs in it are
+    replaced by variables, so that MXNet's gradient pass sees this node only. Raises ``MXNetError`` if the pass fails.
     """
     inner = recorded.get_internals()
     outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
@@ -507,9 +509,10 @@ def _cut_off_inputs(block: mx.sym.Symbol) -> None:
 
 
 def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return the graph that computes the gradients of ``inputs``, given the head gradients of ``outputs``.
+    """Return the graph that computes the gradients of ``inputs`` from ``head_gradients``, those of ``outputs``.
 
-    Runs ``MXGradient``, the pass with which autograd makes its backward graph.
+    It has one output for each of ``inputs``; ``head_gradients`` has one for each of ``outputs``; both in their order.
+    Runs ``MXGradient``, the pass with which autograd makes its backward graph; raises ``MXNetError`` if it fails.
     """
     graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))

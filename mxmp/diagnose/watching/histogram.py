@@ -18,8 +18,9 @@ _INF = 0x7F800000
 class Format(NamedTuple):
     """A 16-bit floating-point format, by the range of its numbers.
 
-    ``tiny``, ``normal`` and ``top`` are exponents of two: of the smallest subnormal number (-24 for float16), of the
-    smallest normal number (-14), and of the largest number (15). ``largest`` is the largest number itself (65504.0).
+    ``name`` is its dtype, ``"float16"`` or ``"bfloat16"``. ``tiny``, ``normal`` and ``top`` are exponents of two: of
+    the smallest subnormal number (-24 for float16), of the smallest normal number (-14), and of the largest number
+    (15). ``largest`` is the largest number itself (65504.0).
     """
 
     name: str
@@ -64,11 +65,11 @@ class Histogram:
 
     @classmethod
     def of(cls, values: np.ndarray, size: int | None = None, largest: float = 0.0) -> Histogram:
-        """Return the histogram of ``values``, which may have any shape and float dtype.
+        """Return the histogram of ``values``, an array of any shape and float dtype, after rounding them to FP32.
 
-        Only if ``values`` are a sample of a tensor, pass the number of elements of the tensor as ``size`` and its
-        largest ``|x|`` as ``largest``. If ``largest`` is inf or nan, the histogram counts at least one inf or NaN, even
-        if the sample has none.
+        Leave out ``size`` and ``largest`` if ``values`` are a whole tensor. If they are a sample of one, ``size`` is
+        the number of elements of the tensor, and ``largest`` is its largest ``|x|``. If ``largest`` is inf or nan, the
+        histogram counts at least one inf or NaN, even if the sample has none.
         """
         # FP32 without the sign bit, as integers: ordered like the numbers, with the exponent in the upper bits
         bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.int32) & 0x7FFFFFFF

@@ -24,11 +24,13 @@ class TensorReport:
         its inputs. The others belong to a parameter: its gradient, its value before the step, and what the step added;
         the last two are those of the FP32 master weights where there are some.
     name : str
-        The operator, ``"fc"``, of an activation; ``"fc -> relu"`` for the gradient that fc sends back to its input, the
-        output of relu; ``"the loss -> fc"`` for that of a graph output; otherwise the name of the parameter.
+        Of an activation, the operator: ``"fc"``. Of a gradient, ``"fc -> relu"`` if fc sends it back to its input, the
+        output of relu; ``"the loss -> fc"`` if it is the gradient of a graph output that fc makes, or
+        ``"the loss, out -> fc"`` if the operator out also reads that output. Otherwise, the name of the parameter.
     op : str
-        The operator's type, ``"FullyConnected"``; of a gradient, that of the operator that sends it back, or for ``"the
-        loss -> fc"`` that of fc. Empty for the kinds that belong to a parameter.
+        The type of an operator, such as ``"FullyConnected"``: of the one that makes the activation or sends the
+        gradient back (of several, the first); for ``"the loss -> fc"``, of fc. Empty for the kinds that belong to a
+        parameter.
     low : bool
         True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
     histogram : Histogram
@@ -48,10 +50,10 @@ class TensorReport:
         return self.kind in _SCALED
 
     def true(self, loss_scale: float) -> Histogram:
-        """Return the tensor's histogram without the loss scale: that of a gradient divided by ``loss_scale``.
+        """Return the tensor's histogram without the loss scale; if not ``is_scaled``, the histogram as it is.
 
-        Of other kinds of tensors the histogram is returned as it is. The divisor is ``loss_scale`` rounded to a power
-        of two, since a histogram only knows exponents.
+        If ``is_scaled``, the values are divided by ``loss_scale`` rounded to a power of two, since a histogram only
+        knows exponents.
         """
         return self.histogram.scaled(-math.log2(loss_scale)) if self.is_scaled else self.histogram
 
@@ -180,7 +182,8 @@ class Snapshot:
 def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
     """Return one report for each kind and name in ``tensors``, with the values of all reports on it together.
 
-    A tensor has several reports if it was computed on several devices, or in several forwards of one step.
+    A tensor has several reports if it was computed on several devices, or in several forwards of one step. Its merged
+    report has the place of the first of them in the order, and ``op`` and ``low`` of the last.
     """
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:

@@ -23,13 +23,14 @@ from .snapshot import Snapshot, TensorReport, merged
 class Watch(StepObserver):
     """Records a histogram of each tensor's values in some training steps of a net or module; ``watch`` makes it.
 
-    The steps are the next one, and each whose number is a multiple of ``every`` of ``watch``. A Watch works until
+    It records the first step after the call of ``watch``, and each step whose number is a multiple of ``every``, an
+    argument of that call. A probe (``probe.Probe``) reports the tensors of these steps to it. A Watch works until
     ``close``, or until its ``with`` block ends.
 
     Attributes
     ----------
     snapshots : sequence of Snapshot
-        The last watched steps, oldest first; at most as many as ``watch`` was told to ``keep``.
+        The last watched steps, oldest first; at most ``keep`` (an argument of ``watch``) of them.
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
@@ -58,8 +59,9 @@ class Watch(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Record the gradients of the parameters, and copy the weights, if this is a watched step.
 
-        A step is watched if the probe has reported tensors in it. Of a BucketingModule the probe listens to one bucket:
-        a step that runs another bucket is not watched.
+        A step is watched if the probe has reported tensors in it. The probe reports none, for example, if the step runs
+        another bucket of a BucketingModule than the one the probe listens to, or if a module got a batch of another
+        size.
         """
         if not self._reported:  # another bucket ran, or a batch of another size
             return
@@ -92,14 +94,17 @@ class Watch(StepObserver):
             self._start()
 
     def _low_variables(self) -> set[str]:
-        """Return the names of the variables that an operator in low precision reads in any observed training graph."""
+        """Return the names of the variables that operators in low precision read, directly or through casts.
+
+        The operators are those of all training graphs that have reported tensors to the probe (``Probe.graphs``).
+        """
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
-        """Stop the probe, record what the step added to each weight, and append its Snapshot to ``snapshots``.
+        """Stop the probe, record the updates of the weights, and append the Snapshot of the step to ``snapshots``.
 
-        ``low`` has the names of the variables that operators in low precision read. Waits for the device, and calls the
-        callback of ``watch``.
+        If the step was skipped, there are no updates. ``low`` is the result of ``_low_variables``. Waits for the
+        device, and calls the callback of ``watch``.
         """
         self._probe.stop()
         if not self._step.last_step_skipped:
@@ -118,10 +123,11 @@ class Watch(StepObserver):
             self._callback(snapshot)
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        """Record an activation or a gradient that the probe reports.
+        """Record an activation or a gradient that the probe reports, as ``observed`` describes it.
 
-        Tensors of nodes that mxmp inserted, such as casts, and sums of gradients are ignored. There is one exception:
-        where mxmp casts a graph output, only the cast computes the output's gradient, which is therefore recorded.
+        Two kinds of tensors are not recorded: those of nodes that mxmp inserted, such as casts; and the sums of
+        gradients that MXNet makes where several operators read a tensor. There is one exception: where mxmp casts a
+        graph output, only the cast computes the output's gradient, which is therefore recorded.
         """
         self._reported = True
         if not observed.inserted or observed.of_output:
