@@ -36,10 +36,12 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     The backward serves ``trainer``, and each trainer with the same scaler object that has a parameter which the
     backward reaches. MXNet marks each weight as fresh whose gradient a backward has written. At a loss scale other than
     1 this function removes these marks when the block ends, and lists the weights in the attribute ``mxmp_scaled`` of
-    their Parameters instead. So a fresh mark that is found later shows a backward without the loss scale. The backward
-    may also write gradients of a trainer with another scaler, which contain a wrong loss scale for that trainer: their
-    marks are removed too, and the weights are not listed, so that trainer does not apply them. At a loss scale of 1
-    all marks stay.
+    their Parameters instead. So a fresh mark that is found later shows a backward without the loss scale. If the
+    backward also writes gradients of a trainer with another scaler, they contain a loss scale that is wrong for that
+    trainer. Their marks are removed too, but the weights are not listed, so that trainer does not apply these
+    gradients. At a loss scale of 1 all marks stay.
+
+    Before the block, waits for the device if it must copy running statistics, or examine unscaled gradients.
 
     Parameters
     ----------
@@ -55,13 +57,16 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     Raises
     ------
     ValueError
-        A loss head would ignore a loss scale other than 1. No gradient has been written.
+        Before the block, at a loss scale other than 1: the losses contain a loss head (an operator that writes its own
+        gradient, as ``SoftmaxOutput``) that ignores the loss scale.
     RuntimeError
-        Before the block, with no gradient written: one of the trainers that the backward serves has called ``unscale``
-        or ``clip_global_norm`` since its last step, or ``allreduce_grads`` with gradients that add up
-        (``grad_req="add"``); or the backward would overwrite gradients that a trainer with another scaler has not
-        applied yet, or, at a loss scale other than 1, add to gradients of a backward without the loss scale. After the
-        block, at a loss scale other than 1: gradients were written by a backward of other losses than the scaled ones.
+        Before the block, in three cases. First: a trainer that the backward serves has called ``unscale`` or
+        ``clip_global_norm`` since its last step, or has called ``allreduce_grads`` while a parameter has
+        ``grad_req="add"``. Second: the backward would write gradients of a trainer with another scaler, and that
+        trainer has not stepped since its own scaled backward. Third, at a loss scale other than 1: a trainer that
+        the backward serves has a parameter with ``grad_req="add"``, and a backward without the loss scale has written
+        its gradient, which is not all zeros. After the block, at a loss scale other than 1: a backward of other losses
+        than the scaled ones has written gradients.
     """
     group = trainer.scaler_group
     others = [other for other in list(living_trainers) if other is not trainer]
@@ -101,9 +106,9 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     """Do the checks of ``scaled_backward`` that come before the backward, then note the backward in all ``peers``.
 
     ``peers`` are ``trainer`` and the trainers with its scaler object whose gradients the backward writes; ``others``
-    are the mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and calls its
-    ``watch_statistics``. The loss scale does not change until all peers have stepped. Raises the errors that
-    ``scaled_backward`` raises before its block; no peer has noted anything then.
+    are the mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and copies the running
+    statistics that the backward may overwrite. From now on the scaler does not adjust the loss scale until all peers
+    have stepped. Raises the errors that ``scaled_backward`` raises before its block; no peer has noted anything then.
     """
     scale = trainer.loss_scale
     if scale != 1.0:
@@ -142,9 +147,10 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
     """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
 
-    If a gradient was not written since the last step, ``UserWarning`` is raised, as by ``gluon.Trainer``; with
-    ``ignore_stale=True`` the weight of that gradient is left out instead. Parameters with ``grad_req="null"`` are
-    always left out. ``Update.index`` is a position in ``params``.
+    An ``Update`` holds the weight array and its gradient. ``Update.index`` is a position in ``params``. If a gradient
+    was not written since the last step, this function raises ``UserWarning`` as an exception, like ``gluon.Trainer``;
+    with ``ignore_stale=True`` it leaves out that weight instead. Parameters with ``grad_req="null"`` are always left
+    out.
     """
     found = []
     for index, param in enumerate(params):
@@ -190,10 +196,11 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
 
 
 def note_scaled(written: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Append each weight array, once, to the list ``mxmp_scaled`` of its Parameter.
+    """Add each weight array to the list ``mxmp_scaled`` of its Parameter, unless the list has it already.
 
-    The list says which gradients contain the loss scale. The caller has removed MXNet's fresh mark from these arrays,
-    so that a mark that is found later shows another backward.
+    The list says which gradients contain the loss scale. ``written`` has pairs of a Parameter and its weight array on a
+    device. The caller must have removed MXNet's fresh mark from these arrays, so that a mark that is found later shows
+    another backward.
     """
     for param, array in written:
         others = [each for each in getattr(param, "mxmp_scaled", ()) if each is not array]

@@ -123,12 +123,12 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
 
 
 def with_names_of(blocks: Sequence[Block], plan: Plan) -> Plan:
-    """Return ``plan``, made for a net that the same code built, with the names that operators have in another net.
+    """Return ``plan`` with the names of the net whose blocks are ``blocks``, so that it can be used for this net.
 
-    Gluon numbers all blocks that a process makes, so the operators of the two nets have different names. ``blocks`` is
-    ``blocks_of(net)`` of the other net. A net that is no HybridBlock and has one child counts as the child. ``plan`` is
-    returned as it is if it has no names of blocks, the nets differ in their number of blocks, or two names would become
-    one.
+    The plan was made for another net, which the same code built. Gluon numbers all blocks that a process makes, so the
+    operators of the two nets have different names. ``blocks`` is ``blocks_of(net)``. While the outermost block is no
+    HybridBlock and has one child, its child takes its place. ``plan`` is returned as it is if the names are the same,
+    ``plan.blocks`` is empty, the nets differ in their number of blocks, or two names would become one.
     """
     start = 0
     while not isinstance(blocks[start], HybridBlock) and len(_mxnet.children(blocks[start])) == 1:

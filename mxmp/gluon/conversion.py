@@ -169,24 +169,26 @@ class NetConversion(Conversion):
 
         A parameter that an earlier graph reads, of this net or of another one, stays stored as it is. Any other
         parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
-        float16 and all operators that read it compute in float16. But a Constant, and a parameter of a block that runs
-        as Python code, stays in FP32.
+        float16 and all operators that read it compute in float16. But a Constant, and a parameter of a HybridBlock that
+        runs as Python code, stays in FP32.
 
         If the conversion has a Plan, the operators of one graph must be exactly those of the Plan. That graph is the
-        first that Python code calls; if the Plan was tuned, the first in the mode (training or inference) for which it
-        was tuned. In all other graphs, the Plan decides for operators with the same names and types as in the Plan, and
-        the rules decide for all other operators.
+        first that is built for a root; if the Plan was tuned, the first for a root in the mode (training or inference)
+        for which it was tuned. In all other graphs, the Plan decides for operators with the same names and types as in
+        the Plan, and the rules decide for all other operators. A graph without any operator of the Plan is refused.
 
         ``symbol`` is the FP32 graph of ``block``; ``params`` are the parameters that it reads, by name. ``device`` is
         ``"cpu"`` or ``"gpu"``. ``shapes`` maps the names of the inputs to their shapes in this call. ``large_inputs``:
         True if they are so large that some workarounds are left out (see ``pipeline.emitted``). ``adds_to_inputs``:
-        False if no input's gradient is added to another, so that workarounds for that are left out.
+        True if MXNet may add the gradient of an input to the values that its gradient array holds already, as after
+        ``attach_grad("add")`` or in control flow. False leaves out the workarounds for that.
 
         Raises
         ------
         ValueError
             A parameter is float16, bfloat16 or a float64 that is trained, or is needed in FP32 here and stored in
-            float16 for another net. Or the conversion has a Plan that was made for another net.
+            float16 for another net. Or the conversion has a Plan that was made for another net or device. Or MXNet
+            cannot compute in the policy's dtype on ``device``, or the rule table lacks an operator.
         TypeError
             A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """
@@ -246,9 +248,10 @@ class NetConversion(Conversion):
 
         ``decided(how, undecided, low)`` returns the plan under the Policy or Plan ``how``. ``low`` has the names of the
         parameters that are stored in float16 already, by this net or another one. ``undecided`` has the names of the
-        parameters for which the plan may choose float16 or FP32. ``device`` is ``"cpu"`` or ``"gpu"``. A parameter that
-        another net has stored in float16 stays in float16, even if this net's policy stores parameters in FP32. Raises
-        ``ValueError`` if an operator of this graph that reads it cannot compute in float16.
+        parameters for which the plan may choose float16 or FP32. ``device`` is ``"cpu"`` or ``"gpu"``: some
+        policies store parameters in float16 only on a GPU. A parameter that another net has stored in float16 stays in
+        float16, even if this net's policy stores parameters in FP32. Raises ``ValueError`` if, under this net's policy
+        or Plan, an operator of this graph reads it in another dtype.
         """
         stores = self.policy.stores_low(device)
         shared = {name for name in low if not (stores and name in self.stored_low)}

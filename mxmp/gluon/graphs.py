@@ -48,7 +48,8 @@ class GraphKey(NamedTuple):
     lacks_states : bool or None
         For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
     dtypes : tuple of type, or None
-        If the graph has loss heads, the dtypes of its inputs, on which the scaling of the heads depends; else None.
+        If the graph has loss heads (operators that write their own gradient, such as ``SoftmaxOutput``), the dtypes of
+        its inputs, on which the scaling of the heads depends; else None.
     """
 
     training: bool
@@ -116,13 +117,14 @@ class BuiltGraph(NamedTuple):
     types: Any
 
     def serves(self, inputs: list) -> bool:
-        """Return whether the graph is right for the shapes of ``inputs``, and no parameter's ``grad_req`` has changed.
+        """Return whether the graph is right for a call with ``inputs``; if not, the hook builds another in its place.
 
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. One that ``has_few_rows`` is for no larger
-        inputs than it was built for. Without ``adds_to_inputs`` it is right only for inputs without gradient arrays.
-        ``grad_req`` is compared with its value when the graph was built. If the result is False, the hook builds
-        another graph in place of this one.
+        and is right only for shapes with which ``only_for.at`` returns True. A graph that ``has_few_rows`` is right
+        only if no input has more elements than in the call for which it was built. While autograd records, a graph
+        without ``adds_to_inputs`` is right only for inputs without gradient arrays. No graph is right any more if the
+        ``grad_req`` of a parameter differs from its value when the graph was built. ``inputs`` are the call's arrays,
+        without None; their dtypes are not compared.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
@@ -171,7 +173,10 @@ def tracing() -> Iterator[None]:
 
 
 def _have_gradients(inputs: Collection[NDArray]) -> bool:
-    """Return whether any of ``inputs`` has a gradient array, by ``attach_grad``; what autograd computed has none."""
+    """Return whether any of ``inputs`` has a gradient array, as after ``attach_grad``.
+
+    An array that a recorded operator has computed has none.
+    """
     return any(array.grad is not None for array in inputs)
 
 
@@ -407,13 +412,14 @@ class _LowPrecisionOp:
         return mx.nd.CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls with an op hook; make it at the first call, and hook ``monitor`` on.
+        """Return this thread's CachedOp for calls with an op hook, with ``monitor`` as its only op hook.
 
-        ``monitor`` is a pair ``(callback, monitor_all)`` as for ``register_op_hook``. The callback is also called for
-        what the backward of an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and
-        ``static_shape``, with which MXNet would call the callback for few outputs. A user's callback gets the names of
-        the net before conversion, and values in FP32. A callback of mxmp's own (a GraphListener) gets the names and
-        values of the low-precision graph.
+        The CachedOp is made if this thread has none. ``monitor`` is a pair ``(callback, monitor_all)`` as for
+        ``register_op_hook``; it replaces another op hook of the CachedOp. The callback is also called for what the
+        backward of an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and ``static_shape``,
+        with which MXNet would call the callback for few outputs. A user's callback gets the names of the net before
+        conversion, and values in FP32. A callback of mxmp's own (a GraphListener) gets the names and values of the
+        low-precision graph.
         """
         thread, (callback, monitor_all) = threading.get_ident(), monitor
         op, registered = self._monitored.get(thread, (None, (None, False)))
@@ -437,10 +443,11 @@ class _LowPrecisionOp:
 
 
 def _remove_monitored(monitored: dict[int, tuple[mx.nd.CachedOp, tuple]], monitor: tuple | None = None) -> None:
-    """Remove from ``monitored`` the CachedOps that have the op hook ``monitor``; all of them if ``monitor`` is None.
+    """Remove from ``monitored`` the CachedOps with the callback of ``monitor``; all of them if ``monitor`` is None.
 
-    ``monitored`` maps the number of a thread to the CachedOp that this thread runs with an op hook, and this op hook.
-    The callbacks stop at the next ``silence_removed``.
+    ``monitored`` maps the number of a thread to the CachedOp that this thread runs with an op hook, and this op hook, a
+    pair ``(callback, monitor_all)`` like ``monitor``. MXNet may still call the callbacks in a backward, until a later
+    call of ``_mxnet.silence_removed`` replaces them.
     """
     for thread, (op, registered) in list(monitored.items()):
         if monitor is None or registered[0] is monitor[0]:

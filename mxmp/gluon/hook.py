@@ -74,14 +74,18 @@ class Hook:
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the block's graphs by kind of call; none before a call, or after ``hybridize`` or ``cast``."""
+        """Return the block's graphs by kind of call, those built since the last ``hybridize``, ``cast`` or new child.
+
+        The dict is empty if there are none.
+        """
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
-        """Make the block run as if it had never been converted: by its own ``forward``, and hybridized as it was.
+        """Make the block run by its class's ``forward`` again, as a graph or not, as the last ``hybridize`` requested.
 
-        Also restores the block's name and the keys of ``block.params`` if ``block.load(prefix)`` has changed them to
-        those in its file, and deletes the block's graphs.
+        If the hook has changed that setting (``_set_active``), and ``cast`` or a new child followed, the hook's setting
+        stays. Also restores the block's name and the keys of ``block.params`` if ``block.load(prefix)`` has changed
+        them to those in its file, and deletes the block's graphs.
         """
         if self._active is not None and not self._has_no_graphs():
             _mxnet.set_active(self._block, self._active)
@@ -161,7 +165,8 @@ class Hook:
 
         ``graphs`` are all graphs that were built for the block. If the block has an FP32 graph that is of none of them,
         MXNet's ``block.load(prefix)`` has stored it. ``load`` has also changed the names of blocks, and the keys of
-        their ``params``, to the names in its file. This method first restores the former names, which ``built`` uses.
+        their ``params``, to the names in its file. In this case the method first restores the former names, which
+        ``built`` uses.
         """
         shown = _mxnet.traced_graph(self._block)
         # A SymbolBlock has its graph before any call, and ``op_args``, with the Parameters to export, only after one.
@@ -361,9 +366,9 @@ def _replace(
     """Take the blocks and Parameters of a net out of the conversions ``old``, and put them into other conversions.
 
     ``hooked(block)`` returns the conversions to put ``block`` into, each with True if the block runs as Python code in
-    it; ``listed(param)`` returns the conversions to put ``param`` into. Either may return none. ``blocks`` are all
-    blocks of the net, the net first. Blocks that were in the net when it was converted, and were replaced since, are
-    changed too.
+    it, else False; ``listed(param)`` returns the conversions to put ``param`` into. What they return may be empty.
+    ``blocks`` are all blocks of the net, the net first. Blocks that were in the net when it was converted, and were
+    replaced since, are changed too.
     """
     changed = {id(b): b for b in [*blocks, *(b for c in old for b in c.blocks)] if isinstance(b, HybridBlock)}
     for block in changed.values():
@@ -373,9 +378,10 @@ def _replace(
 
 
 def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> None:
-    """Record ``conversion`` on the net ``blocks[0]``, with which ``convert`` was called; None: ``restore`` was called.
+    """Record ``conversion`` on the net ``blocks[0]``, for which ``convert`` made it; None only deletes records.
 
-    An earlier record, on the net or on a block inside it, is deleted.
+    ``blocks`` are all blocks of the net: earlier records on any of them are deleted. ``conversions_in`` reads the
+    record.
     """
     for block in blocks:
         vars(block).pop(_CALLED, None)
