@@ -37,7 +37,7 @@ class Probe:
         The net with its trainer, or the module, whose tensors are reported.
     graphs : list of ObservedGraph
         The training graphs of all blocks or executors that have reported a tensor since ``start``. They stay here after
-        ``stop``, until a tensor is reported again.
+        ``stop``, and after the next ``start`` until the first tensor is reported.
     listens : bool
         True from ``start`` to ``stop``.
     """
@@ -67,7 +67,8 @@ class Probe:
     def stop(self) -> None:
         """Stop reporting, and remove everything that ``start`` added to the network.
 
-        Raises the first exception that ``callback`` raised since ``start``, which MXNet itself would not pass on.
+        Raises the first exception that ``callback`` raised since ``start``, which MXNet itself would not pass on. Does
+        nothing if the probe does not listen.
         """
         with hold_interrupts():
             self.listens = False
@@ -76,7 +77,10 @@ class Probe:
         self._failed.raise_it()
 
     def _listener_at(self, where: Any) -> Listener:
-        """Return the function that is to be called with the name and array of each tensor that ``where`` computes."""
+        """Return the function that is to be called with the name and array of each tensor that ``where`` computes.
+
+        ``where`` is the hook of a Gluon block or the executor of a Module. The function does not keep it alive.
+        """
         # MXNet may hold the function longer than these exist.
         report, place = weakref.WeakMethod(self._report), weakref.ref(where)
 
@@ -88,7 +92,11 @@ class Probe:
         return listener
 
     def _report(self, where: Any, name: str, array: NDArray) -> None:
-        """Call the callback with a tensor that MXNet's monitor reported, if a training graph at ``where`` has it."""
+        """Call the callback with ``array``, which MXNet's monitor reported under ``name`` for ``where``.
+
+        Does nothing if the probe does not listen, or if ``_observe`` returns None for the name. Keeps the first
+        exception, for ``stop`` to raise.
+        """
         if not self.listens:
             return
         with self._failed:
@@ -100,8 +108,9 @@ class Probe:
     def _observe(self, where: Any, name: str) -> Observed | None:
         """Return a description of the tensor that the monitor calls ``name``, from the newest graph that has it.
 
-        Only graphs at ``where`` are searched. A hook may build more graphs while the probe listens: if the graphs known
-        so far do not have ``name``, the new ones are read too.
+        Only training graphs of ``where``, a Gluon hook or an executor, are searched. A hook may build more graphs while
+        the probe listens: if the graphs known so far do not have ``name``, the new ones are read too. Returns None if
+        no graph has the tensor, if it is an operator's input, or if it is a gradient that backward never computes.
         """
 
         def newest() -> Observed | None:
@@ -136,7 +145,7 @@ class StepObserver(Observer):
         self._step.observers.append(self)
 
     def close(self) -> None:
-        """Stop observing, and remove all listeners from the network; the results so far stay in this object.
+        """Stop observing, and remove this object's listeners from the network; the results so far stay in this object.
 
         If ``_observe`` has raised exceptions since the probe was started, raises the first of them.
         """
@@ -167,7 +176,10 @@ class StepObserver(Observer):
         self._probe.start()
 
     def _stop(self) -> None:
-        """Stop the probe if it listens, and drop the tensors recorded in the current step."""
+        """Drop the tensors recorded in the current step, and stop the probe if it listens.
+
+        Raises the first exception that ``_observe`` has raised since the probe was started.
+        """
         self._forget()
         if self._probe.listens:
             self._probe.stop()

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class UnknownOperator(KeyError, ValueError):  # noqa: N818
-    """Raised for an operator without a rule: one that a plug-in registers, for example, and not MXNet 1.9.1.
+    """Raised for an operator without a rule, because MXNet 1.9.1 does not register it: a plug-in may have done so.
 
     ``name`` is the operator's name. The message says how to set its dtype by ``low_ops`` or ``full_ops`` of a policy.
     """
@@ -46,7 +46,10 @@ class UnknownOperator(KeyError, ValueError):  # noqa: N818
 
 
 def _by_operator(table: Iterable[Rule]) -> dict[str, Rule]:
-    """Return a dict from every operator's name to its rule; raises ``ValueError`` where two rules name one operator."""
+    """Return a dict from each name and alias in ``Rule.operators`` of ``table`` to its rule.
+
+    Raises ``ValueError`` if a name occurs twice.
+    """
     found: dict[str, Rule] = {}
     for rule in table:
         for name in rule.operators.split():
@@ -84,11 +87,11 @@ def missing_kernel(
 ) -> str:
     """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
 
-    It must if the device has no kernel for it in the compute dtype, or one that is wrong or slower than FP32's. ``op``
-    and ``attrs`` are its name and parameters as in Symbol JSON, ``compute`` is ``"float16"`` or ``"bfloat16"``,
-    ``device`` ``"cpu"`` or ``"gpu"``. ``channels`` and ``data_shape`` are the number of channels of the first input and
-    its shape in training, where these are known: some kernels are slow for some numbers of channels, or for few rows.
-    If ``slow_too``, a kernel that is right but slower is no reason.
+    It must if the device has no kernel for it in the compute dtype, or if that kernel is wrong, or is slower than
+    FP32's and ``slow_too`` is False. ``op`` and ``attrs`` are its name and parameters as in Symbol JSON, ``compute`` is
+    ``"float16"`` or ``"bfloat16"``, ``device`` ``"cpu"`` or ``"gpu"``. Some kernels are slow for some numbers of
+    channels, or for few rows in training: ``channels`` is the number of channels of the first input, and ``data_shape``
+    the first input's shape in training. None and ``()`` mean that these are not known; such a kernel then is no reason.
     """
     call = Call(op, attrs, channels, data_shape)
     for row in missing_kernels.TABLE.get((device, compute), ()):

@@ -29,12 +29,12 @@ def is_set() -> bool:
 def may_be_float16(op: str, attrs: Mapping[str, str], policy: Policy) -> bool:
     """Return whether an operator may compute in float16 under ``policy`` if MXNET_SAFE_ACCUMULATION is set.
 
-    Its kernels, forward and backward, must sum in FP32. ``op`` and ``attrs`` are its name and parameters as in Symbol
-    JSON. LayerNorm's kernels also read gamma and beta in float16, and round the mean and the deviation that the
-    backward reads, so LayerNorm needs ``norm="compute"``. The result is False for a LayerNorm over another axis than
-    -1: MXNet sums it in float16 even if the variable is set, as ``safe_acc`` is inverted there
-    (``src/operator/nn/layer_norm-inl.h``). It is False for a softmax that divides by a ``temperature``, which its
-    kernel rounds to float16, and for one with a ``dtype``.
+    Only softmax and LayerNorm may; their kernels, forward and backward, sum in FP32. ``op`` and ``attrs`` are the
+    operator's name and parameters as in Symbol JSON. A softmax must have no ``dtype``, and no ``temperature`` but 1,
+    as its kernel would round it to float16. LayerNorm's kernels also read gamma and beta in float16, and round the mean
+    and the deviation that the backward reads, so ``policy`` must have ``norm="compute"``, and LayerNorm no
+    ``output_mean_var``. Its ``axis`` must be -1, and written so: over another axis MXNet sums in float16 even if the
+    variable is set, as ``safe_acc`` is inverted there (``src/operator/nn/layer_norm-inl.h``).
     """
     if op in _LAYER_NORM:
         if policy.norm != "compute":

@@ -83,10 +83,10 @@ def bodies(node: Node) -> Iterator[Body]:
 def has_control_flow(graph: Graph) -> bool:
     """Return whether ``graph`` has a ``_foreach``, ``_while_loop`` or ``_cond``.
 
-    If it has, a CachedOp must not get the flag ``static_shape``: MXNet 1.9.1 then runs the operators of the bodies in
-    an operator of its engine and counts it as done before they are (src/imperative/imperative_utils.h,
-    CreateEngineOpSeg). So an operator that reads the outputs may run too early, in FP32 too. An operator that oneDNN
-    fused has a subgraph, but is no control flow: without the flag, it would prepare its weights anew at each call.
+    If it has one, the caller must not set the flag ``static_shape`` of a CachedOp. With this flag, MXNet 1.9.1 counts a
+    control-flow operator as done before the operators of its bodies have run (src/imperative/imperative_utils.h,
+    CreateEngineOpSeg), so an operator that reads its outputs may run too early, in FP32 too. An operator that oneDNN
+    fused has a subgraph, but is no control flow, and needs the flag: without it, each call prepares the weights anew.
     """
     return any(node.op in _ROLES for node in graph.nodes())
 
@@ -138,8 +138,8 @@ def _variables(graph: Graph) -> list[Node]:
 def _positions(node: Node, number: int) -> list[int]:
     """Return, for each variable of a body of ``node``, the position of the node's input whose value it gets.
 
-    ``number`` is that of the body in ``bodies(node)``. The attributes of ``_foreach`` have the inverse: for each input,
-    the number of the variable.
+    ``number`` is the index of the body in ``bodies(node)``, from 0. The result is in the order of ``_variables``. The
+    attributes of ``_foreach`` have the inverse: for each input of the node, the index of the variable.
     """
     if node.op == "_foreach":
         places = [p for key in ("in_data_locs", "in_state_locs", "remain_locs") for p in _numbers(node, key)]

@@ -26,7 +26,9 @@ class CastSize(NamedTuple):
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
     """Return how many bytes each cast of a converted graph reads and writes, in the order of ``casted.casts``.
 
-    ``shapes`` maps the names of the graph's inputs to their shapes. Raises ``MXNetError`` if they contradict the graph.
+    ``shapes`` maps names of the graph's inputs to their shapes; those of the data are enough where MXNet infers the
+    parameters' from them. ``CastSize.bytes`` is None for every cast if ``shapes`` is empty. Raises ``MXNetError`` if
+    the shapes contradict the graph.
     """
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)

@@ -60,13 +60,15 @@ class Tuned:
     steps : mapping of str to float
         From each candidate that was timed to the median time of its steps, in seconds. Empty if nothing was timed.
     gains : mapping of str to (float, float, float)
-        From each candidate that was timed to how many times as fast as ``"float32"`` it was: lower quartile, median and
-        upper quartile over the rounds of timing.
+        From each candidate in ``steps`` to how many times as fast as ``"float32"`` it was: lower quartile, median and
+        upper quartile over the rounds of timing. All three are 1 for ``"float32"`` itself.
     predicted : mapping of str to float
         From a candidate to how many times as fast as ``"float32"`` it should be, by the sum of the times of its
-        operators and casts. A candidate is left out if one of these times was not measured.
+        operators and casts; 1 for ``"float32"`` itself. Left out are ``"float32, converted"`` and each candidate of
+        which one of these times was not measured.
     cast_bytes : mapping of str to int
-        From a candidate to the bytes that its casts read and write in one forward.
+        From a candidate to the bytes that its casts read and write in one forward. ``"float32, converted"`` is left
+        out; so is ``"float32"`` if ``mxmp.tune`` was called with ``measure=False``.
     notes : tuple of str
         Remarks for the user: where low precision does not pay, what failed.
     """

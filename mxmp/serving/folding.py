@@ -63,7 +63,10 @@ def _source(entry: Entry, heads: set[Node]) -> Entry:
 
 
 def _is_identity(node: Node) -> bool:
-    """Return True if an operator only copies its input in inference; False for Dropout with ``mode="always"``."""
+    """Return whether an operator is ``_copy``, ``BlockGrad`` or a Dropout without ``mode="always"``.
+
+    In inference these only copy their input.
+    """
     if node.op in ("Dropout", "_npx_dropout"):
         return node.attrs.get("mode", "training") == "training"
     return node.op in ("_copy", "BlockGrad")
@@ -73,9 +76,10 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Return a copy of an FP32 graph, and its parameters, in which BatchNorms are folded into the layers before them.
 
     A BatchNorm is folded if it alone reads the output of a Convolution or FullyConnected, and normalizes it along the
-    channels. This layer gets a new weight and bias, ``NAME_folded_weight`` and ``NAME_folded_bias``, that are computed
-    in float64 and rounded to FP32; it is renamed after a BatchNorm that computed an output of the graph. All other
-    BatchNorms stay. Parameters that the new graph does not read are left out. ``graph`` and ``params`` do not change.
+    channels, which must be axis 1. This layer gets a new weight and bias, ``NAME_folded_weight`` and
+    ``NAME_folded_bias`` for a layer ``NAME``, that are computed in float64 and rounded to FP32. If the BatchNorm
+    computed an output of the graph, the layer then gets the BatchNorm's name. All other BatchNorms stay. Parameters
+    that the new graph does not read are left out. ``graph`` and ``params`` do not change.
     """
     copy, values = copied(graph), dict(params)
     readers = copy.consumers()
@@ -97,10 +101,12 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 
 
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
-    """Return True if the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
+    """Return whether the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
 
-    ``readers`` is ``consumers()`` of the graph, ``heads`` are its outputs, and ``values`` its parameters by name. The
-    result is False, too, if ``values`` lacks a parameter of one of the two operators.
+    ``readers`` is ``consumers()`` of the graph, ``heads`` are its outputs, and ``values`` its parameters by name. True
+    if ``layer`` is a Convolution with the channels on axis 1, or a FullyConnected with ``flatten``; ``norm`` has axis
+    1, alone reads ``layer``, and only its first output is used; and ``values`` has all parameters of the two. ``heads``
+    must have neither the output of ``layer`` nor one of these parameters.
     """
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
@@ -119,7 +125,10 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
 
 
 def _fold(norm: Node, layer: Node, values: Params) -> Params:
-    """Change ``layer``, in place, to compute what ``norm`` returns after it; return its new weight and bias by name."""
+    """Change ``layer``, in place, to compute what ``norm`` returns after it; return its new weight and bias by name.
+
+    The caller must let the readers of ``norm`` read ``layer``. ``values`` has the parameters of the two by name.
+    """
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
     if is_true(norm.attrs.get("fix_gamma", "True")):
         gamma = np.ones_like(gamma)
@@ -135,12 +144,13 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Compute operators that read only parameters; return a copy of the graph without them, and its parameters.
+    """Compute operators that depend on parameters only; return a copy of the graph without them, and its parameters.
 
-    Only two kinds are computed, on the CPU: operators that mxmp inserted, such as casts of weights, and operators that
-    only move values, such as the one that joins the weights of an RNN into one vector. A result that an operator of the
-    remaining graph reads becomes a new parameter, and parameters that nothing reads any more are left out. If there is
-    no such result, the copy has all operators and parameters.
+    An operator is computed, on the CPU, if it reads only parameters and results of other computed operators, and is of
+    one of two kinds: operators that mxmp inserted, such as casts of weights, and operators that only move values, such
+    as the one that joins the weights of an RNN into one vector. A result that an operator of the remaining graph reads
+    becomes a new parameter, and parameters that nothing reads any more are left out. If there is no such result, for
+    example because only outputs of the graph depend on it, all operators and parameters stay.
     """
     copy = copied(graph)
     constant: set[Node] = set()

@@ -43,7 +43,8 @@ def lower(
     decided : mapping of str to Decision, optional
         Decisions of a plan, by operator name, which overrule the rules; ``full`` overrules both. Default: none.
     quantizable : bool
-        True fuses only operators that one INT8 kernel can compute together, as ``quantize`` needs it.
+        True fuses only operators that one INT8 kernel can compute together, as ``quantize`` needs it. False fuses
+        what ``fuse`` fuses by default.
     """
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
@@ -83,7 +84,8 @@ def lower_to_float16(
         ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
         are FP32.
     float16_sums : bool
-        True lets float16 FullyConnected operators of the emulation sum in float16 instead of FP32.
+        True lets float16 FullyConnected operators of the emulation sum in float16 instead of FP32. Use it with
+        ``"cpu"`` only, which is not checked, and call ``sums.register`` before the graph is loaded or run.
     """
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
@@ -103,13 +105,19 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph that runs by ``plan``, without workarounds for wrong gradients: no variable has a gradient."""
+    """Return the graph that runs in inference by ``plan``, without workarounds for wrong gradients.
+
+    All variables count as having no gradient (``grad_req="null"``), whatever ``graph`` declares.
+    """
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, the marks of mxmp's operators, so that ``strip`` does not remove these; return the graph."""
+    """Remove, in place, all ``__mxmp...`` attributes of nodes; return the graph.
+
+    They mark the nodes that mxmp inserted. ``strip`` removes marked nodes, and would undo the lowering.
+    """
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

@@ -72,7 +72,7 @@ class _Property(mx.operator.CustomOpProp):
         return self._names
 
     def infer_shape(self, in_shape: list) -> tuple:
-        """Return ``in_shape``, a list with the shape of the output, and an empty list for auxiliary states."""
+        """Return three lists of shapes: of the inputs (``in_shape``), of the one output, and of no auxiliary states."""
         data, weight = in_shape[:2]
         rows = data[:1] if self._flatten else data[:-1]
         return in_shape, [[*rows, weight[0]]], []

@@ -41,10 +41,10 @@ class AdaptiveLossScaler(DynamicLossScaler):
     The headroom, at first ``2**margin``, is the factor by which *largest* must stay below 65504, float16's maximum,
     after a rise. The rules:
 
-    1. A step with an overflow is skipped, and ``scale *= backoff_factor``, except for the first ``hysteresis - 1``
-       overflows. After any overflow, if the last *largest*, converted to the scale of the skipped step, is a factor
-       ``f`` below 65504, something that is not measured has overflowed, such as the gradient of an activation; the
-       headroom becomes at least ``2 * f``.
+    1. A step with an overflow is skipped. ``scale *= backoff_factor``, unless the overflow is one of the first
+       ``hysteresis - 1``. After any overflow, if the last *largest*, converted to the scale of the skipped step, is a
+       factor ``f`` below 65504, something that is not measured has overflowed, such as the gradient of an activation;
+       the headroom becomes at least ``2 * f``.
     2. After ``growth_interval`` steps in a row without overflow the scale stays, but the headroom is divided by
        ``growth_factor`` (not below ``2**margin``), rises that rule 4 stopped are permitted again, and overflows are
        counted from 0 again for ``hysteresis``.
@@ -115,8 +115,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
     def _set(self, scale: float) -> None:
         """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
 
-        Forgets measurements at the old scale, and permits rises again if a useless rise had stopped them. The gradients
-        of the next step must be measured.
+        Forgets measurements at the old scale, and permits rises again if a useless rise had stopped them. ``measures``
+        is then True for the next step. The headroom stays.
         """
         super()._set(scale)
         # Earlier measurements were made at another scale.

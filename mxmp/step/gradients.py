@@ -48,13 +48,14 @@ class Gradient(NamedTuple):
 
 
 class FiniteSums:
-    """Computes one FP32 number for each gradient, which is inf or NaN if the gradient holds an inf or NaN.
+    """Computes one FP32 number for each gradient, which is inf, -inf or NaN if the gradient holds an inf or NaN.
 
     This is the check for overflows of every step: few operators, and no wait for dense arrays. The number is the sum of
-    the squares of all elements, or, unless ``exact``, 0 or -inf for a float16 gradient on a CPU. A finite gradient may
-    get an inf, too (squares of elements beyond 1e19 overflow FP32), or a -inf (see ``exact``), so the caller must
-    confirm these by ``non_finite``. The constructor chooses the operators; each call of the object runs them on the
-    present values. So one object serves all steps of a training run in which the arrays are the same objects.
+    the squares of the gradient's elements; with ``exact=False`` it is 0 or -inf for a float16 gradient on a CPU. A
+    finite gradient may get an inf, too (squares of elements beyond 1e19 overflow FP32), or a -inf that another gradient
+    causes (see ``exact``), so the caller must confirm these by ``non_finite``. The constructor chooses the operators;
+    each call of the object runs them on the present values. So one object serves all steps of a training run in which
+    the arrays are the same objects.
 
     Parameters
     ----------
@@ -62,10 +63,10 @@ class FiniteSums:
         The gradients whose arrays every call reads. Large dense arrays on a CPU are summed one by one, which is faster;
         all others with the same device, dtype and storage type by one operator.
     exact : bool
-        False: float16 arrays on a CPU are not summed but checked, up to 200 of them by one operator. The number of each
-        is 0 if all arrays of its operator are finite, and -inf if any is not. True: they are cast to FP32 and summed,
-        which takes longer (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows); and more
-        arrays are summed one by one, which is more exact.
+        False: float16 arrays on a CPU are not summed but checked, up to 200 of them by one operator. All arrays of one
+        operator get the same number: 0 if all are finite, and -inf if any is not. True: they are cast to FP32 and
+        summed, which takes longer (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows);
+        and dense CPU arrays are summed one by one from 2**14 elements on, not 2**16, which is more exact.
     """
 
     def __init__(self, gradients: Sequence[Gradient], *, exact: bool = False) -> None:
@@ -113,9 +114,10 @@ class FiniteSums:
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Return the sum of the squares of each gradient's elements, in FP32 on the devices; ``fetch`` copies the sums.
+    """Return the sum of the squares of each gradient's elements, as a group of FP32 vectors for ``fetch``.
 
-    A sum is inf or NaN if an element is, and inf where it exceeds FP32's range. Waits for row-sparse gradients only.
+    The vectors are on the gradients' devices. A sum is inf or NaN if an element is, and inf where it exceeds FP32's
+    range. Waits for row-sparse gradients only.
     """
     return FiniteSums(gradients, exact=True)()
 
@@ -208,8 +210,9 @@ class Overflows:
 def norm(gradients: Sequence[Gradient]) -> float:
     """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
 
-    The norm is inf or NaN only if an element is, or is a float64 value beyond FP32's range. If squares of other
-    elements exceed this range, it is computed again from copies of the gradients that are multiplied by 2**-80.
+    The norm is inf or NaN only if an element is, or is a float64 value beyond FP32's range. If all elements are in this
+    range and a sum of their squares is not, the norm is computed again from copies of the gradients that are multiplied
+    by 2**-80.
     """
     total = _root_of_sum(gradients)
     if math.isfinite(total) or non_finite(gradients):
@@ -251,7 +254,10 @@ _SHRINK = 2.0**-80
 
 
 def _root_of_sum(gradients: Sequence[Gradient]) -> float:
-    """Return the root of the sum of all squared elements; inf if one gradient's sum exceeds FP32's range. Waits."""
+    """Return the root of the sum of all squared elements; inf if one gradient's sum exceeds FP32's range.
+
+    Waits for the devices.
+    """
     return math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
 
 
@@ -267,7 +273,8 @@ def _dense_values(array: NDArray) -> NDArray:
 def _for_squares(array: NDArray) -> NDArray:
     """Return a gradient's values as a dense array in the dtype to square them in: FP32 on a CPU, unchanged on a GPU.
 
-    MXNet's CPU kernels square in the dtype of their input, where 256 overflows float16; the GPU kernels square in FP32.
+    Of a row-sparse array these are the stored rows, for which it waits. MXNet's CPU kernels square in the dtype of
+    their input, where 256 overflows float16; the GPU kernels square in FP32.
     """
     values = _dense_values(array)
     return values if _on_gpu(values) else values.astype("float32", copy=False)
