@@ -30,13 +30,14 @@ class Weight(NamedTuple):
     name, shape
         Of the parameter (``"fc1_weight"``); 0 stands for a dimension that is not known before the first forward.
     arrays : sequence of NDArray
-        The arrays that operators read, one per device; no copies. Empty before initialization.
+        The parameter's own arrays, one per device, not copies; float16 if it has masters. Empty before initialization.
     masters : sequence of NDArray or None
         The FP32 master weights, one per device; None if the parameter has none (as every FP32 parameter) or is not
         initialized.
     assign : callable
-        Takes an FP32 array and makes it the parameter's value on every device, in masters and arrays. Does nothing for
-        a Module's parameter without masters, and for a Gluon Parameter on which ``initialize`` was not called.
+        Takes an FP32 array and writes it into the arrays on every device, and into the masters, if there are any. A
+        Gluon Parameter that waits for its shape is initialized with it later. Does nothing for a Module's parameter
+        without masters, and for a Gluon Parameter on which ``initialize`` was not called.
     """
 
     name: str
@@ -62,10 +63,11 @@ class MasterPair(NamedTuple):
 
 
 def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Compute for each pair of finite arrays a number that is 0 if and only if ``half`` is the rounded ``master``.
+    """Return one number per pair, on its device: for finite arrays 0 if, and only if, ``half`` is the rounded master.
 
-    If they differ, a user has written into ``half``. Where an array of the pair has an inf or NaN, the number is inf or
-    NaN. Returns the numbers for ``fetch``; does not wait for a device.
+    If they differ, a user has written into ``half``. If an array of the pair has an inf or NaN, the number is inf or
+    NaN. ``fetch`` takes the result, and copies the numbers to the host in the order of ``pairs``. Does not wait for a
+    device.
 
     The number is the sum of squared differences in FP32. Two different float16 numbers differ by at least 2**-24, and
     2**-48 is a normal FP32 number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for
@@ -134,9 +136,10 @@ def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays:
 def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
     """Send the weights of worker 0 to all workers if the optimizer is SGLD and the job is distributed; else do nothing.
 
-    Called after each update. SGLD adds random noise to its updates, a different one on each worker, so the workers'
-    weights would differ; no other optimizer of MXNet does so. ``weights()`` returns the weights by their keys in
-    ``kvstore``, where each key was initialized with an FP32 array. Does not wait.
+    Every worker must call it after each update that is not skipped. SGLD adds random noise to its updates, a different
+    one on each worker, so the workers' weights would differ; no other optimizer of MXNet does so. ``weights()`` returns
+    the weights by their keys in ``kvstore``, where each key was initialized with an FP32 array. Masters are sent in
+    FP32 and then rounded into the float16 arrays. Does not wait.
     """
     if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
         for key, weight in weights().items():

@@ -28,7 +28,8 @@ class FlatCopies(NamedTuple):
     def like(cls, arrays: Sequence[NDArray], flat: NDArray | None = None) -> FlatCopies:
         """Return a FlatCopies: a vector, and views into it in the order and shapes of ``arrays``. Copies no values.
 
-        ``flat`` is the vector to use; None: a new FP32 vector, not initialized, on the device of the first array.
+        ``flat`` is the vector to use, of any dtype, with at least as many elements as all arrays together. None: a new
+        FP32 vector, not initialized, on the device of the first array.
         """
         ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
         flat = mx.nd.empty(ends[-1], arrays[0].ctx) if flat is None else flat
@@ -38,9 +39,10 @@ class FlatCopies(NamedTuple):
 def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArray | None = None) -> None:
     """Copy each of ``arrays``, which are FP32, into the FP32 array of the same position and shape in ``copies``.
 
-    One operator copies up to 60 arrays. With the FP32 array ``after`` it copies up to 59, and reads this array without
-    using its values: MXNet's engine then starts the copies only after the array is computed. An inf becomes NaN,
-    because the operator is an SGD update of learning rate 0. Does not wait for the device.
+    Runs one operator for every 60 arrays, or for every 59 with ``after``, an FP32 array of any shape. Each operator
+    also reads ``after``, which changes no copy: MXNet's engine then starts the copies only after this array is
+    computed. In a copy an inf becomes NaN, and -0 becomes 0, because the operator is an SGD update of learning rate 0.
+    Does not wait for the device.
     """
     unused = [] if after is None else [(after, mx.nd.empty(after.shape, after.ctx))]
     for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused)):
@@ -49,7 +51,7 @@ def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArra
 
 
 def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:
-    """Compute ``array -= other`` for each pair from ``arrays`` and ``others``, with one operator for up to 60 pairs.
+    """Compute ``array -= other`` for each pair from ``arrays`` and ``others``, with one operator for every 60 pairs.
 
     Both arrays of a pair have one dtype and shape. Where an element of either is not finite, the difference is inf or
     NaN. Does not wait for the device.
@@ -59,10 +61,10 @@ def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:
 
 
 def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Return a new FP32 copy of each float16 array, with one operator for up to 60 arrays. Does not wait.
+    """Return a new FP32 copy of each float16 array, with one operator for every 60 arrays. Does not wait.
 
     The operator is an SGD update of FP32 zeros, with the array as gradient and -1 as learning rate. It also writes each
-    result back into its float16 array, whose values stay the same, except that -0 becomes 0.
+    result back into its float16 array. All values stay the same, except that -0 becomes 0 in both.
     """
     full: list[NDArray] = []
     for some in _chunks(arrays):
@@ -74,11 +76,11 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
-    """Round FP32 arrays to float16, up to 60 with one operator: the first array of each triple into the second.
+    """Round the first array of each triple, FP32, into the second, float16, with one operator for every 60 triples.
 
     A triple is (FP32 source, float16 target, any float16 array of the same shape with finite values). The operator is
-    an SGD update of the source with learning rate 0; it needs the third array as a gradient, and multiplies it by 0. A
-    -0 may become 0, and an inf becomes NaN, also in the source. Does not wait.
+    an SGD update of the source with learning rate 0; it needs the third array as a gradient, and multiplies it by 0. In
+    both source and target, -0 may become 0, and an inf becomes NaN. Does not wait.
     """
     for some in _chunks(triples):
         _sgd([(half, finite, full) for full, half, finite in some], [half for _, half, _ in some], rate=0.0)

@@ -122,9 +122,10 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase`` to the one after ``event``, a method of the Trainer that ``check`` has permitted.
+        """Set ``phase`` to the one that follows ``event``, a method of the Trainer that ``check`` has permitted.
 
-        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. After ``Event.UPDATE``, ``clip`` is 1 again.
+        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. ``Event.UPDATE`` also sets ``clip`` to 1; the Trainer
+        does not note it, but makes a new Progress after a step.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         if event is Event.UPDATE:

@@ -34,8 +34,8 @@ class InitialOptimizer(NamedTuple):
     Attributes
     ----------
     attributes : dict
-        From the name of an attribute (``"num_update"``) to a copy of its value on the host. Empty if the optimizer had
-        made updates before this record was made.
+        From the name of each attribute that ``savable_attributes`` returns (``"num_update"``) to a copy of its value on
+        the host. Empty if the optimizer had made updates before this record was made.
     schedule : object
         The learning-rate schedule as plain data, which ``describe`` returned; None without one.
     """
@@ -45,7 +45,10 @@ class InitialOptimizer(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: mx.optimizer.Optimizer) -> InitialOptimizer:
-        """Return an InitialOptimizer with copies of the optimizer's present attributes and of its schedule."""
+        """Return the InitialOptimizer of an optimizer, from its present attributes and schedule. Waits for the device.
+
+        The schedule is the one within a FromUpdate, if there is one.
+        """
         used = optimizer.num_update > optimizer.begin_num_update
         schedule, _ = without_start(optimizer.lr_scheduler)
         return cls({} if used else to_host(savable_attributes(optimizer)), describe(schedule))
@@ -148,7 +151,7 @@ def describe(schedule: Any) -> Any:
 
     JSON can hold it. ``attrs`` has all attributes: bools, numbers, strings and None as they are, another schedule as
     such a dict, a dict as a list of ``[key, value]``, a list, tuple or NumPy array as a list, anything else as None.
-    Without a schedule (None) returns None.
+    Returns None for None, and for a schedule that is no LRScheduler. Of a FromUpdate, callers pass the inner schedule.
     """
     if isinstance(schedule, dict):
         return [[k if isinstance(k, _PLAIN) else repr(k), describe(v)] for k, v in schedule.items()]
@@ -182,8 +185,9 @@ def class_names(described: Any) -> Any:
 def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: int) -> None:
     """Set the attributes of the optimizer's learning-rate schedule to saved ones, and let it begin at update ``start``.
 
-    At update ``n`` the optimizer then gets ``schedule(n - start)``. ``described`` is what ``describe`` returned for a
-    saved schedule of the same class; it must be None if the optimizer has no schedule, and nothing changes then.
+    The schedule is changed in place. At update ``n`` the optimizer then gets ``schedule(n - start)``: unless ``start``
+    is 0, its ``lr_scheduler`` becomes a FromUpdate. ``described`` is what ``describe`` returned for a saved schedule of
+    the same class; with None the attributes stay. Without a schedule it must be None, and nothing changes.
     """
     schedule, _ = without_start(optimizer.lr_scheduler)
     _set_attributes(schedule, described)
@@ -191,17 +195,19 @@ def restore_schedule(optimizer: mx.optimizer.Optimizer, described: Any, start: i
 
 
 def continue_schedule(optimizer: mx.optimizer.Optimizer, own: Any, saved: list, start: int) -> None:
-    """Continue the learning-rate schedule of a resumed Module where it was saved, or start it if it is a new schedule.
+    """Continue the saved learning-rate schedule in the optimizer of a resumed Module, or begin it if it is a new one.
 
-    Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or a schedule for the
+    Scripts for MXNet's Module pass to a resumed run either the schedule of the first run, or a new schedule for the
     remaining updates only, since MXNet counts the updates of a resumed run from ``begin_num_update`` again. mxmp's
-    Module goes on counting. So a new schedule gets the number ``begin_num_update`` for the present update.
+    Module goes on counting from the saved number.
 
     ``own`` is what ``describe`` returned for the user's schedule before its first update. ``saved`` is a list of what
     it returned for the saved schedule: before its first update (missing if the file is MXNet's), and when it was saved.
-    If ``own`` is in ``saved``, the schedule continues with the attributes in ``saved[-1]``, and its update 0 is update
-    ``start`` of the optimizer; otherwise it is new. It is also new if the optimizer's present schedule is of another
-    class than ``saved[-1]``, as where one of the runs has set ``lr_scheduler`` after ``init_optimizer``.
+
+    The schedule continues if ``own`` is in ``saved``, and the optimizer's present schedule has the class of
+    ``saved[-1]`` (it has another if one of the runs has set ``lr_scheduler`` after ``init_optimizer``). Then it gets
+    the attributes in ``saved[-1]``, and its update 0 is update ``start`` of the optimizer. Otherwise it is new: it gets
+    the attributes in ``own``, if that is of its class, and is called with ``begin_num_update`` at the present update.
     """
     present = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
     if own in saved and class_names(saved[-1]) == present:

@@ -57,13 +57,19 @@ def check_scale(name: str, value: Any) -> float:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy, and no bool."""
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy, and no bool.
+
+    ``name``: the argument that the error names.
+    """
     require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
     return int(value)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``, and no bool."""
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``, and no bool.
+
+    ``name``: the argument that the error names.
+    """
     require(check_integer(name, value) >= least, name, value, f"at least {least}")
     return int(value)
 
@@ -86,7 +92,8 @@ class StaticLossScaler:
     Parameters
     ----------
     scale : float
-        The loss scale, from 2**-126 to 2**127. A power of two changes no bit of a gradient that stays in range.
+        The loss scale, from 2**-126 to 2**127. With a power of two, a gradient that stays in range has the same bits
+        after unscaling as without a loss scale.
 
     Raises
     ------
@@ -96,9 +103,10 @@ class StaticLossScaler:
     Attributes
     ----------
     ARGUMENTS, COUNTERS
-        The entries of ``state_dict`` besides class and scale, which subclasses have. ARGUMENTS: the names of arguments
-        that the constructor takes after the scale, each kept in an attribute of this name. COUNTERS: the names of
-        private values that change while training, each with the function that checks a loaded value.
+        The entries that a subclass adds to ``state_dict``. ARGUMENTS: the names of arguments that the constructor takes
+        after the scale, each kept in an attribute of this name. COUNTERS: the names of values that change while
+        training, each kept in an attribute of this name after an underscore; and for each a function of name and
+        loaded value, which returns the value or raises ``ValueError``.
     """
 
     ARGUMENTS: tuple[str, ...] = ()
@@ -179,10 +187,10 @@ class StaticLossScaler:
         self._load(state, next(each for each in type(self).__mro__ if "ARGUMENTS" in vars(each)))
 
     def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
-        """Replace all attributes by those of ``state``, a dict that ``state_dict`` of the same class returned.
+        """Take over scale, arguments and counters from ``state``, which ``state_dict`` of the same class returned.
 
-        ``kind(scale, **arguments)`` makes a scaler of this class, which checks the loaded values. Raises
-        ``ValueError``, with nothing changed, if ``state`` has other keys, another class or values that are not allowed.
+        ``kind(scale, **arguments)`` makes a scaler with these attributes, and raises ``ValueError`` for values that are
+        not allowed. Raises ``ValueError`` also if ``state`` has other keys or another class. Nothing has changed then.
         """
         own = self.state_dict()
         if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
@@ -224,8 +232,8 @@ class DynamicLossScaler(StaticLossScaler):
     init_scale : float
         Scale of the first backward.
     growth_factor : float
-        What the scale is multiplied by to raise it; above 1. With a power of two no bit of a gradient that stays in
-        range changes.
+        What the scale is multiplied by to raise it; above 1. If ``init_scale`` and both factors are powers of two, a
+        gradient that stays in range has the same bits after unscaling as without a loss scale.
     backoff_factor : float
         What the scale is multiplied by after an overflow; between 0 and 1, best a power of two.
     growth_interval : int
@@ -373,11 +381,12 @@ def _hint(loss_scale: Any) -> str:
 class ScalerGroup:
     """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
 
-    The members are the trainers' ScaledSteps. One Gluon backward may write the gradients of several trainers, and all
-    these gradients contain one loss scale. So ``loss_scale`` does not change from the backward until every member
-    whose gradients the backward writes has stepped; then the scaler's ``adjust`` is called once. A Module's backward
-    writes the gradients of that Module only, whose step calls ``adjust``, unless another member must still step. A
-    scaler that only one trainer has forms a group, too. A group has only weak references to its scaler and its members.
+    A member is the ScaledStep of a Trainer or Module: the object that applies or skips its updates. One Gluon backward
+    may write the gradients of several members, and all these gradients contain one loss scale. So ``loss_scale`` does
+    not change from the backward until each of these members has made its step, applied or skipped; the last of these
+    steps calls the scaler's ``adjust``. A Module's backward writes the gradients of that Module only. Its step also
+    calls ``adjust``, unless another member must still step. A scaler that only one trainer has forms a group, too. A
+    group has only weak references to its scaler and its members.
 
     Attributes
     ----------
@@ -394,9 +403,9 @@ class ScalerGroup:
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last backward until all trainers whose gradients it wrote have stepped.
+        """Return the loss scale of the last Gluon backward while a member must still step, otherwise the scaler's own.
 
-        After that, and before the first backward, return the scaler's own.
+        A member must step if a Gluon backward has written its gradients since its last step.
         """
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
@@ -423,10 +432,11 @@ class ScalerGroup:
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
-        """Record that ``member`` has no gradients to apply: ``load_states`` dropped them, or its step found none.
+        """Record that ``member`` has no gradients to apply, so that no other member waits for its step.
 
-        If other members must still step, the last of them adjusts the scaler. If all others have stepped, nothing
-        adjusts it for their steps, and their overflows are forgotten: a loaded scaler stays as it was saved.
+        Its ``load_states`` has dropped them; or its step found that no backward had written any since the last step. If
+        other members must still step, the last of them adjusts the scaler. Otherwise ``adjust`` is not called, so that
+        a loaded scaler stays as it was saved, and overflows since the last adjustment are forgotten.
         """
         self._stop_waiting(member)
         if not self._waiting:

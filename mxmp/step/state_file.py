@@ -58,8 +58,9 @@ def read(content: bytes) -> dict[str, Any]:
 def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
     """Return the optimizer states, and the optimizer, from the bytes that ``get_states`` of MXNet's Updater makes.
 
-    The optimizer is None if ``get_states`` ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a
-    file cannot run code of its own. Raises an exception of any class for other bytes.
+    A key of the states is the index, an int or str, that the Updater received with the weight. The optimizer is None if
+    ``get_states`` ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a file cannot run code of
+    its own. Raises an exception of any class for other bytes.
     """
     found = _OnlyMXNet(io.BytesIO(content)).load()
     states, optimizer = (found, None) if isinstance(found, dict) else found
