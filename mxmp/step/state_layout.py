@@ -15,7 +15,8 @@ from mxnet.ndarray import NDArray
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a copy of nested dicts, lists and tuples, with every other value in them replaced by ``function(value)``.
 
-    A ``value`` that is no container itself is replaced likewise, also None; so is a namedtuple.
+    None and a namedtuple are passed to ``function`` like any other value. For a ``value`` that is itself no dict, list
+    or tuple, returns ``function(value)``.
     """
     if isinstance(value, dict):
         return {k: map_leaves(function, v) for k, v in value.items()}
@@ -27,9 +28,10 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
     """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
 
-    For float16, returns the pair of ``state`` and ``master``, the FP32 weight, in the optimizer's order, if it uses
-    ``multi_precision`` and ``master`` is not None; otherwise a copy of ``state`` with float16 arrays. For any other
-    dtype, returns ``state`` as it is.
+    ``state`` holds NumPy arrays; ``master`` is the FP32 weight, or None if there is none. For any dtype but float16,
+    returns ``state`` as it is. For float16, if the optimizer uses ``multi_precision`` and ``master`` is not None,
+    returns the pair of ``state`` and ``master`` in the optimizer's order. Otherwise returns a copy of ``state`` in
+    which all arrays are float16.
     """
     if np.dtype(dtype) != np.float16:
         return state
@@ -41,8 +43,9 @@ def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray
 class Layout:
     """How an optimizer nests the state of a weight, and where ``multi_precision`` puts the FP32 master in it.
 
-    For a float16 weight SGD has ``(state, master)``, Adam ``(master, state)``. The constructor makes the states of a
-    small weight and finds the order in them. The attribute ``state`` is the state of a 2x3 FP32 weight, as an example.
+    For a float16 weight SGD has ``(state, master)``, Adam ``(master, state)``. The constructor finds the order: a copy
+    of the optimizer makes the states of a 2x3 weight in FP32 and in float16. The attribute ``state`` is the FP32
+    weight's state, as an example.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
@@ -73,9 +76,10 @@ class Layout:
 
 
 def _nesting(state: Any) -> Any:
-    """Return how a state is nested, with ``"array"`` in place of each array: ``("array", ("array", None))``.
+    """Return how a state is nested: ``("array", ("array", None))`` for ``[a, (b, None)]`` with arrays ``a`` and ``b``.
 
-    A dict is ``"dict"``, whatever it holds, since an optimizer may fill it later. A number or string is ``"value"``.
+    A list becomes a tuple, and None stays None. A dict becomes ``"dict"``, whatever it holds, since an optimizer may
+    fill it later. A number or string becomes ``"value"``.
     """
     if isinstance(state, (list, tuple)):
         return tuple(map(_nesting, state))
@@ -85,9 +89,10 @@ def _nesting(state: Any) -> Any:
 
 
 def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.optimizer.Optimizer:
-    """Return a shallow copy of the optimizer with other values of ``attributes``.
+    """Return a shallow copy of the optimizer in which attributes have other values.
 
-    The copy shows which states the optimizer would make with these values. The optimizer itself is not changed.
+    ``attributes`` maps their names to these values. The copy shows which states the optimizer would make with them. The
+    optimizer itself is not changed.
     """
     other = copy.copy(optimizer)
     vars(other).update(attributes)
@@ -97,9 +102,10 @@ def with_attributes(optimizer: mx.optimizer.Optimizer, attributes: dict) -> mx.o
 def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer, shapes: Sequence[tuple]) -> None:
     """Raise ``ValueError`` unless states and masters of a file fit this optimizer and parameters of these shapes.
 
-    ``states`` and ``masters`` are by the indices of parameters, whose ``shapes`` are in this order; a parameter may
-    lack both. A state must be nested as the optimizer nests states; those of its arrays that the optimizer makes in the
-    weight's shape, and masters, must have the parameter's shape. A dimension of 0 or -1 matches any size.
+    ``states`` and ``masters`` are dicts from a parameter's index, which is its position in ``shapes``; either may lack
+    any parameter. A state must be nested as the optimizer nests the state of an FP32 weight. Masters must have the
+    parameter's shape, and so must those arrays of a state that the optimizer makes in the weight's shape. A dimension
+    of 0 or -1 matches any size, and an empty shape any shape.
     """
     model = Layout(optimizer).state
     for index, state in states.items():
@@ -130,17 +136,22 @@ def check_shapes(saved: Sequence[tuple], own: Sequence[tuple]) -> None:
 def positions(
     saved: Sequence[str], own: Sequence[str], saved_shapes: Sequence[tuple], own_shapes: Sequence[tuple]
 ) -> list[int]:
-    """Return, for each of the parameters with the names ``saved``, the index in ``own`` of the name that it has here.
+    """Return, for each name of ``saved``, the index in ``own`` of the same parameter's name.
+
+    ``saved`` has the names in a file, and ``own`` as many names here; the shapes are in the orders of the names.
 
     MXNet numbers the blocks of a process, and a Trainer sorts parameters by name: ``dense8_`` and ``dense9_`` become
     ``dense9_`` and ``dense10_`` when the same code builds the net again, and ``"dense10_"`` sorts before ``"dense9_"``.
-    The numbers keep their order, so names are paired in the order in which numbers count as numbers. But if neither
-    ``saved`` nor ``own`` is in the order of strings, users gave the Trainers lists: these are paired position by
-    position if their names differ there in numbers alone, because one of two nets may have been built again.
+    The numbers keep their order, so names are paired in the order in which numbers count as numbers.
 
-    Raises ``ValueError`` if two names of a pair differ in more than their numbers and the beginning that all names
-    share. Raises it, too, for lists of the same names in different orders with equal shapes at each position: the nets
-    may have been built in another order and have exchanged their names. With other shapes, equal names are paired.
+    But if neither ``saved`` nor ``own`` is in the order of strings, users passed lists of parameters to the Trainers.
+    If the names at each position match, they are paired, because one of two nets may have been built again. Two names
+    match if they differ only in their numbers and in the beginning that all names of a list share. If both lists have
+    the same names in different orders, equal names are paired instead.
+
+    Raises ``ValueError`` if two names of a pair do not match. Raises it, too, if lists have the same names in different
+    orders, and the names and shapes at each position match: the nets may have been built in another order and have
+    exchanged their names.
     """
     pairs = list(zip(_numerically(saved), _numerically(own)))
     kinds, own_kinds = map(_without_numbers, (saved, own))
@@ -165,7 +176,7 @@ def positions(
 
 
 def _numerically(names: Sequence[str]) -> list[int]:
-    """Return the positions of ``names`` in their sorted order, where numbers in a name are compared as numbers."""
+    """Return the indices that sort ``names``, where numbers in a name are compared as numbers."""
 
     def key(i: int) -> list:
         return [int(part) if k % 2 else part for k, part in enumerate(re.split("([0-9]+)", names[i]))]
@@ -174,7 +185,7 @@ def _numerically(names: Sequence[str]) -> list[int]:
 
 
 def _without_numbers(names: Sequence[str]) -> list[str]:
-    """Return ``names`` without the numbers in them, and without the beginning that all of them share."""
+    """Return ``names`` without the numbers in them, and then without the beginning that all the results share."""
     plain = [re.sub("[0-9]+", "", name) for name in names]
     shared = [*itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*plain))]
     return [name[len(shared) :] for name in plain]
@@ -199,7 +210,10 @@ def _check_shape(index: int, saved: Sequence[int], own: Sequence[int]) -> None:
 
 
 def _leaves(state: Any) -> list:
-    """Return the arrays, numbers and dicts of an optimizer's state as one list in their order, without None."""
+    """Return the arrays, numbers, strings and dicts in a state as one list in their order; leave None out.
+
+    Lists and tuples are opened; a dict is one item.
+    """
     if isinstance(state, (list, tuple)):
         return [leaf for item in state for leaf in _leaves(item)]
     return [] if state is None else [state]

@@ -102,10 +102,10 @@ def load(
     settings: str = "file",
     names_identify: bool = False,
 ) -> None:
-    """Continue from a file of ``save``, or of MXNet's ``gluon.Trainer``, which may be of another number of devices.
+    """Continue from a file that ``save`` or MXNet's ``gluon.Trainer`` wrote; the number of devices may differ.
 
-    FP32 master weights in the file become the values of the parameters, in whatever dtype a Gluon net stores those now;
-    in a Module, of those parameters that have masters now. Runs no code from the file.
+    FP32 master weights in the file become the values of a Gluon net's parameters, whatever dtype these have now. In a
+    Module this holds only for the parameters that have masters now. Runs no code from the file.
 
     Parameters
     ----------
@@ -132,8 +132,8 @@ def load(
     Raises
     ------
     ValueError
-        The file is damaged, is of other parameters or another optimizer or, with ``settings="file"``, of MXNet's
-        ``Module`` or with a schedule of another class; nothing has changed.
+        The file is damaged, or is of other parameters or of another optimizer. With ``settings="file"`` also: MXNet's
+        ``Module`` wrote it, or its schedule is of another class. In each case nothing has changed.
     OSError
         The file cannot be read.
     """
@@ -184,9 +184,10 @@ def read(path: str) -> OptimizerStates:
 def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates:
     """Return an OptimizerStates with the optimizer's attributes, schedule and states, copied to the host.
 
-    FP32 masters that MXNet's ``multi_precision`` keeps inside a state go to the result's ``masters``, and float16
-    states become FP32, so that all states are those of FP32 weights. Waits for the device. Raises ``TypeError`` for a
-    state that a file cannot hold.
+    ``states`` is the dict of that name in MXNet's Updater. The result's fields for the scaler, the parameters and the
+    optimizer as it was made are None. FP32 masters that MXNet's ``multi_precision`` keeps inside a state go to the
+    result's ``masters``, and float16 states become FP32, so that all states are those of FP32 weights. Waits for the
+    device. Raises ``TypeError`` for a state that a file cannot hold.
     """
     map_leaves(_check_leaf, states)
     schedule, start = without_start(optimizer.lr_scheduler)
@@ -205,12 +206,12 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
 
 
 def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> OptimizerStates:
-    """Return an OptimizerStates with one state for each parameter, from the ``states`` in a file of MXNet's ``Module``.
+    """Return an OptimizerStates with one device's ``states`` from a file of MXNet's ``Module``, by parameters' indices.
 
-    A Module on ``n`` devices saves the state of weight ``i`` on device ``k`` by the number ``i * n + k``; if a kvstore
-    updated the weights, it saves one state by the weight's name. The file does not say ``n``: the largest number is
-    taken for which the states are the same on all ``n`` devices. Raises ``ValueError`` for a name that no parameter
-    has.
+    A Module on ``n`` devices saves the state of weight ``i`` on device ``k`` by the number ``i * n + k``. But a Module
+    whose kvstore updated the weights saves one state by each weight's name. The file does not say ``n``: the largest
+    number is taken for which the states are the same on all ``n`` devices. The result has the class name of
+    ``optimizer`` and these states only. Raises ``ValueError`` for a name that no parameter has.
     """
     names = {weight.name: i for i, weight in enumerate(weights)}
     states = {names.get(key, key): to_host(state) for key, state in states.items()}
@@ -262,10 +263,11 @@ def _in_order_of(
 def _check(
     found: OptimizerStates, updaters: Updaters, shapes: Sequence[tuple], contexts: Sequence[mx.Context], settings: str
 ) -> Callable[[], None]:
-    """Raise ``ValueError`` if a loaded file does not fit optimizer and parameters; return a function that applies it.
+    """Raise ``ValueError`` if a loaded file does not fit; return a function that sets up the optimizer from the file.
 
-    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts.
-    ``load``, whose docstring explains ``settings``, calls it when everything is checked, so an error changes nothing.
+    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts; it sets
+    no states or masters. ``load``, whose docstring explains ``settings``, calls it when everything is checked, so an
+    error changes nothing. ``shapes`` are those of the present parameters, in the order of their indices.
     """
     optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
@@ -302,11 +304,12 @@ def _check(
 
 
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
-    """Return the saved state, which is that of an FP32 weight, as the optimizer expects it for the parameter ``index``.
+    """Return the saved state of the parameter ``index`` in the form in which the optimizer expects it for ``weight``.
 
-    If the parameter is stored in float16 without an FP32 master, the state's arrays become float16. With the
-    optimizer's ``multi_precision`` a master is added to the state instead: the file's, or if the file has none, the
-    present weight in FP32.
+    The saved state is that of an FP32 weight. It is returned as it is, unless ``weight`` is stored in float16 without
+    masters. Then, if the optimizer uses ``multi_precision``, the state and an FP32 master are combined: the file's
+    master or, if the file has none, the present weight in FP32. Without ``multi_precision``, the state's arrays become
+    float16.
     """
     if weight.masters or not weight.arrays:
         return found.states[index]

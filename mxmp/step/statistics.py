@@ -34,15 +34,15 @@ class RunningStatistics:
         self._any_kept = False
 
     def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
-        """Keep and restore the FP32 arrays among ``statistics`` from now on, in place of earlier ones; return ``self``.
+        """Watch the FP32 arrays among ``statistics``, which are those to keep and restore; return ``self``.
 
-        Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Copies the
-        present values, so that ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept
-        so far if the array was watched before. Otherwise it is replaced by BatchNorm's initial value: 1 where the name
-        ends in ``"var"``, else 0. Does nothing if all of these arrays are watched already and ``keep`` was called since
-        the last ``renew``. So a discriminator that takes several steps for one of its generator's goes on watching the
-        generator's arrays. A trainer calls ``renew`` when the user may have set running statistics. Where it copies, it
-        waits for the copies, and so for the forward on each device.
+        Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Does nothing if
+        all of these arrays are watched already and ``keep`` was called since the last ``renew``; other watched arrays
+        stay watched, too. So nothing is copied anew when a GAN's discriminator takes steps in which its generator does
+        not run. Otherwise only these arrays are watched from now on. Their present values are copied, so that
+        ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept so far if the array was
+        watched before, otherwise by BatchNorm's initial value: 1 where the name ends in ``"var"``, else 0. Then waits
+        for the copies, and so for the forward on each device.
         """
         arrays = [item.array for item in statistics]
         if not {*map(id, arrays)} - {*map(id, self._watched)} and (self._any_kept or not self._watched):
@@ -60,7 +60,7 @@ class RunningStatistics:
         return self
 
     def renew(self) -> None:
-        """Let the next ``watch`` copy the present values anew, because others than this object's steps may set them."""
+        """Let the next ``watch`` copy the present values anew; a Module calls it when a user may have set them."""
         self._any_kept = False
 
     def sums(self, after: Scalars) -> Scalars:
@@ -116,5 +116,5 @@ def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) 
 
 
 def _finite_or(array: NDArray, kept: NDArray) -> NDArray:
-    """Return ``array`` with each inf or NaN replaced by the element of ``kept`` at the same place."""
+    """Return a new array: ``array`` with each inf or NaN replaced by the element of ``kept`` at the same place."""
     return mx.nd.where(is_finite(array), array, kept)

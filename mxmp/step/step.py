@@ -67,8 +67,8 @@ class Observer(Protocol):
     def after_step(self) -> None:
         """Read what a training step has changed, such as counters, loss scale and weights.
 
-        Called at the end of each step: the update was applied or skipped, or raised an exception, which is raised
-        further afterwards.
+        Called at the end of each step, after the update was applied or skipped. Also called if the update raised an
+        exception, or the skipped step a ``FloatingPointError``, before the caller of the step receives it.
         """
 
 
@@ -110,16 +110,20 @@ class ScaledStep:
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for ``copy`` and ``pickle``, without ``group``, observers and the check of gradients.
+        """Return the attributes for ``copy`` and ``pickle``, without ``group``, ``observers`` and ``_sums``.
 
-        A copy joins the group of its own scaler, and prepares its check for overflows in its first step. The result has
-        the entry that this object has in ``group.skips_at_floor``, so that the copy continues this count.
+        A copy joins the group of the scaler that it has, and makes its ``_sums``, the check for overflows, in its first
+        step. The result also has the key ``"skips_at_floor"``: how many steps in a row this object has skipped at a
+        loss scale that an overflow cannot lower. The copy continues this count.
         """
         own = {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
         return {**own, "skips_at_floor": self.group.skips_at_floor.get(self, 0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy: it joins the group of the scaler in ``state``, and has no gradients and no observers yet."""
+        """Set up a copy, which joins the group of the scaler in ``state``.
+
+        It has no observers, and ``scaled_by`` is None: no backward has written its gradients.
+        """
         own = {name: value for name, value in state.items() if name != "skips_at_floor"}
         vars(self).update(own, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
         self.group.skips_at_floor[self] = state["skips_at_floor"]
@@ -169,7 +173,8 @@ class ScaledStep:
             The FP32 master and the float16 array of each parameter into whose float16 array a user may have written.
             What was written is copied to the master before ``apply``, so that the update starts from it.
         unscaled : bool
-            Whether the gradients have been divided by the loss scale already.
+            Whether the gradients have been divided by the loss scale already. If True, a scaler that measures
+            gradients receives their largest value multiplied by the loss scale. The check for overflows is the same.
 
         Raises
         ------
@@ -198,10 +203,11 @@ class ScaledStep:
         return getattr(self.scaler, "at_floor", False)
 
     def restart_floor_count(self) -> None:
-        """Restart the count of skipped steps in a row at the lowest scale, which would end in ``FloatingPointError``.
+        """Set to 0 the count of skipped steps in a row that would end in ``FloatingPointError`` (see ``run``).
 
-        It does so for all trainers that have the same scaler, since one backward reaches them. ``guard`` calls it in a
-        step in which it has found the layer that overflows, which it may move to FP32.
+        Does so for all trainers that have the same scaler, since one backward may write the gradients of several.
+        ``guard`` calls it in a step in which it has found the layer that overflows: after some of these steps it moves
+        the layer to FP32.
         """
         self.group.skips_at_floor.clear()
 
@@ -248,10 +254,11 @@ class ScaledStep:
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
 
-        Also keeps the present ``statistics``, or restores the kept ones if a gradient or a statistic is inf or NaN, and
-        measures finite gradients if the scaler needs it in this step. All numbers come to the host in one transfer; a
-        second one follows only if a sum of squares is not finite. ``unscaled``: whether the gradients have been divided
-        by the loss scale.
+        Also keeps the present ``statistics``, or restores the kept ones if a gradient or a statistic is inf or NaN. If
+        the scaler's ``measures`` is True and no gradient has an overflow, calls the scaler's ``note_gradients`` with
+        measurements of the gradients. ``unscaled`` says that these have been divided by the loss scale: then the
+        largest value is multiplied by it. All numbers come to the host in one transfer; a second one follows only if
+        the number that ``FiniteSums`` computes from a gradient is not finite.
         """
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -301,7 +308,10 @@ class ScaledStep:
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
-        """Log that this step was skipped, as a warning, or else that its loss scale was changed, as information."""
+        """Log a skipped step as a warning, or, if ``bad`` is empty, a change of the loss scale as information.
+
+        ``bad`` holds the gradients with an overflow; ``before`` and ``after`` are the scales of this step and the next.
+        """
         if bad:
             message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
             logger.warning(message, self.steps, _some(self.overflow_params), before, after)

@@ -172,9 +172,10 @@ class Horovod(mx.kv.KVStoreBase):
         """Do nothing: Horovod stores no values. MXNet calls it with each key and the first value for it."""
 
     def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
-        """Set ``out``, one array or one per device, to worker 0's ``value``. Does not wait.
+        """Set ``out``, one array or one per device, to worker 0's ``value``, and ignore other workers'. Does not wait.
 
-        All workers call it with the same ``key``, by which Horovod matches their arrays.
+        All workers call it with the same ``key``, by which Horovod matches their arrays. MXNet's engine tends to run
+        calls of higher ``priority`` first.
         """
         first, *others = out if isinstance(out, (list, tuple)) else [out]
         with autograd.pause():
@@ -188,8 +189,8 @@ class Horovod(mx.kv.KVStoreBase):
         """Sum ``value`` over devices, average the sums over workers, and write the result to ``out``. Does not wait.
 
         ``value`` and ``out`` are one array, or a list with one per device; ``out=None`` writes to ``value``. All
-        workers call it with the same ``key``, by which Horovod matches their arrays. Raises ``ValueError`` for a
-        row-sparse array.
+        workers call it with the same ``key``, by which Horovod matches their arrays. MXNet's engine tends to run calls
+        of higher ``priority`` first. Raises ``ValueError`` for a row-sparse array.
         """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
@@ -217,9 +218,11 @@ class Horovod(mx.kv.KVStoreBase):
 
 
 def _refuse_unknown(kind: str) -> None:
-    """Raise ``ValueError`` unless ``kind``, a name or type of kvstore, contains "dist" or is another store of MXNet's.
+    """Raise ``ValueError`` unless ``kind`` contains "dist" or is a name in ``_WITHIN``, in upper or lower case.
 
-    For an unknown name MXNet itself would silently open a store within this process, so each worker would train alone.
+    ``kind`` is a name or type of kvstore; ``_WITHIN`` has MXNet's stores within one process. So "horovod" and a user's
+    registered names are refused, too. For an unknown name MXNet itself would silently open a store within this process,
+    so each worker would train alone.
     """
     if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
         raise ValueError(

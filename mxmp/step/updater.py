@@ -50,10 +50,11 @@ class Updater(mx.optimizer.Updater):
     """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it to float16.
 
     MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
-    masters belong to the parameters, and states are those of FP32 weights. The optimizer divides the loss scale out, as
-    ``rescaled`` has multiplied its ``rescale_grad`` by the inverse. LBSGD, where it reads gradients before it applies
-    ``rescale_grad``, receives unscaled copies instead. So does any optimizer where the multiplied
-    ``rescale_grad`` is below 1e-10: MXNet passes it to operators as text of 19 decimals.
+    masters belong to the parameters, and states are those of FP32 weights. An Updater is called within ``rescaled``,
+    which multiplies the optimizer's ``rescale_grad`` by the inverse of the loss scale. So the optimizer divides the
+    loss scale out itself. In two cases it receives unscaled copies of the gradients instead: if LBSGD has options by
+    which it reads gradients before it multiplies them by ``rescale_grad``, and if the multiplied ``rescale_grad`` of
+    any optimizer is below 1e-10, since MXNet passes it to operators as text of 19 decimals.
 
     ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
     """
@@ -91,8 +92,9 @@ class Updater(mx.optimizer.Updater):
                 round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """Update ``weights``, FP32 masters and weights that have no master, to the same bits as MXNet's Updater.
+        """Update ``weights`` in place, to the same bits as MXNet's Updater.
 
+        A weight that has an FP32 master is not in ``weights``, but its master is, with its gradient in FP32.
         Large FP32 arrays on a CPU are updated faster: for SGD with momentum and Adam, new states do not begin where the
         weight does in a page of memory (``_zeros_apart``); and for SGD with momentum, weights with a dense gradient are
         updated one by one, as MXNet's operator for many arrays takes about three times as long for them.
@@ -127,10 +129,11 @@ class Updater(mx.optimizer.Updater):
     ) -> bool:
         """Return whether MXNet's ``multi_precision`` kernels give these weights the same result as FP32 kernels.
 
-        If so, they are used, as they update the FP32 master and the float16 weight at once. It is so for SGD and NAG,
-        if exactly the float16 ``weights`` have a master in ``masters``, by the parameter's index. But the optimizer
-        must divide the loss scale out itself, which it cannot at a ``rescale_grad`` below 1e-10. The kernels of LAMB,
-        LARS and LBSGD differ: they take norms of the float16 arrays, and on a CPU square in float16.
+        If so, they are used, as they update the FP32 master and the float16 weight at once. It is so if the optimizer
+        is SGD or NAG (no subclass), can divide the loss scale out itself (see ``_needs_true_gradients``), and exactly
+        the float16 ``weights`` have a master in ``masters``. ``indices`` are the parameters' indices, the keys of
+        ``masters``. The kernels of LAMB, LARS and LBSGD differ: they take norms of the float16 arrays, and on a CPU
+        square in float16.
         """
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
@@ -138,9 +141,11 @@ class Updater(mx.optimizer.Updater):
 
     @contextmanager
     def _as_multi_precision(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
-        """Turn on the optimizer's ``multi_precision`` within the ``with`` block; put each FP32 master into its state.
+        """Turn on ``multi_precision`` of SGD or NAG within the ``with`` block, and put FP32 masters into the states.
 
-        MXNet's ``multi_precision`` kernels expect it there. After the block the states are without masters again.
+        ``masters`` maps parameters' indices to masters. The state of each becomes ``(state, master)``, as MXNet's
+        ``multi_precision`` kernels expect; a missing state is created. After the block the states are without masters
+        again.
         """
         optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
@@ -240,7 +245,8 @@ class Updaters(List[Updater]):
         reduced : bool
             Whether a weight's gradients are the same on all devices, because they were summed. The weight must then
             stay the same on all devices, too. If the optimizer could update the devices differently, because it draws
-            random numbers for example, one device is updated, and the result is copied to the others.
+            random numbers for example, one device is updated, and the result is copied to the others. False: every
+            device is updated by its own gradients.
         """
         once = {update.index: update for update in reversed(updates)} if reduced and self._updates_can_differ() else {}
         with rescaled(self.optimizer, factor), _aggregated(self.optimizer, updates):
@@ -268,7 +274,10 @@ class Updaters(List[Updater]):
         return len(self) > 1 and (own or isinstance(optimizer, _NOT_PER_DEVICE))
 
     def _copy_weight(self, source: Update, to: Update) -> None:
-        """Copy an updated weight, through its masters if any, from the device of ``source`` to that of ``to``."""
+        """Copy an updated weight from the device of ``source`` to that of ``to``.
+
+        If it has masters, the master is copied, and rounded into the float16 array of ``to``.
+        """
         master, other = self[source.device].master(source.index), self[to.device].master(to.index)
         if master is None or other is None:
             source.weight.copyto(to.weight)
