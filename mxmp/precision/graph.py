@@ -78,8 +78,9 @@ class Node:
 class Entry(NamedTuple):
     """One tensor of a graph: the output ``index`` of ``node``.
 
-    ``version`` is MXNet's count of the operators that have updated a variable in place, the reading one included: 1
-    where a BatchNorm reads its running mean. Elsewhere it is nearly always 0.
+    If ``node`` is a variable, ``version`` is how many operators have updated it in place so far, by MXNet's count. An
+    operator that updates what it reads counts too, so ``version`` is 1 where the first BatchNorm reads its running
+    mean. For other tensors it is 0.
     """
 
     node: Node
@@ -116,10 +117,11 @@ class Graph:
 
     @classmethod
     def from_json(cls, text: str, *, numpy: bool = False) -> Graph:
-        """Return the graph that ``text``, Symbol JSON as MXNet 1.9 writes it, describes.
+        """Return the graph of ``text``, a Symbol's JSON as MXNet 1.9 writes it.
 
-        For JSON of an older MXNet use ``mx.sym.load``, which reads it, and ``from_symbol``. ``numpy`` says whether
-        ``to_symbol`` shall return a Symbol of ``mx.sym.np``; the JSON does not say it.
+        JSON of an older MXNet would lose attributes here: pass it to ``mx.sym.load_json``, and the Symbol to
+        ``from_symbol``. ``numpy`` says whether ``to_symbol`` shall return a Symbol of ``mx.sym.np``, which the JSON
+        does not say.
         """
         raw = json.loads(text)
         nodes: list[Node] = []
@@ -132,10 +134,11 @@ class Graph:
         return cls(heads, raw.get("attrs"), numpy=numpy)
 
     def nodes(self) -> Iterator[Node]:
-        """Yield each node once, after the nodes that it reads, in MXNet's own order (depth first from the outputs).
+        """Yield each node once, in MXNet's own order: depth first from the outputs.
 
-        ``list_arguments()`` of a Symbol has the variables in this order. Inserting a node with one input, such as a
-        cast, between two nodes does not change the order of the others.
+        A node comes after the nodes of its ``inputs`` and ``control_deps``. ``list_arguments()`` of a Symbol has the
+        variables in this order. Inserting a node with one input, such as a cast, between two nodes does not change the
+        order of the others.
         """
         seen: set[Node] = set()
         stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
@@ -214,12 +217,12 @@ class Graph:
         return users
 
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
-        """Have all readers of the first output of each of ``nodes`` read the tensor ``made(node)`` instead, in place.
+        """Let all nodes that read the first output of one of ``nodes`` read ``made(node)`` instead; change this graph.
 
-        ``made`` is called once for each node. It makes new nodes that compute something from the node's first output,
-        such as a relu, and returns their result; the new nodes still read this output. Outputs of the graph are not
-        replaced here, but by ``casts.replace_heads``, which takes what this returns: a dict from each node to its
-        ``made(node)``.
+        ``made`` is called once for each of ``nodes``. It makes new nodes that compute a tensor from the node's first
+        output, such as a relu, and returns this tensor. The new nodes still read the first output. Returns a dict from
+        each of ``nodes`` to its ``made(node)``. Outputs of the graph stay as they are: to replace them too, pass the
+        dict to ``casts.replace_heads``.
         """
         readers = self.consumers() if nodes else {}
         entries = {}
@@ -250,12 +253,12 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
 
 
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
-    """Raise ``ValueError`` unless ``shapes``, which a user gave as ``data=(32, 3, 224, 224)``, suit a Symbol.
+    """Raise ``ValueError`` if a name or a shape in ``shapes``, which a user wrote as keywords, is wrong for a Symbol.
 
-    Each name must be one of ``inputs``, the names of the Symbol's inputs; not every input needs a shape. A shape is
-    refused by ``as_shape``, or if it is too large: MXNet counts the elements of an array in 64 bits and each size in
-    32, or in 64 if it is built with ``USE_INT64_TENSOR_SIZE``. ``keywords`` are the calling function's other keyword
-    arguments, such as ``"policy"``: the message suggests one if an unknown name resembles it.
+    Each name must be one of ``inputs``, the names of the Symbol's inputs; not every input needs a shape. Each shape
+    must be one that ``as_shape`` accepts, and small enough for MXNet. It must have fewer than 2**63 elements. Each size
+    must be below 2**31, or below 2**63 if MXNet was built with ``USE_INT64_TENSOR_SIZE``. ``keywords`` are the calling
+    function's other keyword arguments, such as ``"policy"``: the message suggests one if an unknown name resembles it.
     """
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():

@@ -29,16 +29,17 @@ HEAD_OPERATORS |= {op for op, rule in RULES.items() if Kind.HEAD in (rule.kind, 
 
 
 def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
-    """Insert nodes, in place, that multiply the gradients written by the loss heads of ``graph`` by the loss scale.
+    """Insert nodes in ``graph``, in place, that multiply the gradients that its loss heads write by the loss scale.
 
     A loss head ignores the gradient of its output, so scaling the loss does not scale what it writes. The inserted
-    nodes pass the head's input on unchanged in the forward. The loss scale becomes an input of the graph: an FP32
-    variable of shape (1,), called ``SCALE_NAME``, also of the bodies of control flow with loss heads. A second call
-    would multiply twice. Returns whether the graph or a body has a loss head; if not, nothing changes.
+    nodes pass the head's input on unchanged in the forward. The loss scale becomes a new input of the graph: an FP32
+    variable of shape (1,), called ``SCALE_NAME``. Bodies of control flow that have loss heads are changed in the same
+    way, and read the same loss scale. A second call would multiply twice. Returns whether the graph or a body has a
+    loss head; if not, nothing changes.
 
-    ``dtypes`` are those of the graph's inputs, by name; an input that is not in it is FP32 unless MXNet infers another
-    dtype. Where a head reads another dtype than FP32, such as int32 labels of a Custom operator, the gradient is
-    multiplied in FP32.
+    ``dtypes`` maps names of the graph's inputs to NumPy dtypes; an input that is not in it has the dtype that MXNet
+    infers, or FP32 if it infers none. Where a head reads another dtype than FP32, such as int32 labels of a Custom
+    operator, the gradient is multiplied in FP32 and cast back.
     """
     scale = Entry(Node("null", SCALE_NAME, {"__shape__": "(1,)", "__dtype__": TYPE_CODES["float32"]}))
     read = [(node, position) for node in graph.nodes() for position in _own_gradients(node)]
@@ -57,7 +58,10 @@ def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
 
 
 def _dtypes(graph: Graph, tensors: list[Entry], known: Mapping[str, Any]) -> list[str]:
-    """Return the names of the dtypes of ``tensors`` of ``graph``, given those of inputs by name; FP32 if unknown."""
+    """Return the names of the dtypes that MXNet infers for ``tensors`` of ``graph``; ``"float32"`` if it infers none.
+
+    ``known`` maps names of inputs of the graph to their dtypes. If the inference raises, all are ``"float32"``.
+    """
     if not tensors:
         return []
     symbol = Graph([*tensors, *graph.heads], graph.attrs, numpy=graph.numpy).to_symbol()

@@ -42,7 +42,7 @@ def _always(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class MissingKernel:
-    """One row of the table of missing kernels: operators that must not compute in low precision on a device, and why.
+    """One row of the table of missing kernels: operators that stay in FP32 on a device, and why.
 
     The dict ``TABLE`` maps each pair of a device and a compute dtype to its rows.
 
@@ -59,8 +59,8 @@ class MissingKernel:
     all_others : bool
         Whether the row is about all operators except ``operators``.
     slow : bool
-        True: the kernel exists and is right, but slower than FP32's with casts around it; tuning may use it. False: the
-        kernel is missing or wrong.
+        True: the low-precision kernel exists and is right, but is slower than FP32's with casts around it; only
+        ``mxmp.tune`` may choose it. False: the kernel is missing or wrong.
     """
 
     reason: str
@@ -70,7 +70,10 @@ class MissingKernel:
     slow: bool = False
 
     def reason_for(self, call: Call) -> str:
-        """Return ``reason`` with the values of ``call`` for ``{op}``, ``{channels}`` and names of its parameters."""
+        """Return ``reason``, with ``{op}``, ``{channels}`` and parameters in braces replaced by the values of ``call``.
+
+        Raises ``KeyError`` if ``reason`` names a parameter that ``call.attrs`` does not have.
+        """
         return self.reason.format_map({**call.attrs, "op": call.op, "channels": call.channels})
 
 
@@ -103,7 +106,7 @@ def is_global_average(attrs: Mapping[str, str]) -> bool:
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
-    """Return whether the convolution ``call`` is 3-D and has dilation, or a kernel longer than 7 along an axis.
+    """Return whether the convolution ``call`` is 3-D, and is either dilated or has a kernel longer than 7 in an axis.
 
     Such a convolution stays in FP32, because its bfloat16 gradients in oneDNN were never checked. Those of other 3-D
     convolutions are right; for small inputs, they are so only with the workarounds of ``kernels/padding.py``.
@@ -143,10 +146,10 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:
-    """Return whether an ``UpSampling`` has scale 2, or copies nearest values of one tensor with scale 4, 8, 16, ...
+    """Return whether an ``UpSampling`` has scale 2, or can be computed in steps of scale 2.
 
-    It can then be computed in steps that each double the size (``kernels.cuda.double_in_steps``), and no gradient is a
-    float16 sum of more than 4 terms.
+    It can if it has scale 4, 8, 16, ..., reads one tensor and is not bilinear (``kernels.cuda.double_in_steps``). Each
+    gradient of a step is then a float16 sum of only 4 terms. Scale 2 counts for any number of tensors, bilinear or not.
     """
     scale, is_nearest = int(attrs["scale"]), attrs.get("sample_type") != "bilinear"
     doubles_again = scale > 2 and scale & (scale - 1) == 0 and is_nearest
@@ -158,7 +161,8 @@ def leaves_cudnn(attrs: Mapping[str, str]) -> bool:
 
     That is so if ``use_global_stats`` or ``cudnn_off`` is set. In float16, MXNet's kernel sums in FP32 too, but rounds
     gamma, beta, the mean and the terms of gamma's gradient to float16 (``src/operator/nn/batch_norm.cu``); cuDNN's
-    rounds none of these. So it is for ``norm="compute"`` only.
+    rounds none of these. So such a BatchNorm reads float16 only if the policy has ``norm="compute"``, or names it in
+    ``low_ops``.
     """
     return any(is_true(attrs.get(attr)) for attr in ("use_global_stats", "cudnn_off"))
 
@@ -193,10 +197,11 @@ FEW_ROWS = (
 
 
 def _has_few_rows(call: Call) -> bool:
-    """Return whether the FullyConnected ``call`` trains with few rows for its many weights, by ``_FEW_ROWS``.
+    """Return whether the FullyConnected ``call`` trains with few rows for its many weights.
 
-    The rows are the batch; with ``flatten=False``, all axes of the data but the last. Returns False if the shape of the
-    data is not known.
+    It does if, for one of the pairs in ``_FEW_ROWS``, it has at least the first number of weights and fewer rows than
+    the second number. The number of rows is the batch size or, with ``flatten=False``, the product of all sizes of the
+    data but the last. Returns False if a size of the data is not known.
     """
     if not call.data_shape or not all(call.data_shape):
         return False

@@ -73,8 +73,9 @@ def in_full(array: NDArray) -> NDArray:
 class GraphListener:
     """Base class of mxmp's own monitor callbacks, which get names and values as they are in the graph with casts.
 
-    All other callbacks are those of users. They are called through a ``NetworkView``, which translates to names and
-    values of the FP32 network.
+    A subclass defines ``__call__`` with MXNet's arguments: ``(name, op, handle)`` in Gluon, ``(name, handle)`` for an
+    executor. A callback of any other class is a user's: it is called through a ``NetworkView``, which translates to
+    names and values of the FP32 network.
     """
 
 
@@ -191,11 +192,12 @@ class NetworkView:
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
         """Return what a user's callback gets for ``place``, a tensor of an inserted node that changes values or shapes.
 
-        Examples are a Pad in front of a convolution, which then pads no more itself, or a slice behind a deconvolution.
-        The callback shall see the tensors of these operators as in the FP32 network. So the gradient that the Pad
-        returns is reported as that of the convolution's input, and the slice's output as the deconvolution's output.
-        The Pad's input is kept until MXNet reports the convolution's input; ``_read`` then reports the kept one
-        instead. None means not to call the callback.
+        Such a node is, for example, a Pad in front of a convolution, which then pads no more itself, or a slice behind
+        a deconvolution. The callback shall get the tensors of the convolution and the deconvolution as in the FP32
+        network. So the gradient of the Pad's input is reported as that of the convolution's input, and the slice's
+        output as the deconvolution's output. A copy of the Pad's input is kept for ``_read``, which reports it later
+        in place of the convolution's input. For this input, and for all other tensors of such nodes, the result is
+        None, and the callback is not called.
         """
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
@@ -211,8 +213,8 @@ class NetworkView:
         """Return name, type and values that a user's callback gets for ``place``, a tensor of the network's operators.
 
         The type is None for a gradient, which keeps the type that MXNet reports. ``array`` has the values as MXNet
-        reports them: in emulation, what the operator computed in FP32, before a cast rounds it. A tensor that is
-        float16 by the plan is rounded here.
+        reports them. In emulation (float16 on a CPU) an output or a gradient is in FP32 there, before a cast rounds
+        it. So each output or gradient that is float16 by the plan is rounded to float16 here.
         """
         name = self._names[place.node]
         decision = self._plan.decisions[name]
@@ -227,7 +229,7 @@ class NetworkView:
 
 
 def _is_of_scale(place: Place) -> bool:
-    """Return whether ``place`` is the gradient of the loss scale, which a loop with a loss head in its body reads."""
+    """Return whether ``place`` is the gradient of the loss scale, an input of control flow with loss heads inside."""
     read = place.node.inputs if place.what == "gradient" and place.number is not None else []
     return any(entry.node.name == SCALE_NAME and position == place.number for position, entry in enumerate(read))
 

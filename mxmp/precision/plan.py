@@ -55,9 +55,11 @@ class Plan:
         The device for whose kernels the decisions were made. The plan cannot be used on the other one.
     decisions : mapping of str to Decision
         The decision for every operator of the graph, by the operator's name and in graph order. Of two operators with
-        one name the second is ``"name:1"``. An operator in the body of a loop is ``"loop/name"``.
+        one name the second is ``"name:1"``. For an operator in a body of control flow, the name begins with
+        ``Body.prefix``: ``"loop/fc"`` in a loop's body, ``"a/then/fc"`` in a branch of the ``cond`` ``"a"``.
     low_variables : frozenset of str
-        Names of the parameters that are stored in float16, with FP32 master weights.
+        Names of the parameters that are stored in float16, with FP32 master weights. In the plan of a body: see
+        ``within``.
     unmatched : tuple of str
         Patterns of ``policy.exclude`` that match no node of the graph; perhaps they are misspelt.
     tuned : Tuned or None
@@ -93,12 +95,14 @@ class Plan:
         """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
 
         An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, because a body
-        returns FP32 to the graph around it. If the compute dtype is float16, ``low_variables`` are the variables whose
-        values a ``foreach`` reads in float16, because all operators of its body that read them do: weights are then
-        cast once, and not in each iteration, which would also keep each copy for the backward. So MXNet sums a weight's
-        gradients over the iterations in float16, as if the loop were unrolled. ``low_variables`` is empty for other
-        control flow, and in bfloat16, where such sums stop growing after 256 equal terms: weights are then cast in the
-        body.
+        returns FP32 to the graph around it.
+
+        ``low_variables`` is empty unless the compute dtype is float16 and ``body`` is that of a ``foreach``. Then it
+        has the body's variables, such as weights, that all their readers in the body read in float16 (``_read_low``).
+        The ``foreach`` reads these in float16, so a weight is cast once. A cast in the body would run in each
+        iteration, and each copy would be kept for the backward. But MXNet then sums a weight's gradients over the
+        iterations in float16, as if the loop were unrolled. In bfloat16 such a sum stops growing after 256 equal terms,
+        so weights are cast in the body.
         """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
@@ -221,6 +225,8 @@ class PlannedGraph:
 
     Attributes
     ----------
+    graph, plan
+        The FP32 graph and its plan, not copied.
     names : dict of Node to str
         From each node to its unique name (see ``Graph.names``), which is its key in ``plan.decisions``.
     decisions : dict of Node to Decision
@@ -228,7 +234,8 @@ class PlannedGraph:
     rules : dict of Node to Rule
         From each operator to its rule.
     within : dict of Node to list of (Body, Plan)
-        From each control-flow operator to its bodies, each with its own plan (``Plan.within``).
+        From each control-flow operator to its bodies, in the order of ``bodies``, each with its own plan
+        (``Plan.within``).
     low_variables : set of Node
         The parameters that are stored in float16.
 
@@ -251,19 +258,21 @@ class PlannedGraph:
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is in low precision: an operator's output by its decision, or a variable as stored.
+        """Return whether the tensor ``entry`` of the FP32 graph is in low precision by the plan.
 
-        Returns False for an output that the operator's rule keeps in FP32.
+        A variable is if it is in ``low_variables``. An operator's output is if the operator computes in low precision,
+        unless its rule keeps this output in FP32 (``Rule.keep_outputs``).
         """
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether ``node`` reads its input at ``position`` in low precision.
+        """Return whether the operator ``node`` is to read its input at ``position`` in low precision.
 
-        Returns False if the node computes in FP32, and for inputs that its rule keeps out of low precision, such as
-        indices. A control-flow node reads those inputs in low precision whose positions ``low_inputs`` returns.
+        A tensor that is in the other precision (see ``is_low``) needs a cast. Returns False if the node computes in
+        FP32, and for inputs in ``Rule.keep``, such as indices. A control-flow node reads those inputs in low precision
+        whose positions ``low_inputs`` returns.
         """
         if node in self._low_inputs:
             return position in self._low_inputs[node]
@@ -273,8 +282,9 @@ class PlannedGraph:
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
     """Return the positions of the inputs that a control-flow operator reads in float16; the others it reads in FP32.
 
-    These are the inputs for ``low_variables`` of its bodies' plans. ``within`` are the bodies, each with its own plan,
-    as ``Plan.within`` returns it. The set is empty for ``while_loop`` and ``cond``, and in bfloat16.
+    A position is in the set if a variable of a body stands for this input, and the body's plan has the variable in
+    ``low_variables``. ``within`` are the operator's bodies, each paired with its plan (``Plan.within``). The set is
+    empty for ``while_loop`` and ``cond``, and in bfloat16.
     """
     found: set[int] = set()
     for body, plan in within:
@@ -284,10 +294,10 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
 
 
 def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables that ``body`` may get in float16, as all operators in it that read them do so.
+    """Return the names of the variables of ``body`` that all operators in it that read them read in float16.
 
-    ``plan`` is that of ``body`` alone. Left out are variables that are not in ``body.castable``, that no operator
-    reads, or that ``body`` itself returns.
+    ``plan`` is the body's own plan, a float16 one, in which ``low_variables`` is still empty. Left out are variables
+    that are not in ``body.castable``, that no operator reads, or that are outputs of ``body``.
     """
     planned = PlannedGraph(body.graph, plan)
     heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
@@ -330,11 +340,11 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 
 
 def summed_in_fp32(plan: Plan) -> Plan:
-    """Return ``plan`` as it is right in this process: no softmax or LayerNorm sums in float16.
+    """Return ``plan``, or a copy with softmax and LayerNorm in FP32 if they would sum in float16 in this process.
 
-    If the plan was made with ``MXNET_SAFE_ACCUMULATION=1``, it may have them in float16. Where the variable is not set,
-    their kernels would sum in float16, so they compute in FP32 here, but for those that ``low_ops`` of the policy
-    names.
+    A plan that was made with ``MXNET_SAFE_ACCUMULATION=1`` may have these operators in float16. In a process where the
+    variable is not set, their float16 kernels sum in float16, so the copy is returned. In it, the operators that
+    ``low_ops`` of the policy names are as they were.
     """
     unsafe = safe_sums.OPERATORS.difference(plan.policy.low_ops)
     found = {name: decision for name, decision in plan.decisions.items() if decision.low and decision.op in unsafe}
@@ -446,12 +456,12 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 
 
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return patterns that match, after the blocks were renamed, just what ``pattern`` matched before.
+    """Return patterns that match the new names of exactly those blocks and nodes whose old names ``pattern`` matches.
 
-    The list has a single pattern if one matches just this: ``pattern`` as it is (``"*head*"``), or with the new prefix
-    of a block (``"net0_*"``). Otherwise it has the new name of each block and node that ``pattern`` matched. ``names``
-    are the old names of all blocks and nodes; for a ``name``, ``rename(name + "_")`` returns the new one, with the
-    underscore.
+    The list has a single pattern if one is enough: ``pattern`` as it is (``"*head*"``), or with the new prefix of a
+    block (``"net1_*"`` for ``"net0_*"``). Otherwise it has the new name of each block and node that ``pattern``
+    matches. ``names`` are the old names of all blocks and nodes. ``rename`` returns the new name for an old one; both
+    end in an underscore that the names in ``names`` do not have (``"net1_dense0_"`` for ``"net0_dense0_"``).
     """
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)

@@ -89,8 +89,9 @@ class Rule:
     normalized : bool
         Whether the values of the first output are about 1 or less, as after a normalization or softmax, and so are safe
         in float16. A ``Kind.FOLLOW`` operator that reads such an FP32 output beside float16 inputs still computes in
-        float16. One that reads only such outputs does so if, for example, an operator reads its output in float16.
-        Unused in bfloat16.
+        float16. One that reads only such outputs does so in the three cases that ``settle`` in ``decide.py`` lists,
+        such as where an operator reads its output in float16. Has no effect in bfloat16, or if ``full_ops`` names
+        the operator that has this rule.
     exact : bool
         Whether each output value is an input value, perhaps with another sign, or zero, and gradients likewise (relu,
         reshape, transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
