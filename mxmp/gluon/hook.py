@@ -46,8 +46,8 @@ class Hook:
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
         self.conversions = conversions
         self._block = block
-        # What ``hybridize`` chose, where this hook has changed it.
-        self._active: bool | None = None
+        # What ``hybridize`` chose before this hook changed it, and the flags of that call, a new list in each.
+        self._chosen: tuple[bool, list] | None = None
         self._join_conversions()
 
     def __setstate__(self, state: dict) -> None:
@@ -83,12 +83,11 @@ class Hook:
     def undo(self) -> None:
         """Make the block run by its class's ``forward`` again, as a graph or not, as the last ``hybridize`` requested.
 
-        If the hook has changed that setting (``_set_active``), and ``cast`` or a new child followed, the hook's setting
-        stays. Also restores the block's name and the keys of ``block.params`` if ``block.load(prefix)`` has changed
-        them to those in its file, and deletes the block's graphs.
+        Also restores the block's name and the keys of ``block.params`` if ``block.load(prefix)`` has changed them to
+        those in its file, and deletes the block's graphs.
         """
-        if self._active is not None and not self._has_no_graphs():
-            _mxnet.set_active(self._block, self._active)
+        if self._chosen is not None and self._chosen[1] is _mxnet.flags(self._block):
+            _mxnet.set_active(self._block, self._chosen[0])
         _mxnet.undo_load(self._block)
         _mxnet.restore_calls(self._block)
 
@@ -199,10 +198,10 @@ class Hook:
 
         What ``hybridize`` chose is remembered, so that ``undo`` can restore it.
         """
-        if self._has_no_graphs() or _mxnet.is_active(self._block) != active:
-            self._active = _mxnet.is_active(self._block)
-            _mxnet.set_active(self._block, active)
-            self._ensure_graphs()
+        flags = _mxnet.flags(self._block)
+        if self._chosen is None or self._chosen[1] is not flags:
+            self._chosen = _mxnet.is_active(self._block), flags
+        _mxnet.set_active(self._block, active)
 
     def _ensure_graphs(self) -> Graphs:
         """Return the dict of the block's low-precision graphs; make an empty one if the block has none.

@@ -146,14 +146,13 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:
-    """Return whether an ``UpSampling`` has scale 2, or can be computed in steps of scale 2.
+    """Return whether an ``UpSampling`` can be computed in steps of scale 2 (``kernels.cuda.double_in_steps``).
 
-    It can if it has scale 4, 8, 16, ..., reads one tensor and is not bilinear (``kernels.cuda.double_in_steps``). Each
-    gradient of a step is then a float16 sum of only 4 terms. Scale 2 counts for any number of tensors, bilinear or not.
+    It can if it has scale 2, 4, 8, ..., reads one tensor and is not bilinear. Each gradient of a step is then a float16
+    sum of only 4 terms. Of several tensors, the smaller ones are enlarged by more than the scale.
     """
     scale, is_nearest = int(attrs["scale"]), attrs.get("sample_type") != "bilinear"
-    doubles_again = scale > 2 and scale & (scale - 1) == 0 and is_nearest
-    return scale == 2 or (doubles_again and attrs.get("num_args", "1") == "1")
+    return scale > 1 and scale & (scale - 1) == 0 and is_nearest and attrs.get("num_args", "1") == "1"
 
 
 def leaves_cudnn(attrs: Mapping[str, str]) -> bool:

@@ -127,7 +127,7 @@ class Plan:
         pairs = {name: (self.decisions.get(name), other.decisions.get(name)) for name in names}
         return {name: (a, b) for name, (a, b) in pairs.items() if a is None or b is None or a.low != b.low}
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Write the plan to a JSON file, which ``load`` reads.
 
         Raises

@@ -124,12 +124,10 @@ class Progress:
     def note(self, event: Event, loss_scale: float) -> None:
         """Set ``phase`` to the one that follows ``event``, a method of the Trainer that ``check`` has permitted.
 
-        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. ``Event.UPDATE`` also sets ``clip`` to 1; the Trainer
-        does not note it, but makes a new Progress after a step.
+        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. The Trainer does not note ``Event.UPDATE``, but makes a
+        new Progress after a step.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
-        if event is Event.UPDATE:
-            self.clip = 1.0
 
     def _effective_phase(self, loss_scale: float) -> Phase:
         """Return ``phase``, but ``SCALED`` in place of ``READY`` (no scaled backward has run) if ``loss_scale`` is 1.

@@ -108,9 +108,10 @@ def check_states(states: dict, masters: dict, optimizer: mx.optimizer.Optimizer,
     of 0 or -1 matches any size, and an empty shape any shape.
     """
     model = Layout(optimizer).state
-    for index, state in states.items():
+    for index in [*states, *masters]:
         if not isinstance(index, int) or not 0 <= index < len(shapes):
             raise ValueError(f"the states are of other parameters: number {index} of {len(shapes)}")
+    for index, state in states.items():
         if _nesting(state) != _nesting(model):
             raise ValueError(
                 f"the state of parameter number {index} is not what {type(optimizer).__name__} makes with these options"

@@ -214,6 +214,7 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
     ``optimizer`` and these states only. Raises ``ValueError`` for a name that no parameter has.
     """
     names = {weight.name: i for i, weight in enumerate(weights)}
+    is_by_name = any(isinstance(key, str) for key in states)
     states = {names.get(key, key): to_host(state) for key, state in states.items()}
     if not all(isinstance(key, int) for key in states):
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
@@ -224,7 +225,8 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
         )
 
-    count = next((n for n in range(len(states), 0, -1) if copies_are_equal(n)), 1)
+    counts = (1,) if is_by_name else range(len(states), 0, -1)
+    count = next((n for n in counts if copies_are_equal(n)), 1)
     mine = {key // count: state for key, state in states.items() if key % count == 0}
     # A pair may be Adam's two moments, or momentum and FP32 master of a float16 weight: it is not divided.
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)

@@ -86,8 +86,3 @@ def test_gradients_that_are_added_are_not_added_to_a_sum_over_devices():
             progress.check(Event.BACKWARD, 8.0)
 
 
-def test_an_update_forgets_the_clipping():
-    progress = at(Phase.CLIPPED)
-    progress.clip = 0.5
-    progress.note(Event.UPDATE, 8.0)
-    assert progress.clip == 1.0
