@@ -27,11 +27,11 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         if module.last_step_skipped:
             print(mxmp.diagnose.blame(module, batch))
 
-    The replay is one forward and backward of the batch in training mode, on the graph that trains, with the weights as
-    they are now; a skipped step has not changed them. Gradients, running statistics, loss scale and counters are the
-    same afterwards, also those of other nets with an mxmp.Trainer that ``loss`` calls, such as the discriminator of a
-    GAN; but if ``loss`` calls a net without an mxmp.Trainer, BatchNorm's running statistics in it change. Dropout draws
-    new random numbers. Waits for the device.
+    The replay is one forward and backward of the batch in training mode. It runs the same converted graphs as a
+    training step, with the weights as they are now; a skipped step has not changed them. Gradients, running statistics,
+    loss scale and counters are the same afterwards, also those of other nets with an mxmp.Trainer that ``loss`` calls,
+    such as the discriminator of a GAN; but if ``loss`` calls a net without an mxmp.Trainer, BatchNorm's running
+    statistics in it change. Dropout draws new random numbers. Waits for the device.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         For a net, where it is required: takes what the net returns, and returns the loss, an NDArray or a list of them.
         The operators of this function are not examined, only the loss and its gradients: those with respect to the
         net's outputs, and to trained parameters that the function itself reads, as for a penalty. Operators of the net
-        that compute a loss are examined like all others; blocks of the net that run as Python are not.
+        that compute a loss are examined like all others. Blocks of the net that run as Python are not examined.
     loss_scale : float, optional
         The loss scale of the replay. By default that of the last step if it was skipped, otherwise that of the next
         step.

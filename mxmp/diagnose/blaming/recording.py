@@ -31,14 +31,15 @@ class Recording:
 
     @property
     def has_operators(self) -> bool:
-        """Return whether any recorded tensor was made by an operator of the network: False if it has not run yet."""
+        """Return whether ``note_observed`` has recorded a tensor, which an operator of the network or a cast made."""
         return any(observed for observed, _ in self._pending)
 
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
-        """Record the range of one tensor, without waiting for the device; integer and empty arrays are left out.
+        """Record the range of one tensor; do nothing for an integer or empty array. Waits only for a sparse array.
 
         ``name`` is what reports call the tensor, such as ``"fc1"`` or ``"the loss"``. ``observed`` says which operator
-        of the network made it; None for an input, a parameter, the loss, or the gradient of a parameter or the loss.
+        of the network, or cast by mxmp, made it. It is None for an input, a parameter, the loss, and the gradient of a
+        parameter or of the loss.
         """
         with autograd.pause():
             values = values_of(array)
@@ -80,5 +81,5 @@ class Recording:
             self.note(f"the gradient of {name}", array)
 
     def records(self) -> list[Record]:
-        """Return a Record for each tensor, its Range and the operator that made it, in order. Waits for the device."""
+        """Return one Record (``observed`` and Range) for each tensor, in order of recording. Waits for the device."""
         return [Record(observed, read()) for observed, read in self._pending]

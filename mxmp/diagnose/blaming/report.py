@@ -13,9 +13,10 @@ class Range:
     Attributes
     ----------
     name : str
-        Which tensor it is: the name of an operator (its output), of a parameter or of a Module's input; of a net
-        ``"the input"`` or ``"input 0"``; ``"fc -> relu"`` for the gradient that fc sends back to relu; ``"the loss"``;
-        ``"the gradient of fc_weight"``. With ``", unrounded"`` at the end: that tensor in FP32, before it was rounded.
+        Which tensor it is. An output has the name of its operator; a parameter and a Module's input have their own
+        names. A net's only input is ``"the input"``; several are ``"input 0"``, ``"input 1"`` and so on. Other names
+        are ``"the loss"``; ``"fc -> relu"`` for the gradient that fc sends back to relu; and, for example, ``"the
+        gradient of fc_weight"``. With ``", unrounded"`` at the end: that tensor in FP32, before it was rounded.
     shape : tuple of int
     dtype : str
         Such as ``"float16"``.
@@ -67,16 +68,17 @@ class Blame:
         The operator and its type, such as ``"fc1"`` and ``"FullyConnected"``. Where ``where`` is neither ``"forward"``
         nor ``"backward"``, ``name`` is that of the tensor, and ``op`` is empty. Both are empty for ``"nowhere"``.
     dtype : str
-        The dtype that the operator computes in, or the compute dtype where an FP32 tensor overflowed when it was
-        rounded. Otherwise the dtype of the tensor. Empty where ``where`` is ``"nowhere"``.
+        The compute dtype, if an FP32 tensor overflowed when it was rounded. If not, it is for ``"forward"`` and
+        ``"backward"`` the dtype that the operator computes in, but ``"float32"`` if the tensor is in FP32. Otherwise
+        it is the dtype of the tensor. Empty where ``where`` is ``"nowhere"``.
     cause : str
         What happened, in a sentence.
     output : Range or None
         The tensor that is not finite; None where all are finite.
     inputs : tuple of Range
         The tensors that the operator read; in backward also the gradients that were sent to it. For the loss, the last
-        output of the network. Where a tensor overflowed when it was rounded, that tensor in FP32 is the last. Empty
-        for any other tensor.
+        tensor that an operator or a cast made in the forward. Where a tensor overflowed when it was rounded, that
+        tensor in FP32 is the last. Empty for any other tensor.
     loss_scale : float
         The loss scale of the replay.
     """

@@ -49,7 +49,8 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
     """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
-    ``found`` is the tensor's range; ``past`` has the records of the step before it.
+    ``found`` is the tensor's range. ``past`` has the records of the tensors that the same step computed before it.
+    ``params`` has the names of all parameters, and ``scale`` is the loss scale.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -80,7 +81,11 @@ def _blame_operator(
     params: Sequence[str],
     scale: float,
 ) -> Blame:
-    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made."""
+    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
+
+    ``observed`` describes the tensor, ``graphs`` are the converted graphs of the step, and the other arguments are
+    those of ``_blame_other``.
+    """
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
     where = "backward" if observed.backward else "forward"
@@ -120,10 +125,10 @@ def _overflow_text(unrounded: Range, dtype: str) -> str:
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
     """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if ``past`` does not have it.
 
-    ``found`` is the range after the cast. Only FP32 ranges of the same shape with values too large for the dtype of
-    ``found`` fit. The result is that of the gradient of the loss, if ``found`` is the gradient of a graph output and it
-    fits; else that of a tensor with the label of ``observed``; else that of a sum of gradients. Of several such ranges
-    the last in ``past`` is returned.
+    ``found`` is the range after the cast, and ``observed`` describes the tensor. A range in ``past`` fits if it is in
+    FP32, has the same shape, and has values too large for the dtype of ``found``. If ``observed`` is the gradient of
+    a graph output, a range of the gradient of the loss is preferred; then one with the label of ``observed``; then one
+    of a sum of gradients. Of several alike, the last in ``past`` is returned. If ``found`` is in FP32, none fits.
     """
     if found.dtype == "float32":
         return None
@@ -136,9 +141,9 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
     """Return the ranges of the tensors that the operator of ``observed`` read, each once, as far as ``past`` has them.
 
-    If ``observed`` is a gradient, the gradients that were sent to the operator come first. If ``past`` lacks an input
-    of the operator, all inputs of the net come next, since a Gluon net's are recorded under other names (``"the
-    input"``).
+    The operator's own inputs come last. If ``observed`` is a gradient, the gradients that were sent to the operator
+    come first. If ``past`` lacks an input of the operator, all inputs of the net come between these two, since a Gluon
+    net's are recorded under other names (``"the input"``).
     """
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
@@ -148,5 +153,5 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
 
 
 def _scale_advice(scale: float) -> str:
-    """Return a sentence: a lower loss scale avoids the overflow or, if ``scale`` is at most 1, it is not the cause."""
+    """Return a sentence: a lower loss scale avoids the overflow, or the scale, if at most 1, is not the cause."""
     return "A lower loss scale avoids it" if scale > 1 else f"The loss scale is {scale:g}, and not the cause"

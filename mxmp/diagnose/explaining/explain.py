@@ -39,14 +39,17 @@ def explain(
     target : Block, Module, BucketingModule or Symbol
         A net that ``convert`` returned, an mxmp.Module or mxmp.BucketingModule, or an FP32 Symbol.
     *inputs : NDArray
-        Inputs of a net, and of nothing else. The net is called with them if it has not been called yet, because it has
-        no graphs before.
+        Only for a net: its inputs. They are needed if the net was not called since ``convert``, ``hybridize`` or
+        ``cast``, because it has no graph then: it is called with them once, in the mode (training or inference) that
+        autograd has at the time. A net that has a graph is not called.
     policy, exclude, ctx
-        For a Symbol: the policy (a recipe, policy string, Policy, Plan or path of a Plan; default ``"float16"``); more
-        patterns, as of ``fnmatch``, for names of operators or blocks to keep in FP32, not with a Plan; the device
-        (default: the current context's), which a Plan overrides.
+        Only for a Symbol. ``policy`` is a recipe, policy string, Policy, Plan or path of a Plan (default
+        ``"float16"``). ``exclude`` has more patterns, as of ``fnmatch``, for names of operators or blocks to keep in
+        FP32; it cannot be combined with a Plan. ``ctx`` is the device (default: the current context's); with a Plan,
+        the Plan's device is taken instead.
     **shapes : tuple of int
-        Shapes of a Symbol's inputs, for example ``data=(32, 3, 224, 224)``, from which the bytes of casts are counted.
+        Only for a Symbol: shapes of its inputs, for example ``data=(32, 3, 224, 224)``, from which the bytes of casts
+        are counted. Without them, the bytes are None.
 
     Returns
     -------

@@ -65,8 +65,8 @@ class GraphReport:
         The names of the parameters that are stored in float16, with FP32 master weights; and of all other variables,
         inputs included.
     workarounds : mapping of str to tuple of str
-        From the name of each workaround that is applied to the names of the operators and variables that need it; in
-        the body of a loop or branch with a prefix, ``"loop/fc1"``.
+        The names of the operators and variables that need a workaround, by the name of the workaround. In the body of a
+        loop or branch, they have a prefix: ``"loop/fc1"``.
     """
 
     name: str
@@ -143,8 +143,9 @@ class Explanation:
     Attributes
     ----------
     graphs : tuple of GraphReport
-        One report for each graph. A net has a graph for each block that is called from Python and each kind of call
-        so far (training or inference, device); a BucketingModule has one for each bucket used so far.
+        One report for each graph. In a net, each block that Python code calls has one graph for each kind of its calls
+        so far (training or inference, device, nesting of the arguments). A block that is called inside the graph of
+        another has none. A BucketingModule has one graph for each bucket that is bound.
     unconverted : tuple of str
         Names of the blocks of a net that run as Python, not as a graph, and so stay in FP32.
     """
@@ -156,7 +157,7 @@ class Explanation:
     def num_casts(self) -> int:
         """Return the number of casts in all training graphs together; if there are no training graphs, in all graphs.
 
-        For a net that is called in one way, on one device, these are the casts of one forward.
+        If a forward runs each of these graphs once, these are the casts of one forward.
         """
         return sum(len(graph.casts) for graph in self._current())
 

@@ -103,8 +103,10 @@ class Guard(StepObserver):
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         """Find out which layer overflowed in this step, and count the overflow, if the probe has recorded the step.
 
-        An overflow is counted in a skipped step and in one that is applied. If the layer now has ``patience``
-        overflows, and one of them was in a skipped step, ``after_step`` will move the layer. Waits for the device.
+        ``gradients`` are those that the optimizer receives. ``guard`` says which overflows count; they do so in a
+        skipped step and in one that is applied. A counted one restarts the count of skipped steps in a row at the
+        lowest loss scale. If the layer now has ``patience`` overflows or more, and one of them was in a skipped step,
+        ``after_step`` will move the layer. Waits for the device if the probe has recorded the step.
         """
         if not self._recording.has_operators:
             return
@@ -135,8 +137,9 @@ class Guard(StepObserver):
     def after_step(self) -> None:
         """Move the layer to FP32 that ``before_update`` found to have ``patience`` overflows, if any.
 
-        Stops the probe if it has recorded this step; starts it for the next step if this step was skipped, or has
-        raised the loss scale to a value of at most ``low_scale``.
+        Stops the probe, which listens to the operators of a step, if it has recorded this step, or if the hook or
+        executor at which it listens was replaced. Starts it for the next step if this step was skipped, or has raised
+        the loss scale to a value of at most ``low_scale``.
         """
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
         if ran or (self._probe.listens and self._network.is_stale):
@@ -173,20 +176,22 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
         print(guarded)                                          # what was moved, when and why
         mxmp.explain(net).graphs[0].plan.save("plan.json")      # for the next run: mxmp.convert(net, plan)
 
-    The guard looks into the first step, each step after a skipped one, and each step after the loss scale was raised to
-    ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as ``watch`` does;
-    other steps cost nothing. Only the first tensor with an inf or NaN in a recorded step matters: the operator that
-    made the tensor is "at fault". If a cast from FP32 made it, at fault are the operators that read it in low precision
-    or, for a gradient, the one whose backward reads it. The overflow of an activation does not depend on the loss
-    scale, and is always counted. That of a gradient is counted only where the loss scale is at most ``low_scale``, or
-    where the scaler cannot lower it. An inf or NaN that appears in FP32 is not counted, nor one without consequences,
-    as before a sigmoid.
+    The guard looks into the first step after this call, each step after a skipped one, and each step after the loss
+    scale was raised to ``low_scale`` or less. It records the range of each operator's tensors while the step trains, as
+    ``watch`` does; other steps cost nothing. Only the first tensor with an inf or NaN in a recorded step matters: the
+    operator that made the tensor is "at fault". If a cast from FP32 made the tensor, the operators that read it in low
+    precision are at fault; if that tensor is a gradient, the operator whose backward reads it.
 
-    When an operator has been at fault in ``patience`` steps, at least one of them skipped, it is added to the policy's
-    ``exclude``, with the operators of its type that share a parameter with it, and the next forward runs the new graph.
-    Weights, master weights, momenta, running statistics and the loss scale stay as they are. Three skipped steps in a
-    row at the lowest loss scale raise ``FloatingPointError``; a counted overflow sets the number of these steps back to
-    0, for all trainers that have the same scaler.
+    The overflow of an activation does not depend on the loss scale, and is always counted. That of a gradient is
+    counted only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it. An inf or NaN that
+    appears in FP32 is not counted. In a skipped step, an output without consequences, such as the inf that a sigmoid
+    turns into 1, is ignored, and the next tensor with an inf or NaN matters.
+
+    When an operator's overflows were counted in ``patience`` steps, at least one of them skipped, it is added to the
+    policy's ``exclude``, with the operators of its type that share a parameter with it. The next forward runs the new
+    graph. Weights, master weights, momenta, running statistics and the loss scale stay as they are. Three skipped steps
+    in a row at the lowest loss scale raise ``FloatingPointError``; a counted overflow sets the number of these steps
+    back to 0, for all trainers that have the same scaler.
 
     Parameters
     ----------
@@ -195,7 +200,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     trainer : Trainer, optional
         For a net, and only for a net: the Trainer that updates its parameters.
     patience : int
-        In how many steps, in a row or not, an operator must be at fault before it is moved; 1 or more.
+        In how many steps, in a row or not, overflows of an operator must be counted before it is moved; 1 or more.
     low_scale : float
         The loss scale, 2**-126 to 2**127, up to which an overflow of a gradient is counted. At a higher scale, to lower
         it is the remedy; below ``low_scale``, gradients of other layers would begin to underflow.
@@ -210,10 +215,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     TypeError
         ``target`` is none of these, a net's ``trainer`` is no mxmp.Trainer, or a module has a ``trainer``.
     ValueError
-        The net is not converted, or is a part of a net that was converted as a whole; a block of it has an op hook
-        (``register_op_hook``); its parameters are stored in float16, and another net reads one of them or another
-        trainer updates one; the module has no optimizer; ``patience`` or ``low_scale`` is out of range; or other
-        workers take part in the training, who would each move layers of their own.
+        The net is not converted, is a part of a net that was converted as a whole, or shares a block with one; a block
+        of it has an op hook (``register_op_hook``); its parameters are stored in float16, and another net reads one of
+        them or another trainer updates one; the module has no optimizer; ``patience`` or ``low_scale`` is
+        out of range; or other workers take part in the training, who would each move layers of their own.
     """
     patience, low_scale = check_count("patience", patience), check_scale("low_scale", low_scale)
     return Guard(trained_network(target, trainer), patience, low_scale)
@@ -247,9 +252,9 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
     """Return the names in the FP32 graph of the operators to move to FP32 because ``first`` was not finite.
 
     These are the operators at fault (``_operators_at_fault``), and those of the same type that share a parameter with
-    one of them. Operators in FP32 are left out: the list is empty where the tensor became inf or NaN in FP32, and where
-    ``graph`` does not have it. ``with_followers`` adds ``_followers``; it is needed only where a Plan decides the
-    dtypes, since under a policy the rules put the followers into FP32 as well.
+    one of them; ``params`` has the names of all parameters. Operators in FP32 are left out: the list is empty where the
+    tensor became inf or NaN in FP32, and where ``graph`` does not have it. ``with_followers`` adds ``_followers``; it
+    is needed only where a Plan decides the dtypes, since under a policy the rules put the followers into FP32 as well.
     """
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
@@ -261,10 +266,11 @@ def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str]
 def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
     """Return the operators, in any precision, that are at fault for ``first``, the first tensor that was not finite.
 
-    Usually this is the operator that made the tensor. Where a cast from FP32 to low precision has overflowed, or a
-    parameter stored in low precision, these are the operators that read the tensor; for the cast of a gradient, the
-    operator to which the gradient is sent. Empty for any tensor in FP32 that no operator and no cast made, such as a
-    parameter, for a sum of gradients, and if ``graph`` does not have the tensor.
+    Usually this is the operator that made the tensor. If a parameter stored in low precision has overflowed, or a
+    tensor of the forward in a cast from FP32, these are the operators that read the tensor. If a gradient has
+    overflowed in a cast from FP32, it is the operator to which the gradient is sent. The list is empty for a sum of
+    gradients; for a tensor in FP32 that no operator and no cast made, such as an FP32 parameter; and for a tensor that
+    ``graph`` does not have.
     """
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
@@ -278,9 +284,10 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 
 
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    """Yield ``node``, perhaps twice, and the operators of its type in low precision that read one of its parameters.
+    """Yield ``node``, and then the operators of its type in low precision that read one of its parameters.
 
-    For example, all time steps of an unrolled cell read one weight.
+    For example, all time steps of an unrolled cell read one weight. If ``node`` reads a parameter and is in low
+    precision, it is among these too, so it is yielded twice. ``params`` has the names of all parameters.
     """
     own = _parameters_read(graph, node, params)
     yield node

@@ -56,20 +56,21 @@ def reads_low_precision(name: str) -> bool:
 
 
 def is_cast(operator: str) -> bool:
-    """Return whether an operator is a cast, by its name in MXNet's profiler, such as ``"_backward_Cast"``."""
+    """Return whether an operator is a cast, by its type in MXNet's profiler, such as ``"_backward_cast"``."""
     return _CAST_OPERATOR.fullmatch(operator.lower()) is not None
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """All runs of one GPU kernel for operators of one name on one device.
+    """All runs of one GPU kernel for operators of one type on one device.
 
     Attributes
     ----------
     name : str
         The name of the kernel.
     operator : str
-        The name that MXNet's profiler gives the operator that launched the kernel; empty where none is recorded.
+        The type of the operator that launched the kernel, as MXNet's profiler names it: ``"Convolution"``,
+        ``"_backward_cast"``. Empty where none is recorded.
     kind : {"tensor", "matrix", "cast", "other"}
         A matrix product or convolution on Tensor Cores, one without them, a cast, or anything else.
     device : str

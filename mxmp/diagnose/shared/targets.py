@@ -40,7 +40,8 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
     """Return the FP32 graphs of a converted net or a bound module, with their plans, and the names of FP32 blocks.
 
     FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that has no graph yet is
-    called once with ``inputs``. Raises ``ValueError`` as ``explain`` does.
+    called once with ``inputs``; in all other cases ``inputs`` are not used. Raises ``ValueError`` if the net is not
+    converted, the net has no graph and there are no ``inputs`` (or the call runs no graph), or the module is not bound.
     """
     if not isinstance(target, Block):
         return bound_graphs(target), []
