@@ -124,8 +124,8 @@ class Progress:
     def note(self, event: Event, loss_scale: float) -> None:
         """Set ``phase`` to the one that follows ``event``, a method of the Trainer that ``check`` has permitted.
 
-        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. The Trainer does not note ``Event.UPDATE``, but makes a
-        new Progress after a step.
+        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. The Trainer does not note ``Event.UPDATE``, but makes
+        a new Progress after a step.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
 

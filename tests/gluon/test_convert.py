@@ -253,6 +253,42 @@ def test_hybridize_warns_of_nothing_and_restore_gives_the_users_choice_back():
     assert dict(net._flags)["static_alloc"]
 
 
+@pytest.mark.parametrize("then", [lambda net: net.cast("float32"), lambda net: net.add(nn.Activation("relu"))])
+@pytest.mark.parametrize("active", [False, True])
+def test_restore_gives_the_users_choice_back_after_a_cast_or_a_new_child(active, then):
+    net, x = made("mlp")
+    net.hybridize(active)
+    mxmp.convert(net, exclude=lambda name, block: block is net[0])
+    net(mx.nd.array(x))
+    then(net)
+    net(mx.nd.array(x))
+    assert mxmp.restore(net)._active is active
+    assert by_gluon(net, [x]).outputs
+
+
+class SharesItsWeight(gluon.Block):
+    """Its Python code reads the weight that a dense layer of it has."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(5, 5))
+        self.dense = nn.Dense(5, in_units=5, use_bias=False, prefix=self.prefix, params=self.params)
+
+    def forward(self, x):
+        return mx.nd.dot(self.dense(x), self.weight.data())
+
+
+def test_a_parameter_that_the_code_of_a_block_reads_is_stored_in_fp32():
+    net = SharesItsWeight()
+    net.initialize()
+    x = np.random.normal(0, 1, (2, 5)).astype("float32")
+    want = net(mx.nd.array(x)).asnumpy()
+    mxmp.convert(net, "params=float16")
+    assert sqnr(want, net(mx.nd.array(x)).asnumpy()) > 50
+    assert net.weight.data().dtype == np.float32
+
+
 def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
     net, x = made("mlp")
     mxmp.convert(net).hybridize()

@@ -31,6 +31,7 @@ from tiny import (
 
 import mxmp
 from mxmp.step import state_file, states
+from mxmp.step.state_layout import check_states
 
 PRECISIONS = {"float32": None, "float16": MASTERS}
 
@@ -813,6 +814,14 @@ def test_states_of_another_run_are_refused_with_the_difference(make, message, pl
     with pytest.raises(ValueError, match=message):
         other.load_states(fname)
     assert whole(other) == before
+
+
+def test_masters_of_a_parameter_that_is_not_there_are_refused():
+    optimizer = mx.optimizer.create("sgd")
+    check_states({}, {1: np.zeros((2, 4))}, optimizer, [(2, 3), (2, 4)])
+    for index in (2, -1, "w"):
+        with pytest.raises(ValueError, match=f"number {index} of 2"):
+            check_states({}, {index: np.zeros((2, 4))}, optimizer, [(2, 3), (2, 4)])
 
 
 def nn_of(*shapes):

@@ -84,5 +84,3 @@ def test_gradients_that_are_added_are_not_added_to_a_sum_over_devices():
             continue
         with pytest.raises(RuntimeError, match="update first"):
             progress.check(Event.BACKWARD, 8.0)
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -254,6 +256,22 @@ def test_states_by_weight_and_device_become_those_of_the_weights(fixed, tmp_path
     for index, state in states.items():
         for found, expected in zip(state, plain._updater.states[2 * index]):
             np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+
+
+def test_equal_states_by_name_are_not_taken_for_those_of_several_devices(tmp_path):
+    """As a Module saves them whose kvstore updates: one state for each name, whatever the number of devices."""
+    x = mx.sym.var("data")
+    for i in range(4):
+        x = mx.sym.FullyConnected(x, num_hidden=6, no_bias=True, name=f"fc{i}")
+    states = {f"fc{i}_weight": mx.nd.full((6, 6), i // 2) for i in range(4)}
+    (tmp_path / "s").write_bytes(pickle.dumps(states))
+    module = mxmp.Module(mx.sym.SoftmaxOutput(x, name="softmax"))
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params()
+    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS["sgd"])
+    module.load_optimizer_states(str(tmp_path / "s"))
+    found = module._updater[0].states
+    assert {index: float(state.mean().asscalar()) for index, state in found.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def test_states_of_devices_that_were_trained_apart_are_refused(tmp_path):
