@@ -38,14 +38,14 @@ def read_json(path: str) -> Any:
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[str]:
+def replacing(path: str | os.PathLike) -> Iterator[str]:
     """Yield the path of a temporary file to write; it is renamed to ``path`` when the block ends without an error.
 
     So ``path`` has either its old content or the whole new one, even if the process dies in between. After an error in
     the block the temporary file is removed. If ``path`` is a symbolic link, the file that it points to is replaced.
     Raises ``OSError``, which names ``path``, if it cannot be written.
     """
-    with replacing_all(path) as (temporary,):
+    with replacing_all(os.fspath(path)) as (temporary,):
         yield temporary
 
 
