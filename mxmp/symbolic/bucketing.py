@@ -117,6 +117,18 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         if fresh and self._monitor is not None:
             self._curr_module.install_monitor(self._monitor)
 
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+        """Create the optimizer and the master weights that all buckets share; see ``mxmp.Module.init_optimizer``.
+
+        Any bucket may be the current one: the default bucket's module, which has all parameters, creates them. Raises
+        the errors of ``mxmp.Module.init_optimizer``.
+        """
+        current, self._curr_module = self._curr_module, self._default_module()
+        try:
+            super().init_optimizer(*args, **kwargs)
+        finally:
+            self._curr_module = current
+
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
         """Save the FP32 parameters, and the FP32 Symbol of each bucket that was used, as MXNet's method does.
 

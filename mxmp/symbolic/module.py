@@ -387,7 +387,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         arrays = self.arrays()
         for name, copies in arrays.items():
             refuse_sparse_weight(name, copies[0].stype)
-        if self._params_dirty:
+        # Another module with the same core may have updated the masters, which this one does not mark as dirty.
+        if self._params_dirty or self.core.masters:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
         with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._params_in_gradient_dtype():

@@ -218,6 +218,20 @@ def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monke
     assert snapshot.latest is not None
 
 
+def test_a_new_optimizer_has_the_parameters_and_the_latest_weights_of_all_buckets(monkeypatch):
+    monkeypatch.setitem(globals(), "sym_gen", part_of_the_network)
+    full, low = bound(policy="float16"), bound(policy=LOW_PARAMS)
+    for module in (full, low):
+        for current in LENGTHS:
+            module.forward_backward(batch(min(LENGTHS)))
+            module.update()
+            module.forward(batch(current), is_train=False)
+            module.init_optimizer(optimizer="adam", force_init=True)
+        train(module, 3)
+    for name, value in weights(full).items():
+        np.testing.assert_array_equal(weights(low)[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize("first", ["weight", "score"])
 def test_a_bucket_whose_output_is_a_weight_in_float16_returns_its_values(first):
     """The default bucket's graph stores it in float16; in the other one a reader may be missing altogether."""
