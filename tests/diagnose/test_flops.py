@@ -158,6 +158,15 @@ def test_flops_of_a_loop_are_those_of_all_its_rounds():
     assert count(graph, tensors(x=(5, 2, 4), s=(2, 4), w=(4, 4))).flops == 5 * 2 * 2 * 4 * 4
 
 
+def test_an_argmax_in_a_loop_keeps_its_axis():
+    def body(row, states):
+        best = S.argmax(row + states[0], axis=-1)
+        return S.FullyConnected(S.one_hot(best, depth=3), S.var("w"), no_bias=True, num_hidden=4, flatten=False), states
+
+    outputs, _ = S.contrib.foreach(body, X, [S.var("s")])
+    assert count(Graph.from_symbol(outputs), tensors(x=(5, 2, 4), s=(2, 4), w=(4, 3))).flops == 5 * 2 * 2 * 3 * 4
+
+
 def test_low_flops_and_bytes_of_casts():
     low = S.amp_cast(X, dtype="float16")
     again = S.amp_cast(X, dtype="float16")
