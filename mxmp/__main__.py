@@ -26,8 +26,9 @@ from mxnet.ndarray import NDArray
 from .diagnose import advise, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
-from .files import replacing_all
+from .files import check_writable, picture_format, replacing_all
 from .inference import optimize_for_inference
+from .inference.runner import CandidateError
 from .policy import Policy
 from .precision import safe_sums
 from .precision.graph import check_shapes
@@ -40,14 +41,15 @@ from .tuning import tune
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; return the exit status: 0, or 2 after an error, which is printed to stderr in one line.
 
-    Errors of other types than ``ValueError``, ``OSError``, ``ImportError``, ``MemoryError`` and ``RuntimeError`` are
-    raised. ``arguments`` are the words after ``python -m mxmp``; None: those of the process. argparse ends the process
-    with status 2 at an unknown command or option, and with 0 after ``--help``.
+    Errors of other types than ``ValueError``, ``OSError``, ``ImportError``, ``MemoryError``, ``RuntimeError`` and
+    ``CandidateError`` are raised. ``arguments`` are the words after ``python -m mxmp``; None: those of the process.
+    argparse ends the process with status 2 at an unknown command or option, and with 0 after ``--help``.
     """
     args = parser().parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:  # MXNetError is a RuntimeError
+    except (ValueError, OSError, ImportError, MemoryError, RuntimeError, CandidateError) as error:
+        # MXNetError is a RuntimeError.
         text = last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
         print(f"mxmp {args.command}: {text or type(error).__name__}", file=sys.stderr)
         return 2
@@ -111,12 +113,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _cast(args: argparse.Namespace) -> None:
     """Run ``cast``: write a low-precision symbol, and its parameters if their file is given, to files."""
+    files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
+    _check_outputs(files, args.symbol, args.params)
     symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
     written = cast_parameters(params, low)
     found = _explanation(symbol, args)
-    files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     with replacing_all(*files) as (symbol_file, *params_file):
         write_symbol(symbol_file, low, remove_amp_cast=False)
         for path in params_file:
@@ -151,6 +154,7 @@ def _tune(args: argparse.Namespace) -> None:
     It is the plan that was fastest on this machine; with ``--bytes``, which measures nothing, it is the plan that
     ``tune(measure=False)`` returns.
     """
+    _check_outputs([args.out], args.symbol)
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
     check_shapes(shapes, symbol.list_inputs())
@@ -174,6 +178,10 @@ def _optimize(args: argparse.Namespace) -> None:
 
     The report is also saved with ``--save``, and drawn with ``--plot``.
     """
+    outputs = [f"{args.out}-symbol.json", f"{args.out}-0000.params", args.save, args.plot]
+    _check_outputs(outputs, args.symbol, args.params, args.data)
+    if args.plot:
+        picture_format(args.plot)
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, {})
     found = optimize_for_inference(
@@ -192,6 +200,19 @@ def _optimize(args: argparse.Namespace) -> None:
         found.report.plot(args.plot)
     print(found.report)
     print(f"\nWrote {' and '.join(files)}")
+
+
+def _check_outputs(outputs: list[str | None], *inputs: str | None) -> None:
+    """Raise ``ValueError`` if a path of ``outputs`` is one of ``inputs``, and ``OSError`` if it cannot be written.
+
+    A command calls it before it computes anything, as that may take minutes. None stands for a file that is not asked
+    for.
+    """
+    read = {os.path.realpath(path) for path in inputs if path}
+    for path in filter(None, outputs):
+        if os.path.realpath(path) in read:
+            raise ValueError(f"{path!r} is read and would be overwritten: give what is written another name")
+        check_writable(path)
 
 
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:

@@ -88,15 +88,21 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def picture_format(path: str) -> str:
+    """Return the format of the picture ``path`` by its name: ``"png"``, ``"svg"`` or ``"pdf"``; else ``ValueError``."""
+    kind = os.path.splitext(path)[1][1:]
+    if kind not in ("png", "svg", "pdf"):
+        raise ValueError(f"{os.fspath(path)!r} is no picture: expected a name that ends with .png, .svg or .pdf")
+    return kind
+
+
 def save_figure(figure: Any, path: str | None) -> Any:
     """Write a matplotlib ``Figure`` to the file ``path``, unless this is None, and return the figure.
 
     Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf, and ``OSError`` if it cannot be written.
     """
     if path is not None:
-        kind = os.path.splitext(path)[1][1:]
-        if kind not in ("png", "svg", "pdf"):
-            raise ValueError(f"{os.fspath(path)!r} is no picture: expected a name that ends with .png, .svg or .pdf")
+        kind = picture_format(path)
         with replacing(path) as temporary:
             figure.savefig(temporary, format=kind, dpi=110)
     return figure

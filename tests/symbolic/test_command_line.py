@@ -97,6 +97,25 @@ BAD = {
         ["cast", "@net-symbol.json", "@net-0003.params", "@bad.json/low"],
         "bad.json/low-symbol.json",
     ),
+    "a symbol over itself": (["cast", "@net-symbol.json", "@net"], "net-symbol.json' is read and would be overwritten"),
+    "parameters over themselves": (
+        ["cast", "@other-symbol.json", "@net-0000.params", "@net"],
+        "net-0000.params' is read and would be overwritten",
+    ),
+    "a plan over a symbol": (["tune", "@net-symbol.json", "--out", "@net-symbol.json"], "is read and would be"),
+    "no folder for a plan": (["tune", "@net-symbol.json", "--out", "@none/plan.json"], "none/plan.json"),
+    "no folder for a report": (
+        ["optimize", "@net-symbol.json", "@net-0003.params", "@x.npy", "@fast", "--save", "@none/report.json"],
+        "none/report.json",
+    ),
+    "no picture": (
+        ["optimize", "@net-symbol.json", "@net-0003.params", "@x.npy", "@fast", "--plot", "@x.bmp"],
+        "is no picture",
+    ),
+    "data of another dtype": (
+        ["optimize", "@net-symbol.json", "@net-0003.params", "@bytes.npy", "@fast"],
+        "requires uniform type",
+    ),
     "everything excluded": (["cast", "@net-symbol.json", "@low", "--exclude", "*"], "nothing in this Symbol would run"),
     "nothing to do": (["cast", "@pool-symbol.json", "@low"], "no matrix operator"),
 }
@@ -109,6 +128,7 @@ def test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing(checkp
     (checkpoint / "short.params").write_bytes((checkpoint / "net-0003.params").read_bytes()[:400])
     mx.nd.save(str(checkpoint / "other.params"), {"arg:elsewhere": mx.nd.zeros((1,))})
     mx.sym.Pooling(mx.sym.var("data"), global_pool=True).save(str(checkpoint / "pool-symbol.json"))
+    np.save(str(checkpoint / "bytes.npy"), np.zeros((2, 2, 1, 8, 8), "uint8"))
     (checkpoint / "low-symbol.json").write_text("kept")
     before = sorted(os.listdir(checkpoint))
     assert run(checkpoint, *arguments) == 2
