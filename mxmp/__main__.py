@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from dataclasses import replace
 from reprlib import repr as shorten
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -202,7 +202,7 @@ def _optimize(args: argparse.Namespace) -> None:
     print(f"\nWrote {' and '.join(files)}")
 
 
-def _check_outputs(outputs: list[str | None], *inputs: str | None) -> None:
+def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
     """Raise ``ValueError`` if a path of ``outputs`` is one of ``inputs``, and ``OSError`` if it cannot be written.
 
     A command calls it before it computes anything, as that may take minutes. None stands for a file that is not asked

@@ -74,7 +74,7 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
         yield ShapedNode(prefix + name, node, ins, found[node], times)
         for number, body in enumerate(bodies(node)):
             rounds = _rounds(node, number, ins)
-            body.graph.attrs = graph.attrs  # of which MXNet it is: without it, MXNet would change an argmax over axis -1
+            body.graph.attrs = graph.attrs  # of which MXNet it is; else MXNet changes an argmax over axis -1
             yield from shaped_nodes(body.graph, _inner(node, body, ins), prefix + body.prefix(name), times * rounds)
 
 
