@@ -58,6 +58,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         loss_scale: Any = "dynamic",
         **kwargs: Any,
     ) -> None:
+        self._curr_module: Any
         super().__init__(*args, **kwargs)
         self.core = Core(policy, exclude, loss_scale)
 
