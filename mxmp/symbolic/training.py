@@ -89,14 +89,16 @@ class TrainedModule:
             yield
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Switch a ``BucketingModule`` to the bucket of a batch; do nothing for a ``Module``.
+        """Switch a ``BucketingModule`` to the bucket of a batch, and the module to its shapes, as ``forward`` would.
 
         ``batch`` is a list of one ``DataBatch``; ``loss`` is not used: a module's loss is in its Symbol. Call it before
-        ``listen``, which acts on the current bucket only.
+        ``listen``, which acts on the current bucket and its executors only.
         """
+        (data,) = batch
         if isinstance(self._target, BucketingModule):
-            (data,) = batch
             self._target.switch_bucket(data.bucket_key, data.provide_data, data.provide_label)
+        if [desc.shape for desc in self._module.data_shapes] != [array.shape for array in data.data]:
+            self._module.forward(data, is_train=False)  # MXNet makes the executors for other shapes there
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
         """Run one forward and one backward of a batch on all devices, without an update, to see the tensors of a step.

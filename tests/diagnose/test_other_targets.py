@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from networks import LOSS, Chain, batch, dense, gluon_run, gluon_step, values
+from networks import LOSS, Chain, batch, dense, gluon_run, gluon_step, module_of, module_step, three, values
 
 import mxmp
 from mxmp.diagnose import blame, watch
@@ -89,3 +89,13 @@ def test_blame_takes_the_batchs_bucket():
     found = blame(module, bucket(3))
     assert (found.where, found.name) == ("forward", "step2")
     assert not blame(module, bucket(2)).reproduced
+
+
+def test_blame_takes_a_batch_of_another_size_than_the_last_one():
+    module = module_of(three(middle=1.2e5), *batch())
+    module_step(module, *batch())
+    assert module.last_step_skipped
+    for x, y in (batch(shape=(3, 6)), batch()):
+        found = blame(module, mx.io.DataBatch([x], [y]))
+        assert (found.where, found.name) == ("forward", "middle_fwd")
+        assert module.data_shapes[0].shape == x.shape

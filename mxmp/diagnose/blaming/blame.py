@@ -31,7 +31,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     training step, with the weights as they are now; a skipped step has not changed them. Gradients, running statistics,
     loss scale and counters are the same afterwards, also those of other nets with an mxmp.Trainer that ``loss`` calls,
     such as the discriminator of a GAN; but if ``loss`` calls a net without an mxmp.Trainer, BatchNorm's running
-    statistics in it change. Dropout draws new random numbers. Waits for the device.
+    statistics in it change. A module stays bound to the shapes of the batch, as after a forward of it. Dropout draws
+    new random numbers. Waits for the device.
 
     Parameters
     ----------
@@ -58,8 +59,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     TypeError
         The arguments do not fit a net or a module; the message says what is expected.
     ValueError
-        The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer,
-        or the batch has other shapes than the module is bound to.
+        The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer.
     """
     if isinstance(target, Block):
         trainer, *batch = args or (None,)
