@@ -58,6 +58,8 @@ class Core:
         True once a module was bound for training, so that parameters may change at any update.
     inference_graphs : weak set of InferenceGraph
         Those of all modules with this core. They have copies of the parameters, which the modules may share.
+    modules : list of Module
+        The modules with this core that were bound and still exist, in the order of their first ``bind``.
     """
 
     def __init__(self, policy: str | Policy | Plan, exclude: Iterable[str], loss_scale: Any) -> None:
@@ -76,8 +78,18 @@ class Core:
             mx.executor.Executor, tuple[Listeners, mx.executor.Executor]
         ]
         self.listening_executors = weakref.WeakKeyDictionary()
+        self._modules: list[weakref.ref[Any]] = []
         self._names: list[str] = []
         self._warned = False
+
+    @property
+    def modules(self) -> list[Any]:
+        return [module for each in self._modules if (module := each()) is not None]
+
+    def add_module(self, module: Any) -> None:
+        """Add ``module``, which has just been bound, to ``modules``; do nothing if it is there already."""
+        if not any(each is module for each in self.modules):
+            self._modules = [*map(weakref.ref, self.modules), weakref.ref(module)]
 
     @property
     def low_names(self) -> set[str]:

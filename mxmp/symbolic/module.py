@@ -219,6 +219,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             group = self._exec_group
             own = [Gradient(name, a) for name, arrays in zip(group.aux_names, group.aux_arrays) for a in arrays]
             self.running = own if shared_module is None else shared_module.running
+            self.core.add_module(self)
             self._monitored = False
             self._inference_graphs = self._make_inference_graphs()
             self._fuse_inference()

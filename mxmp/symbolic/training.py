@@ -187,26 +187,28 @@ class TrainedModule:
         """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
 
         ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``, which
-        also overrules a Plan. All buckets are bound again with that policy. Parameters, master weights, auxiliary
+        also overrules a Plan. All buckets are bound again with that policy, and so are all modules that share the
+        parameters by ``shared_module``. Parameters, master weights, auxiliary
         states, optimizer states and outputs keep their values, gradients are lost. The user must install the
         ``mx.mon.Monitor`` of a ``Module`` again; that of a ``BucketingModule`` is installed again here.
         """
-        target = self._target
-        modules = list(target.modules.values()) if isinstance(target, BucketingModule) else [target]
-        first, *others = bound = [module for module in modules if module.binded]
-        core, low_names = first.core, first.core.low_names
+        target, core = self._target, self._module.core
+        # Modules that share parameters, and so running statistics, have one list of these.
+        first, *others = bound = [each for each in core.modules if each.running is self._module.running]
+        trained, low_names = next(each for each in bound if each.optimizer_initialized), core.low_names
         # Not the mean over devices, as for checkpoints: that of equal values can be off by a bit.
-        weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
+        weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(trained.arrays())}
         core.conversion.exclude(nodes)
         first.rebind(None)
         for module in others:
             module.rebind(first)
-        first.remake_masters(weights)
+        trained.remake_masters(weights)
         _mxnet.mark_dirty(target)
         if core.low_names != low_names:
-            first.renew_store()
-            for module in others:
-                module.borrow_optimizer(first)
+            trained.renew_store()
+            for module in bound:
+                if module.optimizer_initialized and module is not trained:
+                    module.borrow_optimizer(trained)
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)

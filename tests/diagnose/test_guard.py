@@ -329,6 +329,32 @@ def test_buckets_move_together_and_share_what_they_shared():
     assert {array.dtype for array in values_of} == {np.float32}
 
 
+@pytest.mark.parametrize("policy", STORED)
+@pytest.mark.parametrize("trained", ["the first", "the second"])
+def test_modules_that_share_parameters_move_together_and_still_share_them(policy, trained):
+    x, y = batch()
+    label = mx.sym.var("label")
+    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(always()(mx.sym.var("data")) - label)))
+    modules = [mxmp.Module(loss, ["data"], ["label"], policy=policy, loss_scale=8.0) for _ in range(3)]
+    for module, training in zip(modules, (True, True, False)):
+        shapes = [("data", x.shape)], [("label", y.shape)]
+        module.bind(*shapes, for_training=training, shared_module=None if module is modules[0] else modules[0])
+        if module is modules[0]:
+            module.init_params(arg_params={name: p.data() for name, p in always().collect_params().items()})
+    module = modules[trained == "the second"]
+    module.init_optimizer(optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
+    with guard(module) as guarded:
+        for i in range(6):
+            module_step(module, *batch(i))
+    assert guarded.moved
+    arrays = [each._exec_group.execs[0].arg_dict["middle_weight"] for each in modules]
+    assert {array.dtype for array in arrays} == {np.float32}
+    module_step(module, *batch(7))
+    assert not module.last_step_skipped
+    assert all((array.asnumpy() == module.get_params()[0]["middle_weight"].asnumpy()).all() for array in arrays)
+    assert not any(each.plan.decisions["middle_fwd"].low for each in modules)
+
+
 def test_outputs_of_the_step_can_still_be_read_after_the_move():
     run = Run("module", always())
     read = []
