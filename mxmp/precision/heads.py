@@ -3,7 +3,7 @@
 Such a head writes its own gradient, with a ``grad_scale`` that is fixed when the graph is bound. A scaled loss does not
 reach it, so an identity in front of the head multiplies the gradient that the head writes by ``s``::
 
-    t = sign_ste(x);  y = BlockGrad(x) + (t - BlockGrad(t)) * s
+    t = sign_ste(x);  y = BlockGrad(x) + s * (t - BlockGrad(t))
 
 In the forward ``y`` equals ``x``, also where ``x`` is infinity or NaN; in the backward dx is dy * s exactly. ``s`` is
 an input of the graph, so a new loss scale needs no new bind.
@@ -84,7 +84,7 @@ def _is_scaled(x: Entry) -> bool:
     Compares the types of the operators that compute ``x``: in a graph that autograd recorded they have other names.
     """
     steps = ("elemwise_add", "broadcast_mul", "elemwise_sub", "_contrib_sign_ste")
-    for op, position in zip(steps, (1, 0, 0, 0)):
+    for op, position in zip(steps, (1, 1, 0, 0)):
         while x.node.op == "Cast":
             x = x.node.inputs[0]
         if x.node.op != op:
@@ -112,7 +112,8 @@ def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
     """Return a tensor that equals ``x`` in the forward; in the backward its gradient, times ``scale``, goes to ``x``.
 
     If ``dtype``, that of ``x``, is not FP32, the product is cast, and not ``scale``: a cast of ``scale`` would run in
-    the forward, before the backward's loss scale is set. ``name`` is the prefix of the names of the new nodes.
+    the forward, before the backward's loss scale is set. So would a copy to another device: ``scale`` is the first
+    input of the product, which MXNet then computes on its device (with ``group2ctxs``). ``name`` is the prefix of the names of the new nodes.
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
@@ -123,5 +124,5 @@ def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
 
     step = op("_contrib_sign_ste", "step", x)
     zero = cast(op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step)), "full", "float32")
-    gradient = cast(op("broadcast_mul", "gradient", zero, scale), "cast", dtype)
+    gradient = cast(op("broadcast_mul", "gradient", scale, zero), "cast", dtype)
     return op("elemwise_add", "sum", op("BlockGrad", "value", x), gradient)

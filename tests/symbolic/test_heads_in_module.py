@@ -186,3 +186,27 @@ def test_the_scaling_identity_keeps_every_forward_value(value):
     x = mx.nd.array([value])
     out = graph.to_symbol().bind(mx.cpu(), {"x": x, SCALE_NAME: mx.nd.array([1e4])}).forward()[0]
     np.testing.assert_array_equal(out.asnumpy(), x.asnumpy())
+
+
+@pytest.mark.parametrize("group", ["second", None], ids=str)
+def test_in_a_module_on_several_devices_a_heads_gradient_has_the_scale_of_its_own_backward(group):
+    """With group2ctxs MXNet copies what another device reads in the forward, when the scale is still the last one."""
+    with mx.AttrScope(ctx_group="first"):
+        x = body()
+    with mx.AttrScope(**({"ctx_group": group} if group else {})):
+        symbol = mx.sym.SoftmaxOutput(x, mx.sym.var("label"))
+    places = {"first": mx.cpu(1), "second": mx.cpu(2)}
+    found = []
+    for kind, more in ((mx.mod.Module, {}), (mxmp.Module, {"loss_scale": 1.0})):
+        module = kind(symbol, label_names=["label"], group2ctxs=places, **more)
+        module.bind([("data", (BATCH, 5))], [("label", (BATCH,))], inputs_need_grad=True)
+        mx.random.seed(0)
+        module.init_params(mx.init.Xavier())
+        for scale in (64.0, 8.0, 1024.0):
+            if more:
+                module.scaled_step.scaler.loss_scale = scale
+            data = mx.nd.array(np.random.RandomState(int(scale)).randn(BATCH, 5))
+            module.forward_backward(mx.io.DataBatch([data], [mx.nd.arange(BATCH) % CLASSES]))
+            found.append(module.get_input_grads()[0].asnumpy())
+    for full, low in zip(found[:3], found[3:]):
+        np.testing.assert_allclose(low, full, atol=2e-2 * np.abs(full).max())
