@@ -112,8 +112,9 @@ def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
     """Return a tensor that equals ``x`` in the forward; in the backward its gradient, times ``scale``, goes to ``x``.
 
     If ``dtype``, that of ``x``, is not FP32, the product is cast, and not ``scale``: a cast of ``scale`` would run in
-    the forward, before the backward's loss scale is set. So would a copy to another device: ``scale`` is the first
-    input of the product, which MXNet then computes on its device (with ``group2ctxs``). ``name`` is the prefix of the names of the new nodes.
+    the forward, before the backward's loss scale is set. So would a copy to another device, with ``group2ctxs``:
+    ``scale`` is the first input of the product, as MXNet computes an operator where its first input is. ``name`` is the
+    prefix of the names of the new nodes.
     """
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
