@@ -130,8 +130,9 @@ class Record:
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
         """Return, for each output of a call of a hybridized block, whether the call's backward reads its head gradient.
 
-        The result is that of ``_mxnet.outputs_of_cached_ops``: a dict of the outputs of each node, by the node's name.
-        Nodes named in ``known`` are left out. Takes 0.05 ms per node.
+        Each call is one recorded node. The result maps the node's name to a dict, which maps the name of each output to
+        True (its head gradient is read) or False. Nodes named in ``known`` are left out, and so are those for which
+        this cannot be found out (see ``_mxnet.outputs_of_cached_ops``). Takes 0.05 ms per node.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
@@ -284,12 +285,12 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
     Autograd records a call of such a block as one node. The block is taken to have a loss head in two cases. First: an
-    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: the block
-    reads the head gradients of none of the outputs that are used, and none of these outputs has the name of an operator
-    without a gradient, such as ``argmax``. So a loss head is not found if the head gradient of another output is read,
-    and the loss head is no output of the block or has a name that the user gave. ``trained`` are the weight arrays that
-    the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is for the message.
-    Takes no time if no hybridized block was recorded.
+    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: of all
+    outputs that are a loss or that another recorded node reads, the block reads no head gradient, and none has the name
+    of an operator without a gradient, such as ``argmax``. So a loss head is not found if the head gradient of another
+    output is read, and the loss head is no output of the block or has a name that the user gave. ``trained`` are the
+    weight arrays that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale``
+    is for the message. Takes no time if no hybridized block was recorded.
     """
     if "_CachedOp" not in record.operators:
         return
