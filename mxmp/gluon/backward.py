@@ -12,7 +12,6 @@ in one buffer would give wrong updates.
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, Sequence
 
@@ -22,11 +21,7 @@ from mxnet.ndarray import NDArray
 from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
-from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
-
-# Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
-# overwrite, and no object leads from a loss to them.
-living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
+from .scaling import Record, living_trainers, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
 
 
 @contextmanager

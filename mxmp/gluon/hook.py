@@ -236,10 +236,11 @@ class Hook:
 def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
     """Return the graph that is right for a call with ``inputs``; None if no such graph has been built.
 
-    ``key.dtypes`` is None; to find a graph with loss heads, this function fills in the dtypes of ``inputs``.
+    ``key.dtypes`` is None; to find a graph with scaled loss heads, this function fills in the dtypes of ``inputs``.
     """
-    built = graphs.get(key) or graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
-    return built if built is not None and built.serves(inputs) else None
+    filled = key._replace(dtypes=tuple(array.dtype for array in inputs))
+    found = (graphs[each] for each in (key, filled) if each in graphs)
+    return next((built for built in found if built.serves(inputs)), None)
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+import weakref
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
@@ -174,10 +175,25 @@ _scales: dict[str, NDArray] = {}
 # Global, for the same reason: the names of the nodes that recorded forwards of converted blocks made.
 _converted_calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
+# Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
+# overwrite, and no object leads from a loss to them.
+living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 # Global: the lock for these two dicts.
 _lock = threading.Lock()
 # Global: whether this thread is inside a scaled backward, of whatever trainer.
 _local = threading.local()
+
+
+def needs_scale(compute: str) -> bool:
+    """Return whether the loss heads of a converted block must multiply their gradients by the loss scale in this call.
+
+    Only a call that autograd records needs it, and in bfloat16 only if a living mxmp.Trainer has a loss scale other
+    than 1, or may get one. Without such a trainer the multiplication would be needless, and slow: it takes ten
+    operators on the head's input. ``compute`` is the compute dtype.
+    """
+    return autograd.is_recording() and (
+        compute != "bfloat16" or any(trainer.may_scale for trainer in list(living_trainers))
+    )
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
@@ -226,9 +242,10 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 def remember_converted_call(out: NDArray) -> None:
     """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
 
-    ``refuse_hidden_heads`` raises an error for the call of a block with a loss head that ignores the loss scale; the
-    loss heads of a converted block do not. ``out`` may be any one of the block's outputs. Does nothing if ``out`` was
-    not recorded.
+    ``refuse_hidden_heads`` raises an error for the call of a block with a loss head that ignores the loss scale. The
+    loss heads of a converted block do not, except in a graph that was built without scaling them (``needs_scale``); its
+    calls must not be remembered. ``out`` may be any one of the block's outputs. Does nothing if ``out`` was not
+    recorded.
     """
     _remember(_converted_calls, out, None)
 
@@ -313,6 +330,6 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
             raise ValueError(
                 f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
                 f"scale {scale:g}, by which the update would divide: it has a loss head inside. Convert it with "
-                "mxmp.convert(block), or use loss_scale=None; if its output is to have no gradient, call the block "
-                "within autograd.pause()"
+                "mxmp.convert(block), or use loss_scale=None; if it is converted to bfloat16 and the loss scale is "
+                "new, call it again; if its output is to have no gradient, call the block within autograd.pause()"
             )

@@ -30,7 +30,7 @@ from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by
+from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by, living_trainers
 
 logger = logging.getLogger("mxmp")
 
@@ -111,12 +111,12 @@ class Trainer(StepView, gluon.Trainer):
             if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
         self.watch_statistics()
-        backward.living_trainers.add(self)
+        living_trainers.add(self)
 
     def __setstate__(self, state: dict) -> None:
         """Restore a trainer from ``copy`` or ``pickle`` as if it had just stepped: copied weights have no gradients."""
         self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
-        backward.living_trainers.add(self)
+        living_trainers.add(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -450,6 +450,17 @@ class Trainer(StepView, gluon.Trainer):
                 "mxmp.convert(net), or use loss_scale=None",
                 self.loss_scale,
             )
+
+    @property
+    def may_scale(self) -> bool:
+        """Return whether the loss scale is other than 1, or may be, as the dtype of the parameters' net is not known.
+
+        For ``loss_scale="dynamic"`` before the first backward: True unless all nets of the parameters are converted to
+        bfloat16.
+        """
+        if self._step is None and self._requested_scale == "dynamic":
+            return {c.policy.compute for c in conversions_of(self._params)} != {"bfloat16"}
+        return self.loss_scale != 1.0
 
     @property
     def scaler_group(self) -> ScalerGroup | None:

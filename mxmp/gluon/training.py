@@ -15,11 +15,10 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
-from .backward import living_trainers
 from .blocks import blocks_of
 from .hook import Hook, conversions_in, exclude_more, hooks
 from .parameter import conversions_of, weight_of
-from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
+from .scaling import Record, head_gradient, heads_scaled_by, living_trainers, recorded_name
 from .trainer import Trainer
 
 
