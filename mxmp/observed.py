@@ -30,9 +30,9 @@ class Observed(NamedTuple):
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
         tensor. In the forward, where mxmp inserted ``node``, such as a cast, they are those of the operator whose
-        output it casts (``"null"`` is the type of a variable). In the backward, they are those of the operator that
-        sends the gradient, or of one of several. If only the loss sends it, they are those of the operator that makes
-        the graph output.
+        output it casts (``"null"`` is the type of a variable). In the backward, where mxmp inserted ``node``, they are
+        those of an operator that reads its output and so sends the gradient (any one, if there are several), or, if
+        only the loss sends it, of the operator that makes the graph output.
     low : bool
         True if an operator in low precision makes the tensor, or reads it, directly or through casts. The output of a
         node that mxmp inserted counts as the tensor that the node passes on. For a gradient, True if such an operator
@@ -67,19 +67,24 @@ class ObservedGraph:
     here are those of the converted graph: an "operator of the FP32 graph" is an operator in it that mxmp has not
     inserted, and a "tensor of the FP32 graph" is an output of such an operator, or a variable.
 
-    Attributes
+    Parameters
     ----------
+    symbol : Symbol
+        The converted graph.
     plan : Plan
         The plan that the converted graph follows.
+    has_gradient : callable
+        Returns, for the name of a variable of the converted graph, whether the backward writes the variable's gradient.
+
+    Attributes
+    ----------
+    plan
+        As given.
     low_variables : set of str
         Names of the variables that an operator in low precision reads, directly or through casts.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool]) -> None:
-        """Read the nodes of the converted graph ``symbol``, which follows ``plan``.
-
-        ``has_gradient`` tells of a variable of that graph, by its name, whether the backward writes its gradient.
-        """
         graph = Graph.from_symbol(symbol)
         self.plan = plan
         self._names = network_names(graph, plan)
@@ -174,7 +179,10 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the ``readers`` of the variable of this name; an empty list if the graph has no such variable."""
+        """Return the FP32 graph's operators that read the variable of this name, directly or through inserted nodes.
+
+        It is the list that ``readers`` returns for the variable; empty if the graph has no such variable.
+        """
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 

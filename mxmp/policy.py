@@ -34,15 +34,16 @@ class Policy:
         bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
         bit, either way; on several, float16 gradients are summed in float16.
     norm : {None, "float32", "compute"}, default None
-        What BatchNorm reads and writes. It computes in FP32, with FP32 running statistics, gamma and beta; for two
-        exceptions see the end. ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``:
+        What BatchNorm reads and writes. It computes in FP32, with FP32 running statistics, gamma and beta; for an
+        exception see the end. ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``:
         the same numbers, but without these casts where the device's kernel has them inside: cuDNN's reads float16,
         computes in FP32 and rounds once. ``"compute"``: the compute dtype, where its input has it, so that there are no
         casts around it. For bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a
-        ResNet-50 step on a CPU: 0.98 times FP32's speed with them, 1.49 without). In float16 with ``"compute"``, two
-        kernels on a GPU round gamma and beta to float16, but sum in FP32. One is that of a BatchNorm with
-        ``use_global_stats`` or ``cudnn_off``. The other is that of LayerNorm over the last axis, which reads and writes
-        float16 too where MXNET_SAFE_ACCUMULATION is set in the environment.
+        ResNet-50 step on a CPU: 0.98 times FP32's speed with them, 1.49 without). In float16 with ``"compute"``, a GPU
+        rounds gamma and beta of a BatchNorm with ``use_global_stats`` or ``cudnn_off`` to float16, but sums in FP32.
+        The rules keep LayerNorm in FP32, with one exception: in float16 with ``"compute"``, if MXNET_SAFE_ACCUMULATION
+        is set in the environment, a LayerNorm over the last axis between operators in float16 reads and writes float16
+        too, rounds gamma and beta, and sums in FP32.
     output : {"float32", "compute"}, default "float32"
         Dtype of the network's outputs. ``"compute"``: an output of an operator in low precision is not cast to FP32.
     exclude : iterable of str, default ()

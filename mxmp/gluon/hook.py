@@ -329,11 +329,11 @@ def install(division: Division, conversion: NetConversion) -> None:
 
 
 def remove(blocks: Sequence[Block], conversions: Collection[NetConversion]) -> None:
-    """End ``conversions``, which must be the whole first list that ``conversions_in(blocks)`` returns.
+    """End the ``conversions`` of a net: all that ``restore(net)`` undoes, the first list of ``conversions_in(blocks)``.
 
-    A block that is in no other conversion loses its hook; a Parameter that is in no other conversion is stored in FP32
-    again. This includes blocks that were in the net at the call of ``convert``, and were replaced since, and their
-    Parameters.
+    ``blocks`` are all blocks of the net, the net first. A block that is in no other conversion loses its hook; a
+    Parameter that is in no other conversion is stored in FP32 again. This includes blocks that were in the net at the
+    call of ``convert``, and were replaced since, and their Parameters.
     """
     _replace(blocks, conversions, lambda block: {}, lambda param: [])
     _set_called(blocks, None)

@@ -7,8 +7,8 @@ to this input. The array holds the loss scale during a scaled backward that reac
 A loss head outside any converted block ignores the loss scale, so it is an error. In the graph that autograd recorded,
 an unconverted hybridized block is one ``_CachedOp`` node. Python cannot read the operators in the node, but MXNet shows
 which head gradients its backward reads. A block is taken to have a loss head in two cases: its backward reads none of
-the head gradients of the outputs that are used; or it has an output that is named after a loss head, and does not read
-the head gradient of this output.
+the head gradients of the outputs on which the losses depend; or it has an output that is named after a loss head, and
+does not read the head gradient of this output.
 
 A loss head is not found if the block's backward reads the head gradient of another output, and the loss head is no
 output of the block or has a name that the user gave.
@@ -302,12 +302,12 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
     Autograd records a call of such a block as one node. The block is taken to have a loss head in two cases. First: an
-    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: of all
-    outputs that are a loss or that another recorded node reads, the block reads no head gradient, and none has the name
-    of an operator without a gradient, such as ``argmax``. So a loss head is not found if the head gradient of another
-    output is read, and the loss head is no output of the block or has a name that the user gave. ``trained`` are the
-    weight arrays that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale``
-    is for the message. Takes no time if no hybridized block was recorded.
+    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: of the
+    outputs on which the losses of ``record`` depend, the block reads no head gradient, and none has the name of an
+    operator without a gradient, such as ``argmax``. So if the head gradient of one of these outputs is read, a loss
+    head is found only if it is an output of the block that the user has not named. ``trained`` are the weight arrays
+    that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is only for the
+    message; the caller does not call this function if it is 1. Takes no time if no hybridized block was recorded.
     """
     if "_CachedOp" not in record.operators:
         return

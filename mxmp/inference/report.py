@@ -86,7 +86,8 @@ class InferenceReport:
         The name of the candidate, that is the tried graph, that was returned.
     baseline : str
         The name of the fastest FP32 candidate, against which speed is measured. With ``dtypes="float16"`` nothing is
-        timed, and the baseline is ``"float32, folded"``, or ``"float32"`` if that candidate has a verdict.
+        timed, and the baseline is ``"float32, folded"``, or ``"float32"`` if the former may not be returned (its
+        ``verdict`` says why).
     candidates : list of Candidate
         All graphs that were tried.
     layers : list of Layer

@@ -304,10 +304,11 @@ class Search:
     def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
+        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR; None if it cannot run with any.
 
-        ``ranges`` has the ranges by calibrator. The operators that are keys of ``failing`` stay in FP32; all others
-        that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
+        ``fused`` is the FP32 graph, fused but not quantized, with its ``params`` by name. ``ranges`` has the ranges by
+        calibrator. ``failing`` maps the names of operators that stay in FP32 to reasons, which are not read here; all
+        others that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
         """
         self._tell("calibrators")
         for name, found in ranges.items():

@@ -230,8 +230,9 @@ def _decide_body(
     """Return the plan of a body of the control-flow operator ``node``; its names are ``"fc"``, not ``"loop/fc"``.
 
     ``draft`` is that of the graph around the body; it says which tensors that the body gets from this graph are no
-    dense FP32 arrays. ``fixed`` is the reason for which the whole body stays in FP32, or ``""``. ``decided`` has the
-    decisions of another plan (see ``decide``) for operators of the body, by their names in the body.
+    dense FP32 arrays. ``fixed`` is the reason for which the whole body stays in FP32, or ``""``. ``decided`` has
+    decisions of another plan for operators of the body, by their names in the body. If ``fixed`` is ``""``, they
+    replace those of the rules, but for the exceptions in ``decide``; otherwise they have no effect.
     """
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
@@ -247,13 +248,13 @@ def _decide_body(
 class _Draft:
     """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
 
-    The arguments of the constructor are those of ``decide``; ``storable`` has the names of the parameters that may be
-    stored in float16, or are already.
+    The arguments of the constructor are those of ``decide``; the keys of the argument ``non_fp32`` are names of
+    variables. ``storable`` has the names of the parameters that may be stored in float16, or are already.
 
     Attributes
     ----------
     exported : bool
-        The argument of ``decide``.
+        Whether the graph will be saved, to run elsewhere. No decision then depends on ``MXNET_SAFE_ACCUMULATION``.
     patterns : dict of str to Pattern
         The patterns of ``policy.exclude``, compiled.
     rules : dict of Node to Rule

@@ -70,11 +70,12 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
-    """Send a job to the process that measures, and read its messages until it has found the plan or has crashed.
+    """Send a job to the process that measures, and read its messages until it has found the plan or has ended.
 
-    Return the plan, or a ``Crash`` if the process ended without one. Until then, the times that it measures are added
-    to ``job.seconds``, ``show`` is called with the name of each part of the search, and its warnings are issued here.
-    Raises the exception that the process reports, and ``RuntimeError`` where ``_crash`` does.
+    Return the plan, or a ``Crash`` if the process crashed while it ran a plan with operators in low precision. Until
+    then, the times that it measures are added to ``job.seconds``, ``show`` is called with the name of each part of the
+    search, and its warnings are issued here. Raises the exception that the process reports. Raises ``RuntimeError`` if
+    the process ended before the first plan ran, crashed in FP32, or was ended by a signal from outside.
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]

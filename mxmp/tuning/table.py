@@ -170,10 +170,11 @@ class Table:
 
 
 def read(path: str) -> dict[str, float]:
-    """Return the measured times in a file that ``write`` wrote, by the keys of ``Table``; empty if there is no file.
+    """Return the seconds in a file that ``write`` wrote, by the keys of ``Table.seconds``; empty if there is no file.
 
-    Raises ``ValueError`` if the file is no such JSON, or if its times are impossible: one of a day or more, one of an
-    operator below 0, or 0 for every operator. Raises ``OSError`` if the file exists but cannot be read.
+    Raises ``ValueError`` if the file is no such JSON, or if its times are impossible: one is a day or more, that of an
+    operator is below 0, as only that of a cast may be, or those of all operators are 0. Raises ``OSError`` if the file
+    exists but cannot be read.
     """
     try:
         found = read_json(path)
