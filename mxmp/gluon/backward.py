@@ -21,7 +21,14 @@ from mxnet.ndarray import NDArray
 from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
-from .scaling import Record, living_trainers, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
+from .scaling import (
+    Record,
+    living_trainers,
+    recorded_name,
+    refuse_hidden_heads,
+    refuse_late_scale,
+    refuse_unscaled_heads,
+)
 
 
 @contextmanager
@@ -108,6 +115,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     scale = trainer.loss_scale
     if scale != 1.0:
         refuse_unscaled_heads(record, scale)
+        refuse_late_scale(record, scale)
         trained = [p for peer in peers for p in _mxnet.parameters_of(peer) if p.grad_req != "null"]
         refuse_hidden_heads(record, scale, (array for param in trained for array in _mxnet.arrays(param)))
     for other in others:

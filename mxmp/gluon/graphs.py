@@ -401,8 +401,9 @@ class _LowPrecisionOp:
             out = call_with_scale(lambda scale: self._run([*inputs, scale], monitor), inputs[0].ctx)
         else:
             out = self._run(inputs, monitor)
-        if autograd.is_recording() and not self.has_unscaled_heads:
-            remember_converted_call(out if isinstance(out, NDArray) else out[0])
+        if autograd.is_recording():
+            first = out if isinstance(out, NDArray) else out[0]
+            remember_converted_call(first, has_unscaled_heads=self.has_unscaled_heads)
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:

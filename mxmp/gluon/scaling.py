@@ -172,8 +172,9 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
 # object of Python's that could hold them. The oldest are dropped.
 _scales: dict[str, NDArray] = {}
-# Global, for the same reason: the names of the nodes that recorded forwards of converted blocks made.
-_converted_calls: dict[str, None] = {}
+# Global, for the same reason: from the names of the nodes that recorded forwards of converted blocks made, to whether
+# they have loss heads that the loss scale does not multiply.
+_converted_calls: dict[str, bool] = {}
 _LIVE_RECORDS = 1 << 14
 # Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
 # overwrite, and no object leads from a loss to them.
@@ -239,15 +240,26 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         _local.open = False
 
 
-def remember_converted_call(out: NDArray) -> None:
+def remember_converted_call(out: NDArray, *, has_unscaled_heads: bool) -> None:
     """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
 
-    ``refuse_hidden_heads`` raises an error for the call of a block with a loss head that ignores the loss scale. The
-    loss heads of a converted block do not, except in a graph that was built without scaling them (``needs_scale``); its
-    calls must not be remembered. ``out`` may be any one of the block's outputs. Does nothing if ``out`` was not
-    recorded.
+    ``out`` may be any one of the block's outputs. Does nothing if ``out`` was not recorded. ``has_unscaled_heads`` says
+    whether the graph has loss heads that the loss scale does not multiply, as it did not need to (``needs_scale``);
+    ``refuse_late_scale`` then refuses a backward with another loss scale.
     """
-    _remember(_converted_calls, out, None)
+    _remember(_converted_calls, out, has_unscaled_heads)
+
+
+def refuse_late_scale(record: Record, scale: float) -> None:
+    """Raise ``ValueError`` if a forward of ``record`` has loss heads that the loss scale ``scale`` would not multiply.
+
+    The forward is then one of a net in bfloat16, of a time when no mxmp.Trainer had a loss scale.
+    """
+    if True in _converted_calls.values() and any(_converted_calls.get(node.name) for node in record.nodes()):
+        raise ValueError(
+            f"the loss scale {scale:g} is newer than this forward of a net in bfloat16, whose loss head it would not "
+            "multiply, and the update would divide by it: call the net again"
+        )
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
@@ -330,6 +342,6 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
             raise ValueError(
                 f"a hybridized block (its output: {names}) ignores the gradient from above, and with it the loss "
                 f"scale {scale:g}, by which the update would divide: it has a loss head inside. Convert it with "
-                "mxmp.convert(block), or use loss_scale=None; if it is converted to bfloat16 and the loss scale is "
-                "new, call it again; if its output is to have no gradient, call the block within autograd.pause()"
+                "mxmp.convert(block), or use loss_scale=None; if its output is to have no gradient, call the block "
+                "within autograd.pause()"
             )

@@ -135,7 +135,7 @@ def test_a_loss_scale_that_comes_after_the_forward_is_refused_and_not_lost(is_ne
         late = trainer_of(net, loss_scale=8.0)
     else:
         late.scaler.loss_scale = 8.0
-    with pytest.raises(ValueError, match="call it again"):
+    with pytest.raises(ValueError, match="call the net again"):
         late.backward(out)
     np.testing.assert_allclose(gradient(net, late, batch), want, rtol=1e-6)
 
