@@ -234,7 +234,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
     has_scaled_heads = needs_scale(conversion.policy.compute) and scale_heads(graph, dtypes)
-    if autograd.is_training():
+    if autograd.is_training() and device == "cpu":
         write_gradients_early(graph)
     flags = _mxnet.flags(block)
     if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop

@@ -18,6 +18,7 @@ def write_gradients_early(graph: Graph) -> None:
     To reverse the order, the first variable gets all others as control dependencies, from the last to the second: MXNet
     orders these before it. The graph is left as it is if at most one variable is read by inserted nodes, such as casts.
     Callers must bind variables by name; ``mx.mod.Module`` binds parameters by their order, so modules cannot use this.
+    It is for a CPU: on a GPU MXNet's pointwise fusion ends the process where variables have control dependencies.
     """
     inputs = [node for node in graph.nodes() if node.is_variable]
     cast = {entry.node for node in graph.nodes() if is_ours(node) for entry in node.inputs if entry.node.is_variable}
