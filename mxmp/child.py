@@ -23,10 +23,12 @@ def code_of(module: str) -> str:
 def start_python(code: str, hint: str = "", **options: Any) -> subprocess.Popen:
     """Start a new Python process that runs ``code``, with pipes for its stdin and stdout, and return it at once.
 
-    The new process gets the ``sys.path`` of this one as its arguments. It runs in a session of its own, so Ctrl-C in a
-    terminal does not reach it: the caller has to end it. ``options`` are further arguments of ``subprocess.Popen``,
-    such as ``text=True``, without which the pipes carry bytes. Raises ``RuntimeError`` if Python does not know its
-    executable; the error's text ends with ``hint``, a sentence on what the user can do instead.
+    The command line arguments of the new process, its ``sys.argv[1:]``, are the entries of this one's ``sys.path``. To
+    import from there, ``code`` must copy them to its own ``sys.path``, as that of ``code_of`` does. The process runs in
+    a session of its own, so Ctrl-C in a terminal does not reach it: the caller has to end it. ``options`` are further
+    arguments of ``subprocess.Popen``, such as ``text=True``, without which the pipes carry bytes. Raises
+    ``RuntimeError`` if Python does not know its executable; the error's text ends with ``hint``, a sentence on what the
+    user can do instead.
     """
     if not sys.executable:
         raise RuntimeError(f"mxmp cannot start a Python to measure in: sys.executable is empty. {hint}".rstrip())

@@ -30,11 +30,13 @@ class Observed(NamedTuple):
     operator, op : str
         Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
         tensor. In the forward, where mxmp inserted ``node``, such as a cast, they are those of the operator whose
-        output it casts (``"null"`` is the type of a variable). In the backward, they are those of the operator that
-        sends the gradient, of several the first in the graph; for the gradient of a graph output, those of the operator
-        that makes the output.
+        output it casts (``"null"`` is the type of a variable). In the backward, where mxmp inserted ``node``, they are
+        those of an operator that reads its output and so sends the gradient (any one, if there are several), or, if
+        only the loss sends it, of the operator that makes the graph output.
     low : bool
-        True if the tensor is rounded to the compute dtype, because an operator in low precision makes or reads it.
+        True if an operator in low precision makes the tensor, or reads it, directly or through casts. The output of a
+        node that mxmp inserted counts as the tensor that the node passes on. For a gradient, True if such an operator
+        sends it, or makes the tensor whose gradient it is.
     backward : bool
         True for the gradient with respect to an input of ``node``, False for an output of ``node``.
     inserted : bool
@@ -44,7 +46,8 @@ class Observed(NamedTuple):
         cast's backward casts the sum of the loss's gradient and those of operators that read the cast.
     label : str
         A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu,
-        ``"the loss -> fc"`` for the gradient of a graph output, ``"the loss, out -> fc"`` if an operator reads it too.
+        ``"the loss -> fc"`` for the gradient of a graph output, ``"the loss, out -> fc"`` if an operator ``out`` reads
+        the output's cast too.
     """
 
     node: Node
@@ -58,24 +61,30 @@ class Observed(NamedTuple):
 
 
 class ObservedGraph:
-    """Translates names and nodes of a converted graph to those of the FP32 graph that it was made from.
+    """Finds for nodes and tensors of a converted graph what they stand for in the FP32 graph that it was made from.
 
-    A Probe, which reports the tensors of training steps, makes one for each training graph of the network. In the
-    methods an "operator of the FP32 graph" is a node of the converted graph that mxmp has not inserted.
+    A Probe, which reports the tensors of training steps, makes one for each training graph of the network. All nodes
+    here are those of the converted graph: an "operator of the FP32 graph" is an operator in it that mxmp has not
+    inserted, and a "tensor of the FP32 graph" is an output of such an operator, or a variable.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        The converted graph.
+    plan : Plan
+        The plan that the converted graph follows.
+    has_gradient : callable
+        Returns, for the name of a variable of the converted graph, whether the backward writes the variable's gradient.
 
     Attributes
     ----------
-    plan : Plan
-        The plan that the converted graph follows.
+    plan
+        As given.
     low_variables : set of str
         Names of the variables that an operator in low precision reads, directly or through casts.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool]) -> None:
-        """Read the nodes of the converted graph ``symbol``, which follows ``plan``.
-
-        ``has_gradient`` tells of a variable of that graph, by its name, whether the backward writes its gradient.
-        """
         graph = Graph.from_symbol(symbol)
         self.plan = plan
         self._names = network_names(graph, plan)
@@ -108,7 +117,10 @@ class ObservedGraph:
         return node in self._differentiable
 
     def source(self, entry: Entry) -> Entry:
-        """Return the tensor of the FP32 graph from which nodes that mxmp inserted, such as casts, made ``entry``."""
+        """Return the tensor of the FP32 graph from which nodes that mxmp inserted, such as casts, made ``entry``.
+
+        Returns ``entry`` itself if it is a tensor of the FP32 graph, or if an inserted node without inputs made it.
+        """
         while entry.node not in self._names and entry.node.inputs:
             entry = source_of(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
@@ -141,16 +153,23 @@ class ObservedGraph:
     def is_output(self, node: Node) -> bool:
         """Return whether ``node``, a node of the converted graph, makes an output of the FP32 graph.
 
-        A cast counts as the operator whose output it casts.
+        Any node that mxmp inserted, such as a cast, counts as the operator or variable that ``source`` leads to, even
+        if another node makes the output of the converted graph.
         """
         return self.source(Entry(node)).node in self._outputs
 
     def inputs(self, operator: str) -> list[Entry]:
-        """Return the tensors of the FP32 graph that ``operator`` reads; an empty list if no operator has this name."""
+        """Return the tensors of the FP32 graph that the operator named ``operator`` there reads, input by input.
+
+        If several operators have this name, their lists are joined; if none has, as for a variable, the list is empty.
+        """
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted nodes."""
+        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted nodes.
+
+        Each is in the list once, in no certain order. ``node`` may be a variable or an inserted node too.
+        """
         found: list[Node] = []
         stack = [node]
         while stack:
@@ -160,7 +179,10 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the ``readers`` of the variable of this name; an empty list if the graph has no such variable."""
+        """Return the FP32 graph's operators that read the variable of this name, directly or through inserted nodes.
+
+        It is the list that ``readers`` returns for the variable; empty if the graph has no such variable.
+        """
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 

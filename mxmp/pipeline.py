@@ -113,8 +113,8 @@ def emitted(
 def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> CastGraph:
     """Return the graph to run for the FP32 ``body`` of a loop or branch, as ``emitted`` makes it.
 
-    ``requested`` maps positions of the control-flow node's inputs to the ``grad_req`` of the variables there; a
-    position is missing if the ``grad_req`` is not known.
+    ``plan`` is the body's own plan. ``requested`` maps positions of the control-flow node's inputs to the ``grad_req``
+    of the variables there; a position is missing if the ``grad_req`` is not known.
     """
     within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
     # In a body MXNet adds the gradients of the iterations.
@@ -155,7 +155,8 @@ class Conversion:
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep the operators with the names ``nodes`` (``"fc1_fwd"``) in FP32 in all graphs that ``build`` makes later.
 
-        Adds the names to ``exclude`` of the policy, or of the plan's policy. Also clears ``stored_low``, so that the
+        Adds the names, with wildcards escaped, to ``exclude`` of the policy, or of the plan's policy. As any pattern,
+        ``"fc1_fwd"`` also excludes nodes whose names begin with ``"fc1_fwd_"``. Also clears ``stored_low``, so that the
         next graphs decide anew how the parameters are stored.
         """
         policy = as_policy(self.policy, [escape(name) for name in nodes])
@@ -190,10 +191,11 @@ class Conversion:
         parameters : iterable of str
             The names of all parameters that the Symbol reads.
         stored : mapping of str to bool
-            From the name of a parameter to True if it is stored in float16, and False if in FP32. A name is missing if
-            this graph is the first that reads the parameter.
+            From the name of each parameter whose storage is decided already, by this conversion or by that of another
+            net that shares it, to True for float16 and False for FP32. The plan decides for all parameters without an
+            entry, except those in ``fixed``.
         strict : bool
-            Counts only if the network is converted by a plan. True: the plan must have just the operators of this
+            Counts only if the network is converted by a plan. True: the plan must have exactly the operators of this
             graph. False: the graph may be that of another mode (training or inference), bucket or part of the network;
             operators with the same name and type follow the plan, and the rules decide for all others.
         fixed : collection of str
@@ -231,10 +233,11 @@ class Conversion:
         return graph, plan
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
-        """Return the plan of one FP32 graph, as the Decider ``decided`` makes it. A subclass may decide otherwise.
+        """Return the plan of one FP32 graph, which is to run on ``device``. A subclass may decide otherwise.
 
-        ``undecided`` are the names of the parameters that may be stored in float16 or FP32, as the plan says; ``low``
-        those of the parameters that are stored in float16 already.
+        ``decided(how, undecided, low)`` returns the graph's plan under the Policy or Plan ``how``. ``undecided`` has
+        the names of the parameters for which the plan may choose float16 or FP32; ``low`` has those of the parameters
+        that are stored in float16 already.
         """
         return decided(self.how, undecided, low)
 
@@ -250,10 +253,12 @@ def _log_that_float16_is_emulated() -> None:
 def _decided(
     graph: Graph, device: str, options: Mapping[str, Any], how: Policy | Plan, undecided: set[str], low: set[str]
 ) -> Plan:
-    """Return a plan for one FP32 graph, made under a policy or after the plan that the user gave: a ``Decider``.
+    """Return a plan for one FP32 graph under ``how``: the policy or plan by which the user converts the network.
 
     If ``how`` is a plan, it decides for operators that have the same name and type in it, and the rules for all others.
-    Raises ``ValueError`` if the plan ``how`` has no operator of the graph, or is for another device.
+    ``options`` are further arguments of ``decide``. ``undecided`` has the names of the parameters for which the plan
+    may choose float16 or FP32, ``low`` those of the parameters that are stored in float16 already. Raises
+    ``ValueError`` if ``decide`` does, or if ``how`` is a plan for another device or without any operator of the graph.
     """
     given = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
     policy = how.policy if isinstance(how, Plan) else how
@@ -266,9 +271,9 @@ def _decided(
 
 
 def _planned_for(device: str, plan: Plan) -> Plan:
-    """Return ``plan``, or what of it is right in this process (``summed_in_fp32``).
+    """Return ``plan``, with softmax and LayerNorm in FP32 if they would sum in float16 here (see ``summed_in_fp32``).
 
-    Raises ``ValueError`` if it was made for another device than ``device``.
+    Raises ``ValueError`` if ``plan`` was made for another device than ``device``.
     """
     if plan.device != device:
         raise ValueError(f"the plan was made for a {plan.device}, and the graph is to run on a {device}: plan it there")

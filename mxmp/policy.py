@@ -34,15 +34,16 @@ class Policy:
         bfloat16 (MXNet's optimizers have no bfloat16 kernels). On one device, training gives the same numbers, bit for
         bit, either way; on several, float16 gradients are summed in float16.
     norm : {None, "float32", "compute"}, default None
-        What BatchNorm reads and writes. In any case it computes in FP32, with FP32 running statistics, gamma and beta.
-        ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``: the same numbers, but
-        without these casts where the device's kernel has them inside: cuDNN's reads float16, computes in FP32 and
-        rounds once. ``"compute"``: the compute dtype, where its input has it, so that there are no casts around it. For
-        bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a ResNet-50 step on a
-        CPU: 0.98 times FP32's speed with them, 1.49 without). In float16 with ``"compute"``, two kernels on a GPU
-        read gamma and beta in float16, and sum in FP32: that of a BatchNorm with ``use_global_stats`` or ``cudnn_off``,
-        and that of LayerNorm over the last axis, which reads and writes float16 where MXNET_SAFE_ACCUMULATION is set in
-        the environment.
+        What BatchNorm reads and writes. It computes in FP32, with FP32 running statistics, gamma and beta; for an
+        exception see the end. ``"float32"``: FP32, so that the graph has casts in front of it and after it. ``None``:
+        the same numbers, but without these casts where the device's kernel has them inside: cuDNN's reads float16,
+        computes in FP32 and rounds once. ``"compute"``: the compute dtype, where its input has it, so that there are no
+        casts around it. For bfloat16 ``None`` means ``"compute"``, because casts would cost more than bfloat16 saves (a
+        ResNet-50 step on a CPU: 0.98 times FP32's speed with them, 1.49 without). In float16 with ``"compute"``, a GPU
+        rounds gamma and beta of a BatchNorm with ``use_global_stats`` or ``cudnn_off`` to float16, but sums in FP32.
+        The rules keep LayerNorm in FP32, with one exception: in float16 with ``"compute"``, if MXNET_SAFE_ACCUMULATION
+        is set in the environment, a LayerNorm over the last axis between operators in float16 reads and writes float16
+        too, rounds gamma and beta, and sums in FP32.
     output : {"float32", "compute"}, default "float32"
         Dtype of the network's outputs. ``"compute"``: an output of an operator in low precision is not cast to FP32.
     exclude : iterable of str, default ()
@@ -227,7 +228,7 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 
 
 def pattern_of(pattern: str) -> re.Pattern:
-    """Return a regular expression that matches the names of the nodes which a pattern of ``Policy.exclude`` excludes.
+    """Return a regular expression whose ``match`` finds exactly the node names that a pattern of ``exclude`` excludes.
 
     The pattern may have the wildcards of ``fnmatch``. ``"net0_dense0"`` excludes the node of this name, and all nodes
     whose names begin with ``"net0_dense0_"``, such as those of the block ``net0_dense0``.
@@ -268,7 +269,8 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
     """Return a suggestion for the message about a wrong ``value``: ``"; did you mean 'float16'?"`` for ``"fp16"``.
 
     ``value`` may be another library's name for a precision, a recipe spelt otherwise or a dtype object. Only a value in
-    ``allowed`` is suggested; if that is empty, any policy string may be.
+    ``allowed`` is suggested or, if that is empty, any policy string. For FP32, if ``allowed`` lacks it, the text says
+    that FP32 needs no policy. Returns ``""`` if there is nothing to suggest.
     """
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
@@ -280,7 +282,10 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
-    """Return as a tuple the strings that a user gave for ``field``; raise ``ValueError`` for anything else."""
+    """Return as a tuple the iterable ``values`` of non-empty strings, which a user passed for ``field``.
+
+    Raises ``ValueError`` for anything else, a single string too.
+    """
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as [{values!r}]" if isinstance(values, str) else ""
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")

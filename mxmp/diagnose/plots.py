@@ -134,7 +134,7 @@ def plot_loss_scale(
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
-    """Return the Axes (pictures) of a new matplotlib Figure, one below the other, with a common x axis.
+    """Return a list of Axes (pictures), one below the other in a new matplotlib Figure, with a common x axis.
 
     ``size`` is the Figure's (width, height) in inches, ``heights`` has the relative height of each Axes, and ``xlabel``
     is the text below the last one.

@@ -12,7 +12,6 @@ in one buffer would give wrong updates.
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, Sequence
 
@@ -22,11 +21,14 @@ from mxnet.ndarray import NDArray
 from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
-from .scaling import Record, recorded_name, refuse_hidden_heads, refuse_unscaled_heads
-
-# Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
-# overwrite, and no object leads from a loss to them.
-living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
+from .scaling import (
+    Record,
+    living_trainers,
+    recorded_name,
+    refuse_hidden_heads,
+    refuse_late_scale,
+    refuse_unscaled_heads,
+)
 
 
 @contextmanager
@@ -113,6 +115,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     scale = trainer.loss_scale
     if scale != 1.0:
         refuse_unscaled_heads(record, scale)
+        refuse_late_scale(record, scale)
         trained = [p for peer in peers for p in _mxnet.parameters_of(peer) if p.grad_req != "null"]
         refuse_hidden_heads(record, scale, (array for param in trained for array in _mxnet.arrays(param)))
     for other in others:

@@ -167,15 +167,17 @@ class NetConversion(Conversion):
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
-        A parameter that an earlier graph reads, of this net or of another one, stays stored as it is. Any other
-        parameter becomes a ``LowParameter`` (float16 with FP32 master weights) if the policy stores parameters in
-        float16 and all operators that read it compute in float16. But a Constant, and a parameter of a HybridBlock that
-        runs as Python code, stays in FP32.
+        A parameter that an earlier graph reads, of this net or of another one, stays stored as it is. Where an operator
+        here reads in FP32 what is stored in float16, the graph has a cast if this net has stored it so; if only another
+        net has, ``ValueError`` is raised. Any other parameter becomes a ``LowParameter`` (float16 with FP32 master
+        weights) if the policy stores parameters in float16 and all operators that read it compute in float16. But a
+        Constant, and a parameter of a HybridBlock that runs as Python code, stays in FP32.
 
-        If the conversion has a Plan, the operators of one graph must be exactly those of the Plan. That graph is the
-        first that is built for a root; if the Plan was tuned, the first for a root in the mode (training or inference)
-        for which it was tuned. In all other graphs, the Plan decides for operators with the same names and types as in
-        the Plan, and the rules decide for all other operators. A graph without any operator of the Plan is refused.
+        If the conversion has a Plan, one graph of the net must have exactly the operators of the Plan: the first graph
+        that is built for any root. If the Plan was tuned, it is the first that is built for any root while autograd is
+        in the mode, training or inference, for which the Plan was tuned. In all other graphs, the Plan decides for
+        operators with the same names and types as in the Plan, and the rules decide for all other operators. A graph
+        without any operator of the Plan is refused.
 
         ``symbol`` is the FP32 graph of ``block``; ``params`` are the parameters that it reads, by name. ``device`` is
         ``"cpu"`` or ``"gpu"``. ``shapes`` maps the names of the inputs to their shapes in this call. ``large_inputs``:
@@ -186,9 +188,10 @@ class NetConversion(Conversion):
         Raises
         ------
         ValueError
-            A parameter is float16, bfloat16 or a float64 that is trained, or is needed in FP32 here and stored in
-            float16 for another net. Or the conversion has a Plan that was made for another net or device. Or MXNet
-            cannot compute in the policy's dtype on ``device``, or the rule table lacks an operator.
+            A parameter is float16, bfloat16 or a float64 that is trained; or an operator here reads one in FP32 or
+            bfloat16 that only another net has stored in float16. Or the conversion has a Plan that was made for another
+            net or device. Or MXNet cannot compute in the policy's dtype on ``device``, or the rule table lacks an
+            operator.
         TypeError
             A parameter would be stored in float16, and MXNet's own Trainer holds it.
         """

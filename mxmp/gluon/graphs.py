@@ -19,14 +19,14 @@ from ..callbacks import hold_interrupts
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..precision.graph import Graph, as_shape
-from ..precision.heads import SCALE_NAME, scale_heads
+from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
 from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .conversion import NetConversion
-from .scaling import call_with_scale, remember_converted_call
+from .scaling import call_with_scale, needs_scale, remember_converted_call
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
@@ -48,8 +48,8 @@ class GraphKey(NamedTuple):
     lacks_states : bool or None
         For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
     dtypes : tuple of type, or None
-        If the graph has loss heads (operators that write their own gradient, such as ``SoftmaxOutput``), the dtypes of
-        its inputs, on which the scaling of the heads depends; else None.
+        If the loss scale multiplies the gradients of loss heads in the graph (operators that write their own gradient,
+        such as ``SoftmaxOutput``), the dtypes of its inputs, on which these products depend; else None.
     """
 
     training: bool
@@ -100,7 +100,8 @@ class BuiltGraph(NamedTuple):
         ``attach_grad("add")``. False: it lacks the workarounds for that, which take a copy of the input, and is right
         only for inputs that have no gradient array.
     dtypes : tuple of type, or None
-        If the graph has loss heads, the dtypes of the inputs for which it was built; else None.
+        If the graph has loss heads that the loss scale multiplies, the dtypes of the inputs for which it was built;
+        else None.
     types : nested tuples and lists, or None
         The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
     """
@@ -122,7 +123,8 @@ class BuiltGraph(NamedTuple):
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
         and is right only for shapes with which ``only_for.at`` returns True. A graph that ``has_few_rows`` is right
         only if no input has more elements than in the call for which it was built. While autograd records, a graph
-        without ``adds_to_inputs`` is right only for inputs without gradient arrays. No graph is right any more if the
+        without ``adds_to_inputs`` is right only for inputs without gradient arrays. A graph with unscaled loss
+        heads is right only for a call of which ``needs_scale`` returns False. No graph is right any more if the
         ``grad_req`` of a parameter differs from its value when the graph was built. ``inputs`` are the call's arrays,
         without None; their dtypes are not compared.
         """
@@ -131,6 +133,8 @@ class BuiltGraph(NamedTuple):
         if self.has_few_rows and any(array.size > prod(shape) for array, shape in zip(inputs, self.shapes.values())):
             return False
         if not self.adds_to_inputs and autograd.is_recording() and _have_gradients(inputs):
+            return False
+        if self.op.has_unscaled_heads and needs_scale(self.plan.policy.compute):
             return False
         return all(param.grad_req == request for param, request in self.requested)
 
@@ -229,14 +233,16 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         adds_to_inputs=adds_to_inputs,
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
-    has_heads = scale_heads(graph, dtypes)
-    if autograd.is_training():
+    has_scaled_heads = needs_scale(conversion.policy.compute) and scale_heads(graph, dtypes)
+    if autograd.is_training() and device == "cpu":
         write_gradients_early(graph)
     flags = _mxnet.flags(block)
     if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop
         flags = [flag for flag in flags if flag[0] != "static_shape"]
-    op = _LowPrecisionOp(graph.to_symbol(), plan, dict(zip(symbol.list_inputs(), traced.op_args)), flags)
-    built_for = tuple(dtypes.values()) if has_heads else None
+    sources = dict(zip(symbol.list_inputs(), traced.op_args))
+    unscaled = not has_scaled_heads and has_loss_head(graph)
+    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, has_unscaled_heads=unscaled)
+    built_for = tuple(dtypes.values()) if has_scaled_heads else None
     # A user's Plan stays, whatever the shapes are.
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
     types = _types_of_tuples(answer)
@@ -356,12 +362,23 @@ class _LowPrecisionOp:
         parameter)`` for a Parameter.
     flags : list of (str, value)
         The flags that ``hybridize`` was given, such as ``("static_alloc", True)``.
+    has_unscaled_heads : bool
+        Whether the graph has loss heads whose gradients the loss scale does not multiply.
     """
 
-    def __init__(self, symbol: mx.sym.Symbol, plan: Plan, sources: dict[str, tuple[bool, Any]], flags: list) -> None:
+    def __init__(
+        self,
+        symbol: mx.sym.Symbol,
+        plan: Plan,
+        sources: dict[str, tuple[bool, Any]],
+        flags: list,
+        *,
+        has_unscaled_heads: bool,
+    ) -> None:
         names = symbol.list_inputs()
         self.symbol = symbol
         self._plan = plan
+        self.has_unscaled_heads = has_unscaled_heads
         self._reads_scale = SCALE_NAME in names
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
         indices: dict[bool, list[int]] = {True: [], False: []}
@@ -385,7 +402,8 @@ class _LowPrecisionOp:
         else:
             out = self._run(inputs, monitor)
         if autograd.is_recording():
-            remember_converted_call(out if isinstance(out, NDArray) else out[0])
+            first = out if isinstance(out, NDArray) else out[0]
+            remember_converted_call(first, has_unscaled_heads=self.has_unscaled_heads)
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:

@@ -236,10 +236,11 @@ class Hook:
 def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
     """Return the graph that is right for a call with ``inputs``; None if no such graph has been built.
 
-    ``key.dtypes`` is None; to find a graph with loss heads, this function fills in the dtypes of ``inputs``.
+    ``key.dtypes`` is None; to find a graph with scaled loss heads, this function fills in the dtypes of ``inputs``.
     """
-    built = graphs.get(key) or graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
-    return built if built is not None and built.serves(inputs) else None
+    filled = key._replace(dtypes=tuple(array.dtype for array in inputs))
+    found = (graphs[each] for each in (key, filled) if each in graphs)
+    return next((built for built in found if built.serves(inputs)), None)
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
@@ -328,11 +329,11 @@ def install(division: Division, conversion: NetConversion) -> None:
 
 
 def remove(blocks: Sequence[Block], conversions: Collection[NetConversion]) -> None:
-    """End ``conversions``, which must be the whole first list that ``conversions_in(blocks)`` returns.
+    """End the ``conversions`` of a net: all that ``restore(net)`` undoes, the first list of ``conversions_in(blocks)``.
 
-    A block that is in no other conversion loses its hook; a Parameter that is in no other conversion is stored in FP32
-    again. This includes blocks that were in the net at the call of ``convert``, and were replaced since, and their
-    Parameters.
+    ``blocks`` are all blocks of the net, the net first. A block that is in no other conversion loses its hook; a
+    Parameter that is in no other conversion is stored in FP32 again. This includes blocks that were in the net at the
+    call of ``convert``, and were replaced since, and their Parameters.
     """
     _replace(blocks, conversions, lambda block: {}, lambda param: [])
     _set_called(blocks, None)

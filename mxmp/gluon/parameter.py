@@ -50,7 +50,7 @@ class LowParameter(gluon.Parameter):
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def master(self, device: int) -> NDArray:
-        """Return the FP32 master on the context with index ``device``.
+        """Return the FP32 master on the context at position ``device`` of ``list_ctx()``, counted from 0.
 
         What a user wrote into ``data()`` since the last update or save is not yet in the master; the method ``masters``
         copies it there first.
@@ -58,13 +58,17 @@ class LowParameter(gluon.Parameter):
         return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
-        """Return the float16 arrays, one per context, and note if user code, not MXNet or mxmp, calls this."""
+        """Return the float16 arrays, one per context.
+
+        If user code, and not MXNet or mxmp, calls this, each later update or save compares the arrays with the masters.
+        """
         self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
-        """Return the float16 array on ``ctx``, by default the current context, and note if user code calls this.
+        """Return the float16 array on ``ctx``, by default the Parameter's only context or, of several, the current one.
 
+        If user code calls this, each later update or save compares the arrays with the masters, as for ``list_data``.
         Raises ``ValueError`` if the forward of an unconverted block calls this: that block shares the Parameter and
         computes in FP32.
         """
@@ -115,7 +119,10 @@ class LowParameter(gluon.Parameter):
             )
 
     def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
-        """Make masters from ``data`` (FP32), and float16 copies of them, when MXNet initializes the Parameter."""
+        """Make a master from ``data`` (FP32), and a float16 copy of it, on each context of ``ctx_list``.
+
+        MXNet calls this method when it initializes the Parameter.
+        """
         super()._init_impl(data, ctx_list)
         self._make_masters()
 
@@ -244,7 +251,10 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 
 def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDArray | None:
-    """Return the FP32 master of ``params[index]`` on context number ``device``; None if it is stored in FP32."""
+    """Return the FP32 master of ``params[index]`` on one context; None if the parameter is stored in FP32.
+
+    ``device`` is the position of the context in the parameter's ``list_ctx()``, counted from 0.
+    """
     param = params[index]
     return param.master(device) if isinstance(param, LowParameter) else None
 

@@ -49,7 +49,12 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 
 
 def unconverted_blocks(net: Block) -> list[str]:
-    """Return the names of those blocks of a converted net that run as Python code, in FP32."""
+    """Return the names of those blocks of a converted net, itself included, that are part of no low-precision graph.
+
+    These are the blocks that the user excluded, all blocks around and inside them, each Block that is no HybridBlock,
+    and blocks put into any of these after ``convert``. The operators that their own code calls compute in FP32. The net
+    need not have been called.
+    """
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
     while stack:
@@ -61,14 +66,20 @@ def unconverted_blocks(net: Block) -> list[str]:
 
 
 def policy_of(net: Block) -> Policy | None:
-    """Return the policy (or Plan's policy) of the outermost converted block in ``net``; None if none is converted."""
+    """Return the policy of the first converted block in ``net``; None if no block is converted.
+
+    The blocks are searched depth first, ``net`` itself first; one that runs as Python code, because the user excluded
+    it or a block inside it, counts too. The block's newest conversion is read; if it follows a Plan, the Plan's policy
+    is returned.
+    """
     return next((hook.conversion.policy for _, hook in hooks(net)), None)
 
 
 def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes of their variables.
 
-    ``inputs`` are arrays, shapes such as ``(1, 3, 224, 224)``, None or lists of these. The net need be neither
+    ``inputs`` are the arguments of the call: arrays, None (passed on as it is), lists of these, or shapes such as
+    ``(1, 3, 224, 224)``. A shape stands for an FP32 array on the CPU, not initialized. The net need be neither
     converted nor hybridized. If the whole net is one graph, the net is only traced: it stays as it is, and no operator
     runs. Otherwise the net is called once, which initializes Parameters that wait for their shape. Each call of a
     HybridBlock that can run as a graph, and is not called by another such block, then gives one graph.
@@ -115,7 +126,11 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
-    """Return the FP32 inference graph of ``block`` for a call with ``args``, traced without running an operator."""
+    """Return the FP32 inference graph of ``block`` for a call with ``args``, traced without running an operator.
+
+    ``args`` are arrays, None and nested lists of them. The shapes and dtypes of Parameters that wait for their shape
+    are left out. Raises ``ValueError`` if the block cannot be traced.
+    """
     symbol, arrays, params = traced_alone(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})

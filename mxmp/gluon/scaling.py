@@ -7,8 +7,8 @@ to this input. The array holds the loss scale during a scaled backward that reac
 A loss head outside any converted block ignores the loss scale, so it is an error. In the graph that autograd recorded,
 an unconverted hybridized block is one ``_CachedOp`` node. Python cannot read the operators in the node, but MXNet shows
 which head gradients its backward reads. A block is taken to have a loss head in two cases: its backward reads none of
-the head gradients of the outputs that are used; or it has an output that is named after a loss head, and does not read
-the head gradient of this output.
+the head gradients of the outputs on which the losses depend; or it has an output that is named after a loss head, and
+does not read the head gradient of this output.
 
 A loss head is not found if the block's backward reads the head gradient of another output, and the loss head is no
 output of the block or has a name that the user gave.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+import weakref
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
@@ -130,8 +131,9 @@ class Record:
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
         """Return, for each output of a call of a hybridized block, whether the call's backward reads its head gradient.
 
-        The result is that of ``_mxnet.outputs_of_cached_ops``: a dict of the outputs of each node, by the node's name.
-        Nodes named in ``known`` are left out. Takes 0.05 ms per node.
+        Each call is one recorded node. The result maps the node's name to a dict, which maps the name of each output to
+        True (its head gradient is read) or False. Nodes named in ``known`` are left out, and so are those for which
+        this cannot be found out (see ``_mxnet.outputs_of_cached_ops``). Takes 0.05 ms per node.
         """
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
@@ -170,13 +172,29 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
 # object of Python's that could hold them. The oldest are dropped.
 _scales: dict[str, NDArray] = {}
-# Global, for the same reason: the names of the nodes that recorded forwards of converted blocks made.
-_converted_calls: dict[str, None] = {}
+# Global, for the same reason: from the names of the nodes that recorded forwards of converted blocks made, to whether
+# they have loss heads that the loss scale does not multiply.
+_converted_calls: dict[str, bool] = {}
 _LIVE_RECORDS = 1 << 14
+# Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
+# overwrite, and no object leads from a loss to them.
+living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 # Global: the lock for these two dicts.
 _lock = threading.Lock()
 # Global: whether this thread is inside a scaled backward, of whatever trainer.
 _local = threading.local()
+
+
+def needs_scale(compute: str) -> bool:
+    """Return whether the loss heads of a converted block must multiply their gradients by the loss scale in this call.
+
+    Only a call that autograd records needs it, and in bfloat16 only if a living mxmp.Trainer has a loss scale other
+    than 1, or may get one. Without such a trainer the multiplication would be needless, and slow: it takes ten
+    operators on the head's input. ``compute`` is the compute dtype.
+    """
+    return autograd.is_recording() and (
+        compute != "bfloat16" or any(trainer.may_scale for trainer in list(living_trainers))
+    )
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
@@ -222,14 +240,26 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         _local.open = False
 
 
-def remember_converted_call(out: NDArray) -> None:
+def remember_converted_call(out: NDArray, *, has_unscaled_heads: bool) -> None:
     """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
 
-    ``refuse_hidden_heads`` raises an error for the call of a block with a loss head that ignores the loss scale; the
-    loss heads of a converted block do not. ``out`` may be any one of the block's outputs. Does nothing if ``out`` was
-    not recorded.
+    ``out`` may be any one of the block's outputs. Does nothing if ``out`` was not recorded. ``has_unscaled_heads`` says
+    whether the graph has loss heads that the loss scale does not multiply, as it did not need to (``needs_scale``);
+    ``refuse_late_scale`` then refuses a backward with another loss scale.
     """
-    _remember(_converted_calls, out, None)
+    _remember(_converted_calls, out, has_unscaled_heads)
+
+
+def refuse_late_scale(record: Record, scale: float) -> None:
+    """Raise ``ValueError`` if a forward of ``record`` has loss heads that the loss scale ``scale`` would not multiply.
+
+    The forward is then one of a net in bfloat16, of a time when no mxmp.Trainer had a loss scale.
+    """
+    if True in _converted_calls.values() and any(_converted_calls.get(node.name) for node in record.nodes()):
+        raise ValueError(
+            f"the loss scale {scale:g} is newer than this forward of a net in bfloat16, whose loss head it would not "
+            "multiply, and the update would divide by it: call the net again"
+        )
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
@@ -284,12 +314,12 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
 
     Autograd records a call of such a block as one node. The block is taken to have a loss head in two cases. First: an
-    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: the block
-    reads the head gradients of none of the outputs that are used, and none of these outputs has the name of an operator
-    without a gradient, such as ``argmax``. So a loss head is not found if the head gradient of another output is read,
-    and the loss head is no output of the block or has a name that the user gave. ``trained`` are the weight arrays that
-    the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is for the message.
-    Takes no time if no hybridized block was recorded.
+    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: of the
+    outputs on which the losses of ``record`` depend, the block reads no head gradient, and none has the name of an
+    operator without a gradient, such as ``argmax``. So if the head gradient of one of these outputs is read, a loss
+    head is found only if it is an output of the block that the user has not named. ``trained`` are the weight arrays
+    that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is only for the
+    message; the caller does not call this function if it is 1. Takes no time if no hybridized block was recorded.
     """
     if "_CachedOp" not in record.operators:
         return

@@ -30,7 +30,7 @@ from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
-from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by
+from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by, living_trainers
 
 logger = logging.getLogger("mxmp")
 
@@ -53,7 +53,7 @@ class Trainer(StepView, gluon.Trainer):
         trainer.backward(loss)
         trainer.step(batch_size)
 
-    No step applies a gradient with an inf or NaN, whatever the scaler, or with a float64 value beyond FP32's range.
+    With any scaler, no step applies a gradient with an inf, a NaN or a float64 value beyond FP32's range.
     Gradients are checked after they are summed over devices and workers, so all devices and workers decide alike: to
     update or to skip.
 
@@ -111,12 +111,12 @@ class Trainer(StepView, gluon.Trainer):
             if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
         self.watch_statistics()
-        backward.living_trainers.add(self)
+        living_trainers.add(self)
 
     def __setstate__(self, state: dict) -> None:
         """Restore a trainer from ``copy`` or ``pickle`` as if it had just stepped: copied weights have no gradients."""
         self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
-        backward.living_trainers.add(self)
+        living_trainers.add(self)
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -293,8 +293,9 @@ class Trainer(StepView, gluon.Trainer):
         """Check the gradients that ``allreduce_grads`` has summed; update the weights, or skip the step on overflow.
 
         This is the second half of ``step``: call ``allreduce_grads`` after the last backward, and then this method.
-        Arguments, errors and waiting are those of ``step``, with one exception: at a loss scale of 1, gradients of a
-        ``loss.backward()`` between the two calls raise no error, and are applied without being summed.
+        Arguments, errors and waiting are those of ``step``, with one exception. Gradients that are not summed, because
+        ``allreduce_grads`` was not called or a backward came later, are applied as they are, without an error. But at a
+        loss scale other than 1, those of ``loss.backward()`` raise ``RuntimeError``, unless ``unscale`` was called.
         """
         self._begin_update("update", batch_size)
         self._prepare()
@@ -305,8 +306,8 @@ class Trainer(StepView, gluon.Trainer):
 
         Waits for the device. An existing file is replaced only when the new one is complete. Raises ``RuntimeError``
         between ``trainer.backward`` and its step, because the gradients would be missing from the file. Raises
-        ``TypeError`` if an optimizer of the user's own keeps states other than NDArrays, numbers and strings, in dicts,
-        lists and tuples.
+        ``TypeError`` if an optimizer of the user's own keeps a state that is none of these: an NDArray, a number, a
+        string, None, or a dict, list or tuple of them.
         """
         if self.progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
@@ -358,7 +359,8 @@ class Trainer(StepView, gluon.Trainer):
         """Return the ``rescale_grad`` that the user gave to the optimizer, 1 by default, without the batch size.
 
         MXNet's Trainer sets this property when it makes the optimizer. Each step sets ``rescale_grad`` of the optimizer
-        to the value of this property, divided by the batch size.
+        to the value of this property, divided by the batch size. While the optimizer runs, ``rescale_grad`` is also
+        multiplied by ``_gradient_factor``, which divides out the loss scale.
         """
         return self._rescale_grad
 
@@ -390,7 +392,7 @@ class Trainer(StepView, gluon.Trainer):
         return losses, heads, Record(losses)
 
     def _warn_of_other_trainer(self) -> None:
-        """Warn, once, if a Trainer of MXNet's own was made over one of the parameters after this trainer.
+        """Call ``warnings.warn``, once per trainer, if MXNet's own Trainer was made later over one of the parameters.
 
         The ``step`` of the other Trainer, called by mistake, would apply gradients that still contain the loss scale.
         Does nothing at a loss scale of 1.
@@ -410,11 +412,13 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def _notice_plain_backward(self) -> None:
-        """Let this step sum and apply gradients that ``loss.backward()`` has written at a loss scale of 1.
+        """Record which gradients ``loss.backward()`` has written at a loss scale of 1, as after ``trainer.backward``.
 
-        This is needed because ``loss.backward()`` does not notify the trainer. Does nothing at another loss scale, or
-        after ``unscale``. Raises ``RuntimeError`` if the new gradients overwrite those that ``clip_global_norm`` has
-        clipped, or are added to gradients that are summed already.
+        This is needed because ``loss.backward()`` does not notify the trainer. If earlier gradients were summed already
+        and there are new ones, ``progress`` becomes "not summed", so that ``allreduce_grads``, which calls this, sums
+        them again. Does nothing at another loss scale, or after ``unscale``. Raises ``RuntimeError`` if the new
+        gradients overwrite those that ``clip_global_norm`` has clipped, or are added to gradients that are summed
+        already.
         """
         if self.loss_scale != 1.0 or self.progress.unscaled:
             return
@@ -446,6 +450,17 @@ class Trainer(StepView, gluon.Trainer):
                 "mxmp.convert(net), or use loss_scale=None",
                 self.loss_scale,
             )
+
+    @property
+    def may_scale(self) -> bool:
+        """Return whether the loss scale is other than 1, or may be, as the dtype of the parameters' net is not known.
+
+        For ``loss_scale="dynamic"`` before the first backward: True unless all nets of the parameters are converted to
+        bfloat16.
+        """
+        if self._step is None and self._requested_scale == "dynamic":
+            return {c.policy.compute for c in conversions_of(self._params)} != {"bfloat16"}
+        return self.loss_scale != 1.0
 
     @property
     def scaler_group(self) -> ScalerGroup | None:
@@ -489,10 +504,10 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _gradient_factor(self) -> float:
-        """Return the factor by which the update multiplies the stored gradients, apart from the batch size.
+        """Return the factor by which the update multiplies the gradients besides the optimizer's ``rescale_grad``.
 
-        It divides by the loss scale, unless ``unscale`` has done so, and multiplies by the factor of
-        ``clip_global_norm``.
+        It is the factor of ``clip_global_norm`` (1 without clipping), divided by the loss scale unless ``unscale`` has
+        done so. It contains neither the batch size nor the user's ``rescale_grad``.
         """
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
@@ -553,10 +568,11 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return the ``Weight`` (arrays, FP32 masters) of each of ``params``, by the kvstore's key of its FP32 arrays.
+        """Return a dict from the kvstore's keys to the ``Weight`` (arrays, FP32 masters) of each of ``params``.
 
-        The key is the parameter's index in the trainer. For a float16 parameter, MXNet uses this key for the float16
-        arrays: the key of the masters is the index plus the number of parameters.
+        The key of a parameter without masters is its index in the trainer. For a parameter with masters, MXNet uses
+        the index for the float16 arrays. The key of its masters, which the dict has, is the index plus the number of
+        all parameters of the trainer.
         """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
@@ -595,9 +611,11 @@ class Trainer(StepView, gluon.Trainer):
             self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:
-        """Keep copies of the running statistics that the next backward may overwrite, to restore after an overflow.
+        """Copy the running statistics that the next backward may overwrite, so that the step can undo an inf or NaN.
 
-        Returns the ``RunningStatistics`` with the copies. Waits for the forward if it must copy anew.
+        Returns the ``RunningStatistics`` that holds the copies. ``running_statistics_of`` says which arrays these are.
+        If all of them are watched already, and an earlier step found them and its gradients finite, nothing is copied.
+        Otherwise this waits for the forward.
         """
         return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 

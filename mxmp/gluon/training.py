@@ -15,11 +15,10 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
-from .backward import living_trainers
 from .blocks import blocks_of
 from .hook import Hook, conversions_in, exclude_more, hooks
 from .parameter import conversions_of, weight_of
-from .scaling import Record, head_gradient, heads_scaled_by, recorded_name
+from .scaling import Record, head_gradient, heads_scaled_by, living_trainers, recorded_name
 from .trainer import Trainer
 
 
@@ -44,7 +43,11 @@ class TrainedNet:
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
-        """Return ``(block, hook)`` for each block of the net that runs as a low-precision graph."""
+        """Return ``(block, hook)`` for each converted block of the net, but not for those that run as Python code.
+
+        A block runs as Python code if a conversion excludes it or a block inside it. The others run as low-precision
+        graphs; those that have not been called yet, and so have no graph, are included.
+        """
         return [(block, hook) for block, hook in hooks(self._net) if not hook.runs_as_python]
 
     @property
@@ -77,18 +80,20 @@ class TrainedNet:
     def gradients(self) -> list[Gradient]:
         """Return a ``Gradient`` (name, array) per device for each trained parameter that the trainer or the net has.
 
-        The trainer may also update another net, and another trainer may update a part of the net: both are included.
+        Parameters of other nets that the trainer updates are included, and so are parameters of the net that another
+        trainer updates. Parameters that are not initialized are left out.
         """
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients of the trainer and the net to zero; when the ``with`` block ends, restore these and more.
+        """Set all gradients of the trainer and the net to zero; after the ``with`` block, restore what it changed.
 
         Restored are the gradients, MXNet's fresh marks (which say that a backward has written a gradient), and the
-        running statistics; also the running statistics of other trainers' nets that the loss of ``replay`` has called.
-        Waits for the device before and after the block.
+        parameters with ``grad_req="null"``, such as running statistics. Those of other trainers with
+        ``grad_req="null"`` are restored too, if the loss of ``replay`` has read them. Waits for the device before and
+        after the block.
         """
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
@@ -115,12 +120,13 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Call the net once if it has no graphs; call ``loss`` once if a parameter of any Trainer waits for its shape.
+        """Make the arrays that ``unchanged`` will restore and that do not exist yet, by at most two calls of the net.
 
-        ``unchanged`` restores arrays, so all arrays must exist before it, stored as they will be; the loss may read
-        parameters of any mxmp.Trainer. The net is called in inference mode. The loss gets the output of the net in
-        training mode, which may be nested in another way than in inference; autograd records the call, since a loss may
-        need that.
+        If no block of the net has a graph, calls the net in inference mode, which also stores Parameters in float16 if
+        the policy does. Then, if a parameter of any mxmp.Trainer, which ``loss`` may read, still waits for its shape,
+        calls the net in training mode, since its output may be nested in another way there, and ``loss`` with this
+        output. Autograd records both calls, since a loss may need that, but ``loss`` runs in inference mode. In this
+        case ``loss`` must not be None.
         """
         if not any(hook.graphs for _, hook in self._hooks):
             with autograd.pause(train_mode=False):
@@ -136,11 +142,13 @@ class TrainedNet:
         """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.
 
         Net and loss get a backward each, because the gradient of the loss with respect to the net's output can be read
-        in no other way. Gradients are written as in any backward, but only those of the trainer's and the net's
-        parameters. ``loss`` may also return a list of losses; here it must not be None. The names for ``note`` are
-        ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are several), ``"the loss"`` (once per loss, not
-        scaled), ``"the gradient of the loss"`` (once per output of the net, scaled), and ``"the gradient of the loss
-        with respect to fc_weight"`` (for each parameter that ``loss`` reads).
+        in no other way. Gradients are written as in any backward, multiplied by ``loss_scale``, but only those of the
+        trainer's and the net's parameters. ``loss`` may also return a list of losses; here it must not be None.
+
+        ``note(name, array)`` is called with these names: ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are
+        several), ``"the loss"`` (once per loss, not multiplied by ``loss_scale``), ``"the gradient of the loss"`` (once
+        per output of the net, multiplied), and ``"the gradient of the loss with respect to fc_weight"`` (multiplied,
+        for each trained parameter of the trainer or the net that ``loss`` itself reads).
         """
         flat, structure = _mxnet.flatten(tuple(batch))
         flat = [array if array is None else array.detach() for array in flat]
@@ -213,10 +221,10 @@ class TrainedNet:
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.
 
-        It cannot if several workers train; if the net is a part of a net that was converted as a whole, or shares a
-        block with one; or if the policy stores Parameters in float16, and another converted net reads a Parameter of
-        this net, or another trainer updates one. ``exclude`` stores the Parameters anew. The other net's graphs would
-        not know of it, and the other trainer may have gradients to apply.
+        It cannot in three cases. First, several workers train. Second, the net is a part of a net that was converted as
+        a whole, or shares a block with one. Third, a Parameter of the net that the policy may store in float16 is also
+        in another converted net, or is updated by another trainer: ``exclude`` may store it anew, but the other net's
+        graphs would not know of it, and the other trainer may have gradients to apply.
         """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)

@@ -107,8 +107,8 @@ def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     """Return the signal to quantization noise ratio of ``value`` against ``reference``, two arrays of one shape, in dB.
 
     10 * log10(sum(reference**2) / sum((reference - value)**2)), computed in float64; inf if the arrays are equal.
-    Infinite elements of ``reference``, as in a mask, are left out of the sums. The ratio is -inf if ``value`` differs
-    there, if it is infinite or NaN elsewhere, or if ``reference`` has a NaN.
+    Infinite elements of ``reference``, as in a mask, are left out of the sums. The ratio is -inf in three cases:
+    ``value`` differs at such an element; ``value`` is infinite or NaN at another element; ``reference`` has a NaN.
     """
     exact, finite = reference.astype("float64"), np.isfinite(reference)
     if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():

@@ -144,12 +144,12 @@ def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
 
 
 def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Return all batches, the positions of those that calibrate INT8 and that measure accuracy, and report notes.
+    """Return all batches, the positions of those that calibrate INT8, of those that measure accuracy, and report notes.
 
-    Of several batches, the last third, at least one, measures, and the others calibrate. The halves of a single batch,
-    one for each purpose, are added after it; the whole batch stays the first, which is timed. A single batch that
-    cannot be cut calibrates and measures, as a note says: one of one row, one whose arrays differ in their number of
-    rows, or one for a network that takes one batch size only.
+    Of several batches, the last third, at least one, measures, and the others calibrate. The halves of a single batch
+    are added after it: the first calibrates, the second measures. The whole batch stays the first, which is timed. A
+    single batch that cannot be cut calibrates and measures, as a note says: one of one row, one whose arrays differ in
+    their number of rows, or one for a network that takes one batch size only.
     """
     batches = subject.batches
     if len(batches) > 1:

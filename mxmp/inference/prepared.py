@@ -33,7 +33,8 @@ class Prepared:
     inputs : list of Symbol
         The variables of its inputs, in the order of the arrays of a call.
     params : ParameterDict
-        Its parameters and auxiliary states, whose values each call reads.
+        Its parameters and auxiliary states. Their values must not change: oneDNN's fused operators keep what they
+        prepared from the first values, and would not notice new ones.
     """
 
     def __init__(self, graph: Graph, inputs: list[mx.sym.Symbol], params: ParameterDict) -> None:
@@ -55,15 +56,19 @@ class Prepared:
             return run(*arrays)
 
     def _compiled(self) -> Callable[..., Any]:
-        """Return a function that runs the graph by a CachedOp of its own, with static memory and shapes."""
+        """Return a function that runs the graph by a new CachedOp, with ``static_alloc`` and ``static_shape``.
+
+        It takes one array for each input, as separate arguments, and returns what ``__call__`` returns.
+        """
         block = SymbolBlock(self._symbol, self._inputs, params=self._params)
         block.hybridize(static_alloc=True, static_shape=True)
         return block.__call__
 
     def _bound(self, arrays: Sequence[NDArray]) -> Callable[..., Any]:
-        """Return a function that runs a graph with control flow, for shapes as those of ``arrays``, by an executor.
+        """Return a function that runs a graph with control flow by an executor, as ``_compiled`` does by a CachedOp.
 
-        A CachedOp would need ``static_shape``, with which MXNet gives wrong results there (``has_control_flow``).
+        Its arguments must have the shapes and the context of ``arrays``. A CachedOp would need ``static_shape``, with
+        which MXNet gives wrong results for such graphs (``has_control_flow``).
         """
         context = arrays[0].context
         known = {name: param.data(context) for name, param in self._params.items()}

@@ -116,7 +116,8 @@ def _fused(symbol: mx.sym.Symbol) -> Graph:
 def _repair_relus(graph: Graph, params: Params) -> None:
     """Remove each relu (``_contrib_quantized_act``) that reads a uint8 tensor from a quantized graph, in place.
 
-    A relu changes no uint8, which is never negative. But MXNet calls the relu's result int8, and so reads it wrongly.
+    A relu changes no uint8, which is never negative. But MXNet takes the relu's result for int8, so the operators that
+    read it would compute with wrong values. ``params`` has the dtypes of the parameters, and stays as it is.
     """
     for node in list(graph.nodes()):  # one after another: what follows a relu has another dtype once it is removed
         if node.op != "_contrib_quantized_act" or _types(graph, params, [node.inputs[0]]) != [np.uint8]:
@@ -133,7 +134,8 @@ def _repair_sums(graph: Graph, params: Params) -> None:
     A convolution with a fused addition writes its result over the tensor that it adds, so in that tensor's dtype, even
     if MXNet infers the other one for the result (``src/operator/subgraph/mkldnn/mkldnn_conv.cc``). If int8 is written
     and uint8 inferred, MXNet cuts off values at half their range: the range is doubled here. If uint8 is written and
-    int8 inferred, negative values would become 0: the tensor that is added is converted to int8 here.
+    int8 inferred, negative values would become 0: the tensor that is added is converted to int8 here. ``params`` has
+    the dtypes of the parameters, and stays as it is.
     """
     sums = [
         node
@@ -151,7 +153,10 @@ def _repair_sums(graph: Graph, params: Params) -> None:
 
 
 def _signed(node: Node) -> list[Entry]:
-    """Return the output of a quantized node as int8, and the least and the greatest value it can have, as new nodes."""
+    """Return three new tensors: the output of a quantized node as int8, the least and the greatest value it can have.
+
+    Two new nodes convert the output, which may be uint8, to FP32, and then to int8, with a range symmetric around 0.
+    """
     exact = Node("_contrib_dequantize", f"{node.name}_exact", inputs=[Entry(node, index) for index in range(3)])
     top = repr(_largest(node))
     attrs = {"out_type": "int8", "min_calib_range": f"-{top}", "max_calib_range": top}

@@ -32,8 +32,8 @@ class Candidate(NamedTuple):
         for the unchanged FP32 network, if this output is not of shape (N, C) with C > 1, or if the graph could not run.
     score : float or None
         What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
-        every FP32 graph but one: ``"float32, folded"`` (BatchNorm folded into the layers before it), or ``"float32"``
-        if the folded graph fails. Graphs in other dtypes are compared with its score.
+        every FP32 graph but one: ``"float32, folded"`` (BatchNorm folded into the layers before it, where that is
+        right), or ``"float32"`` if that candidate has a verdict. Graphs in other dtypes are compared with its score.
     verdict : str
         Why the graph may not be returned, such as ``"below 20 dB"``; empty if it may.
     """
@@ -86,7 +86,8 @@ class InferenceReport:
         The name of the candidate, that is the tried graph, that was returned.
     baseline : str
         The name of the fastest FP32 candidate, against which speed is measured. With ``dtypes="float16"`` nothing is
-        timed, and the baseline is ``"float32, folded"``, or ``"float32"`` if the folded graph fails.
+        timed, and the baseline is ``"float32, folded"``, or ``"float32"`` if the former may not be returned (its
+        ``verdict`` says why).
     candidates : list of Candidate
         All graphs that were tried.
     layers : list of Layer
@@ -173,7 +174,10 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the seven cells of a candidate's line in the table, empty if unknown; ``*`` marks the chosen one."""
+        """Return the seven fields of a candidate, in their order, as the cells of its line in the table.
+
+        A cell is empty if its field is None. The chosen candidate has ``*`` before its name.
+        """
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

@@ -129,7 +129,8 @@ class Search:
         Without ``fused`` the third run is left out. The outputs of the network as it is are the reference for all other
         graphs; ``ValueError`` is raised if they hold NaN. Graphs in other dtypes will be made from the folded graph. If
         it fails, or its outputs differ by more than rounding (an SQNR below 90 dB), the network as it is takes its
-        place, and is entered as the candidate ``"float32, folded"``.
+        place, and runs again as the candidate ``"float32, folded"``. If there is an ``evaluate``, it then scores
+        the candidate that ``_unfused`` names; the scores of graphs in other dtypes are compared with this score.
         """
         self._tell("float32")
         graph, params = self._base
@@ -154,9 +155,10 @@ class Search:
             self._rows[runs] = self._rows[runs]._replace(score=self._score)
 
     def _unfused(self) -> str:
-        """Return the name of the FP32 candidate that oneDNN does not fuse: folded if that one may be returned.
+        """Return ``"float32, folded"``, or ``"float32"``, the network as it is, if the former has a verdict.
 
-        If it may not, such as if it crashes, it must not run in the user's process: then it is the plain network.
+        Neither has several operators fused into one. A candidate with a verdict, such as one that crashed, must not run
+        in the user's process.
         """
         return PLAIN if self._rows[FOLDED].verdict else FOLDED
 
@@ -237,7 +239,10 @@ class Search:
         )
 
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
-        """Return a ``Layer`` of the report, without a time, for each operator; one not in ``decisions`` is in FP32."""
+        """Return a ``Layer`` of the report, without a time, for each operator of the FP32 graph ``self._base[0]``.
+
+        ``decisions`` has the dtype and its reason by the operator's name. An operator that is not in it is in FP32.
+        """
         layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
             if not node.is_variable:
@@ -299,10 +304,11 @@ class Search:
     def _best_ranges(
         self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
     ) -> Any:
-        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR, or None if it fails with all.
+        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR; None if it cannot run with any.
 
-        ``ranges`` has the ranges by calibrator. The operators that are keys of ``failing`` stay in FP32; all others
-        that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
+        ``fused`` is the FP32 graph, fused but not quantized, with its ``params`` by name. ``ranges`` has the ranges by
+        calibrator. ``failing`` maps the names of operators that stay in FP32 to reasons, which are not read here; all
+        others that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
         """
         self._tell("calibrators")
         for name, found in ranges.items():

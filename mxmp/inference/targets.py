@@ -141,9 +141,10 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
     """Return a Symbol, its parameters and its calibration data as a ``Subject``.
 
-    Arguments of the Symbol that are not in ``args`` are inputs, also labels. A batch may lack arrays here: ``refusal``
-    says which it needs. The arrays of a batch that is no dict go to the inputs that its ``provide_data`` names or,
-    without that, to the inputs in their order.
+    ``args`` and ``auxs`` hold the parameters and the running statistics by name; None is as an empty dict. Arguments of
+    the Symbol that are not in ``args`` are inputs, also labels. Whether a batch lacks arrays is not checked here, but
+    by ``refusal``. The arrays of a batch that is no dict go to the inputs that its ``provide_data`` names or, without
+    that, to the inputs in the order of ``list_arguments()``.
     """
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
@@ -348,8 +349,8 @@ class OptimizedBlock(_Served, SymbolBlock):
     list. The first call with a shape prepares the weights for oneDNN's kernels. They stay prepared for the last four
     shapes, each of which has a copy, whatever ``hybridize`` is called with. The block runs on a CPU; with
     ``dtypes="float16"`` it is for a GPU, to which ``collect_params().reset_ctx(mx.gpu())`` moves it. It cannot be
-    trained: gradients do not flow through it. Its parameters are constants, as MXNet's fused operators do not notice
-    that one gets other values.
+    trained: gradients do not flow through it. Do not set its parameters: MXNet's fused operators would not notice, and
+    go on with the old values for the shapes that are prepared.
 
     Parameters
     ----------
@@ -392,8 +393,9 @@ class OptimizedBlock(_Served, SymbolBlock):
     def forward(self, *inputs: Any) -> Any:
         """Run the graph and return its outputs, without recording gradients; inputs may be nested lists and tuples.
 
-        Arrays that the network does not read are ignored. Raises ``ValueError`` if one that it reads is missing, or if
-        one that is quantized has another dtype than it had in the calibration data.
+        Arrays that the network does not read are ignored. If the inputs are Symbols, so are the outputs. Raises
+        ``ValueError`` if there are too few arrays, or if an input that the graph converts to INT8 has another dtype
+        than it had in the calibration data.
         """
         with autograd.pause(train_mode=False):
             arrays = _flat(inputs)
@@ -414,13 +416,20 @@ class OptimizedBlock(_Served, SymbolBlock):
             return self._prepared(read)
 
     def register_op_hook(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
-        """Let all later calls pass each operator's outputs to ``callback``, as in MXNet; they are then slower."""
+        """Let all later calls pass each operator's outputs to ``callback``, and with ``monitor_all`` also its inputs.
+
+        MXNet calls ``callback`` with the tensor's name, the operator's type and the tensor's handle. Calls of the block
+        are then slower.
+        """
         super().register_op_hook(callback, monitor_all)
         self._is_observed = True
 
 
 def _remade(kind: type, text: str, params: Params, more: tuple[Any, ...], report: InferenceReport) -> Any:
-    """Return a new ``OptimizedBlock`` or ``OptimizedSymbol`` (``kind``) of a graph in JSON, for ``pickle``."""
+    """Return ``kind(graph, params, *more, report)``, with the graph of the JSON ``text``, for ``copy`` and ``pickle``.
+
+    ``kind`` is ``OptimizedBlock`` or ``OptimizedSymbol``.
+    """
     return kind(Graph.from_json(text), params, *more, report)
 
 

@@ -104,7 +104,8 @@ class Worker:
         """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
 
         A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5,
-        2.0)}}``. ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``.
+        2.0)}}``. The outer keys are all keys of ``CALIBRATORS``. ``tensors`` are names of inputs, ``"data"``, and of
+        outputs of operators, ``"fc1_output"``. A tensor without a finite value, or of an unknown name, has no range.
         """
         statistics = Statistics()
         wanted = set(tensors)
@@ -138,9 +139,10 @@ class Worker:
         return seconds
 
     def profile(self, graph: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-        """Return the time in ms, the shortest in three runs, and the dtype of each operator on the first batch.
+        """Return, by the name of each operator's output, the operator's time in ms and the dtype of the output.
 
-        The keys are the names of the operators' outputs, such as ``"fc1_output"``.
+        A name is, for example, ``"fc1_output"``. The graph runs three times on the first batch, and the shortest time
+        counts.
         """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
@@ -164,10 +166,11 @@ class Worker:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` that is kept under the name of ``graph``; if there is none of its JSON file, make one.
+        """Return the ``Bound`` that is kept under the name of ``graph``, or a new one.
 
-        It is kept then. With ``anew``, always makes one and does not keep it, so that a monitor callback can be set on
-        its executors: MXNet cannot remove a callback from an executor.
+        If none is kept under this name, or one of another JSON file, a new one is made and kept in its place. If
+        ``anew`` is True, a new one is always made, and not kept, so that a monitor callback can be set on its
+        executors: MXNet cannot remove a callback from an executor.
         """
         if anew:
             return Bound(graph["symbol"], graph["params"])

@@ -14,10 +14,10 @@ from .workaround import FittedGraph
 
 
 def write_steps(fitted: FittedGraph) -> list[Node]:
-    """Set the attribute ``step`` of each ``slice`` without one to 1 for each axis of ``begin``; return these slices.
+    """Give each ``slice`` that has no attribute ``step`` a step of 1 for each axis of ``begin``; return these slices.
 
-    1 is the default, so the result stays the same. But MXNet's pointwise fusion on a GPU, which is wrong for some
-    slices, leaves out a slice whose ``step`` is set.
+    1 is the default, so the result stays the same. But MXNet's pointwise fusion on a GPU, which fails to compile or
+    is wrong for some slices, does not fuse a slice whose ``step`` is set.
     """
     slices = [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
     for node in slices:
@@ -27,7 +27,7 @@ def write_steps(fitted: FittedGraph) -> list[Node]:
 
 
 def _items(text: str) -> list[str]:
-    """Return the items of a tuple in Symbol JSON as texts: ``["1", "None"]`` for ``"(1, None)"``, none for ``""``."""
+    """Return the items of a tuple in Symbol JSON as texts: ``["1", "None"]`` for ``"(1, None)"``, ``[]`` for ``""``."""
     return re.findall(r"-?\d+|None", text)
 
 
@@ -73,14 +73,17 @@ def double_in_steps(fitted: FittedGraph) -> list[Node]:
 
 
 def sum_float16(fitted: FittedGraph) -> list[Node]:
-    """Let each ``sum`` of a tensor that mxmp casts to FP32 read the float16 tensor itself; return these ``sum`` nodes.
+    """Let each ``sum`` that reads mxmp's cast to FP32 read the float16 input of the cast; return these ``sum`` nodes.
 
-    This saves the FP32 copy that the cast writes. Each of these nodes becomes an ``_np_sum`` with a ``dtype``. It adds
-    in FP32 and returns FP32; but if only casts to float16 read the ``sum``, it returns float16, and these casts are
-    taken out. Its gradient is rounded once, like that of the cast in front. It gets ``keepdims="True"``, and unless the
-    ``sum`` had this too, a new ``squeeze`` (for a sum over all axes, a ``Reshape`` to ``(1,)``) removes the axes of
-    size 1: without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not
-    know. A ``sum`` with ``exclude=True`` stays as it is, since ``_np_sum`` has no parameter ``exclude``.
+    This saves the FP32 copy that the cast writes. Each of these nodes becomes an ``_np_sum``, which adds in FP32 and,
+    by its parameter ``dtype``, returns FP32. But if only casts to float16 read the node, and it is no output of the
+    graph, it returns float16, and the readers of these casts read it directly. The gradient that it sends back is
+    rounded to float16 once, like the gradient that the cast would send back.
+
+    Without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not know. So
+    the node gets ``keepdims="True"``. If the ``sum`` did not have it, a new ``squeeze`` removes the summed axes (for a
+    sum over all axes, a ``Reshape`` to ``(1,)``). A ``sum`` with ``exclude=True`` stays as it is, since ``_np_sum`` has
+    no such parameter.
     """
     sums = [
         node

@@ -73,8 +73,8 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
 def compute_in_float64(fitted: FittedGraph) -> list[Node]:
     """Change the casts to FP32 in front of each float16 deconvolution to casts to float64; return the deconvolutions.
 
-    MXNet then computes the deconvolutions by its own float64 kernel, because the backward of oneDNN's FP32 kernel fails
-    if the weight is the output of a cast. The casts behind the deconvolutions round to float16 as before. 3-D
+    MXNet then computes the deconvolutions by its own float64 kernel: the backward of oneDNN's FP32 kernel raises an
+    error if the weight is the output of a cast. The casts behind the deconvolutions round to float16 as before. 3-D
     deconvolutions are not changed, since the plan keeps them in FP32.
     """
     operators = ("Deconvolution", "_npx_deconvolution")
@@ -108,12 +108,13 @@ def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
 
 
 def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
-    """Take out the cast to float16 behind each operator that only selects values, and the cast back; return the nodes.
+    """Skip the cast to float16 behind each operator that only selects values, and the cast back to FP32 behind that.
 
     These operators (``Rule.exact``), such as relu, reshape and concat, read float16 numbers, so their FP32 outputs are
     float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no number
-    changes. Both casts stay if the output is one of the graph, or if anything but a single cast to FP32 reads it. Of a
-    cast back that ``insert_casts`` inserted, only the input changes. The list also has operators whose casts stay.
+    changes. Both casts stay if the output is one of the graph, or if anything but a single cast to FP32 reads it. A
+    cast back that ``insert_casts`` inserted stays, too, but reads the operator's FP32 output. Returns all operators
+    that only select values, also those whose casts stay.
     """
     nodes = [node for node in fitted.roundings if fitted.low[node].exact]
     readers = fitted.graph.consumers()

@@ -18,19 +18,19 @@ class Unfused(mx.sym.Symbol):
     That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
     ``cpu(0)``. The only switch for the fusion is an environment variable for the whole process, by which MXNet prints a
     line at every bind. So here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables
-    and operators without inputs are put into one context group, which is placed on the context that the caller gave. So
-    are operators that MXNet takes for gradients by mistake, such as ``gather_nd``: MXNet crashes if one is
-    in no group. All other operators run where their inputs are.
+    and operators without inputs are put into one context group, which is placed on the context that the caller passes
+    to ``bind``. Operators that MXNet takes for gradients by mistake, such as ``gather_nd``, are put into this group
+    too: MXNet crashes if one is in no group. All other operators run where their inputs are.
 
     Parameters
     ----------
     symbol : Symbol
         Is copied, and stays as it is.
     group2ctxs : dict of str to Context, or list of such dicts, or None
-        As for ``mx.mod.Module``: from the name of a context group to its context. Only the names are used; pass the
-        contexts to ``bind`` too. Nodes in these groups stay in them; nodes in other groups, which MXNet ignores, are
-        taken out. (The other operators are put into no group, as a Custom operator would take the name of its group
-        for an argument.)
+        As for ``mx.mod.Module``: from the name of a context group to its context; None stands for no groups. Only the
+        names are used; pass the contexts to ``bind`` too. Nodes in these groups stay in them; nodes in other groups,
+        which MXNet ignores, are taken out. (The other operators are put into no group, as a Custom operator would take
+        the name of its group for an argument.)
     """
 
     GROUP = "mxmp"

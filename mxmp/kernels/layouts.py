@@ -1,4 +1,4 @@
-"""Memory layouts of arrays in which oneDNN's CPU kernels fail or are slow, and copies into other layouts.
+"""Memory layouts of arrays for which oneDNN's CPU kernels raise errors or are slow, and copies into other layouts.
 
 oneDNN stores the arrays that it computes in blocks of channels ("blocked"), other operators of MXNet in row-major order
 ("plain"). A rewrite here inserts a copy where a blocked array meets a kernel that cannot read it, or the reverse.
@@ -27,7 +27,8 @@ def _plain_copy_4d(entry: Entry, node: Node, role: str = "plain") -> Entry:
     """Return the output of a new node that copies a tensor like ``plain_copy``, but with less memory.
 
     ``entry`` must have four axes. The new node is a ``slice`` over the whole array: oneDNN reorders a blocked array
-    into its output. For a ``slice_axis`` MXNet first makes a plain copy of the array, and keeps that.
+    into the output. For the ``slice_axis`` of ``plain_copy`` MXNet first makes a plain array of its own from the input,
+    and keeps this array in memory besides input and output.
     """
     return inserted("slice", f"{node.name}_{role}", [entry], begin="(None,)", end="(None,)")
 
@@ -56,8 +57,8 @@ def copy_inputs(fitted: FittedGraph) -> list[Node]:
     """Let each reshape that depends on a 3-D operator read a plain copy of its data, in place; return these reshapes.
 
     ``Flatten`` and ``expand_dims`` are reshapes too. 3-D operators are convolutions, deconvolutions and poolings of
-    volumes; a reshape may depend on one through other operators. In bfloat16 a reshape fails on the blocked layout that
-    oneDNN gives the output of a 3-D convolution; the copy has the plain (row-major) layout.
+    volumes; a reshape may depend on one through other operators. A bfloat16 reshape raises an error on the blocked
+    layout that oneDNN gives the output of a 3-D convolution; the copy has the plain (row-major) layout.
     """
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
@@ -69,8 +70,9 @@ def copy_inputs(fitted: FittedGraph) -> list[Node]:
 def copy_reshaped(fitted: FittedGraph) -> list[Node]:
     """Insert a plain copy behind each bfloat16 reshape on which a bfloat16 convolution depends; return these reshapes.
 
-    The gradient that the convolution sends back may have oneDNN's blocked layout, on which the backward of a reshape
-    fails. The backward of the copy returns the gradient to the reshape in the plain (row-major) layout.
+    ``expand_dims`` is a reshape too; ``Flatten`` is left as it is. The gradient that the convolution sends back may
+    have oneDNN's blocked layout, on which the backward of a reshape raises an error. The backward of the copy returns
+    the gradient to the reshape in the plain (row-major) layout.
     """
     reshapes: list[Node] = []
     needed = {node for node in fitted.low if node.op == "Convolution"}
@@ -87,7 +89,7 @@ def copy_around_norms(fitted: FittedGraph) -> list[Node]:
     """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms.
 
     With these copies, neither the BatchNorm's data nor the gradient of its output has oneDNN's blocked layout of five
-    axes, on which the backward of BatchNorm fails; both have the plain (row-major) layout.
+    axes, on which the backward of BatchNorm raises an error; both have the plain (row-major) layout.
     """
     norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
@@ -102,9 +104,9 @@ def copy_around_norms(fitted: FittedGraph) -> list[Node]:
 def copy_weights(fitted: FittedGraph) -> list[Node]:
     """Insert a copy between the weight of each grouped convolution and mxmp's cast of it; return these convolutions.
 
-    Where FP32 inference has left the variable's array in a blocked layout, oneDNN's ``amp_cast`` fails; the copy has
-    the plain (row-major) layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead of
-    rounding.
+    Where FP32 inference has left the weight's array in a blocked layout, oneDNN's ``amp_cast`` raises an error; the
+    copy has the plain (row-major) layout. MXNet's ``Cast`` would not need the copy, but truncates to bfloat16 instead
+    of rounding.
     """
     convolutions = [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
     for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
@@ -150,12 +152,12 @@ def _grouped(graph: Graph) -> list[Node]:
 
 
 def block_inputs(fitted: FittedGraph) -> list[Node]:
-    """Let each BatchNorm of a rounded 2-D convolution read a copy of its data in blocks of channels; return the norms.
+    """Copy the data of each BatchNorm behind a 2-D convolution into blocks of channels; return the norms.
 
-    In emulated float16, the cast that rounds the convolution's output returns the plain (row-major) layout, in which
-    oneDNN's BatchNorm over axis 1 is slow; a new node (``_blocked_copy``) copies it into oneDNN's blocks. With the
-    copies, a training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without them, 2.08
-    times.
+    A BatchNorm is changed if its axis is 1 and it reads the convolution's output through two inserted nodes. In
+    emulated float16 these are the cast that rounds the output and the cast back to FP32. They return the plain
+    (row-major) layout, in which oneDNN's BatchNorm is slow; ``_blocked_copy`` makes the copy. With the copies, a
+    training step of a ResNet-50 in emulated float16 took 1.93 times as long as in FP32; without them, 2.08 times.
     """
     norms = []
     for norm in fitted.graph.nodes():
@@ -168,10 +170,9 @@ def block_inputs(fitted: FittedGraph) -> list[Node]:
 
 
 def _convolution_before(norm: Node) -> Node | None:
-    """Return the 2-D convolution whose output a BatchNorm reads, rounded to float16; None if there is none.
+    """Return the 2-D convolution whose output a BatchNorm reads through two inserted nodes; otherwise, return None.
 
-    In emulated float16, two inserted casts stand between convolution and BatchNorm, one to float16, and one back to
-    FP32. The result is None if no inserted node stands there.
+    In emulated float16, these nodes are a cast to float16 and one back to FP32.
     """
     widened = norm.inputs[0]
     rounded = widened.node.inputs[0] if is_ours(widened.node) else widened

@@ -15,9 +15,9 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
 
     One float16 kernel of cuDNN does the same as the cast, the BatchNorm and the other cast together. Further operators
-    may read the output too. Left out are BatchNorms that a GPU computes without cuDNN, and those whose output is an
-    output of the graph. The list is empty if the user's policy sets ``norm``, as then the user has decided whether
-    there are casts.
+    may read the output too. Left out are BatchNorms with ``use_global_stats`` or ``cudnn_off``, which a GPU computes
+    without cuDNN, and those whose output is an output of the graph. The list is empty if the user's policy sets
+    ``norm``, as then the user has decided whether there are casts.
     """
     if fitted.casted.norm is not None:
         return []

@@ -20,12 +20,12 @@ from .workaround import FittedGraph
 
 
 def select_used_taps(fitted: FittedGraph) -> list[Node]:
-    """Give taps of 1-D and 2-D bfloat16 convolutions that read only padding the gradient 0; return the convolutions.
+    """Make the weight gradient 0 for taps that read only padding, in 1-D and 2-D bfloat16 convolutions.
 
-    oneDNN may leave the weight gradient of these taps (kernel positions) unwritten. Which taps they are depends on the
-    size of the data, which the rewritten graph reads at each run. So every convolution is rewritten in which a tap
-    reads only padding at some size (``_may_read_padding``), but none if ``fitted.large_inputs``, as then the sizes at
-    run time are large enough. Forward values stay the same. Costs about 2 ns per weight and training step.
+    oneDNN may leave the gradient of these taps (kernel positions) unwritten. Which taps they are depends on the size of
+    the data, which the rewritten graph reads at each run. So every convolution in which a tap may read only padding at
+    some size (``_may_read_padding``) is rewritten and returned, but none if ``fitted.large_inputs``. Forward values
+    stay the same. Costs about 2 ns per weight and training step.
     """
     convolutions = [node for node in _may_read_padding(fitted.graph) if node in fitted.low and not fitted.large_inputs]
     for node in convolutions:
@@ -136,7 +136,8 @@ def _around_both_ends(graph: Graph) -> list[Node]:
 def _least_sizes(node: Node) -> list[int]:
     """Return, for each spatial axis, the least input size at which oneDNN's weight gradient of a convolution is right.
 
-    For a deconvolution: the least size of its output.
+    At this size each tap reads some of the input. A 3-D operator also needs a size of at least kernel - 1 + stride
+    along an axis with padding and a stride above 1. For a deconvolution, the sizes are those of its output.
     """
     seen = [max(least_inputs(*axis)) for axis in _axes(node)]
     if spatial_axes(node.attrs) != 3:
@@ -163,11 +164,11 @@ def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
 
 
 def _is_written(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-    """Return True if oneDNN writes the bfloat16 weight gradient of every tap (kernel position) at any input size.
+    """Return True if, along one axis of a convolution, ``pad`` is 0, or ``stride`` is 1 and ``kernel`` is at most 3.
 
-    It does so without padding, as no tap then reads padding, and with stride 1 and at most 3 taps: of 10,800 random 1-D
-    and 2-D convolutions that were measured, 100 were wrong, none of them of this kind. Returns False in all other
-    cases. The arguments are a convolution's attributes along one axis.
+    If this is so for each axis, oneDNN writes the bfloat16 weight gradient of every tap (kernel position) at any input
+    size. Without padding, no tap reads padding. The other case was measured: of 10,800 random 1-D and 2-D
+    convolutions, 100 were wrong, none of them of this kind.
     """
     return pad == 0 or (stride == 1 and kernel <= 3)
 
@@ -214,7 +215,10 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
-    """Set the padding of a 3-D convolution or deconvolution to 0, in place, so that ``strip`` can restore it."""
+    """Set the padding of a 3-D convolution or deconvolution to 0, in place.
+
+    The node keeps its former attributes, so ``strip``, which removes workarounds from a graph, can restore the padding.
+    """
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 

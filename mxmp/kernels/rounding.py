@@ -22,10 +22,11 @@ def use_amp_cast(fitted: FittedGraph) -> list[Node]:
 
 
 def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
-    """Replace each bfloat16 ``sigmoid``, ``tanh`` and ``elemwise_sub``, in place, by one that rounds; return the nodes.
+    """Turn each bfloat16 ``sigmoid``, ``tanh`` and ``elemwise_sub`` into an operator that rounds; return these nodes.
 
     ``sigmoid`` and ``tanh`` become an ``Activation``. ``elemwise_sub`` of ``a`` and ``b`` becomes ``elemwise_add`` of
-    ``a`` and a new node, ``-b``, which is exact. oneDNN computes both operators, and rounds to nearest.
+    ``a`` and a new node, ``-b``, which is exact. oneDNN computes ``Activation`` and ``elemwise_add``, and rounds to
+    nearest; MXNet's kernels of the former operators truncate.
     """
     operators = [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
     for node in operators:
@@ -40,12 +41,12 @@ def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
 def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
     """Compute each FP32 ``clip(x, a_min, a_max)`` as ``minimum(maximum(x, a_min), a_max)``; return the ``clip`` nodes.
 
-    Each of these nodes becomes the minimum, in place. This is faster. Values are the same, except for the sign of a
-    zero, if clip, maximum and minimum read the bounds alike. So a ``clip`` is left as it is if FP32 does not hold both
-    bounds exactly (``_is_exact``), or if the lower bound is above the upper one. Finite gradients are the same, at the
-    bounds too. The kernel of ``clip`` branches for every element; those of minimum and maximum do not. Forward and
-    backward of 4.8 million values, casts from and to bfloat16 included, take 57 ms with ``clip``, 16 ms after the
-    rewrite, and 180 ms with clip's own bfloat16 kernel (one core of a Zen 5).
+    Each of these nodes becomes the minimum, in place. This is faster: the kernel of ``clip`` branches for every
+    element, those of minimum and maximum do not. Values stay the same, except for the sign of a zero; finite gradients
+    stay the same, at the bounds too. A ``clip`` is left as it is if its lower bound is above the upper one, or if
+    ``_is_exact`` is False for a bound, which the three operators might then round differently. Forward and backward of
+    4.8 million values, casts from and to bfloat16 included, take 57 ms with ``clip``, 16 ms after the rewrite, and 180
+    ms with clip's own bfloat16 kernel (one core of a Zen 5).
 
     If ``x`` is not the output of a node that mxmp inserted, such as a cast, the maximum reads a copy of ``x`` in the
     plain (row-major) layout, and so sends back a plain gradient, as ``clip`` does. Without the copy, the gradient would
@@ -84,11 +85,11 @@ _ADDED_IN_PLACE = 4
 
 
 def split_shared_casts(fitted: FittedGraph) -> list[Node]:
-    """Divide the readers of each cast of a variable with more than four readers among several equal casts, in place.
+    """Let each cast of a variable have at most four readers, in place: any others read new casts equal to it.
 
-    Each cast then has at most four readers; returns the casts that had more. MXNet sums the gradients of a tensor's
-    readers in the tensor's dtype: those of the readers of one cast in bfloat16, which loses small summands of a long
-    sum, those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many
+    A new cast has at most four readers too. Returns the casts that had more. MXNet sums the gradients of a tensor's
+    readers in the tensor's dtype. It sums those of one cast's readers in bfloat16, which loses small summands of a long
+    sum, but those of several casts of one FP32 variable in FP32. A weight of an unrolled recurrent network has as many
     readers as the sequence has time steps.
     """
     readers = fitted.graph.consumers()
@@ -107,10 +108,10 @@ def copy_before_casts(fitted: FittedGraph) -> list[Node]:
     """Let each ``amp_cast`` of mxmp whose gradient MXNet may add to others read a copy of its input; return the casts.
 
     The backward of ``amp_cast`` in oneDNN cannot add to a gradient (``grad_req="add"``), and leaves it as it was; the
-    backward of a copy adds. MXNet may add the gradients of the casts of a variable whose ``grad_req`` is "add" or not
-    known, and those of all casts of a tensor, or variable, that four or more nodes read, in place and one after
-    another. Casts of the same tensor share one copy, but those that ``split_shared_casts`` made have one each. A copy
-    costs about 0.4 ns per element, forward and backward together.
+    backward of a copy adds. There are two cases in which MXNet may add. First, the cast reads a variable whose
+    ``grad_req`` is "add" or not known. Second, the cast reads a tensor with four or more readers, whose gradients MXNet
+    may add one after another into one array. Casts of the same tensor share one copy, but those that
+    ``split_shared_casts`` made have one each. A copy costs about 0.4 ns per element, forward and backward together.
     """
     readers = fitted.graph.consumers()
 

@@ -56,11 +56,12 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
 
 
 def copy_summands(fitted: FittedGraph) -> list[Node]:
-    """Let sums read copies of their variables if the ``grad_req`` of one is "add" or not known; return these sums.
+    """Copy the variables that an ``elemwise_add`` reads if MXNet may add to the gradient of one; return these sums.
 
-    A sum is an ``elemwise_add``. MXNet takes the array that holds such a variable's gradient for the gradient of the
-    sum, too. With copies, the gradient of the sum has an array of its own, and the backward of a copy adds it to the
-    variable's gradient.
+    MXNet may add to a variable's gradient if its ``grad_req`` is "add" or not known. If this is so for one input of a
+    sum, each input that is a variable is copied. Without copies, MXNet takes the array that holds the gradient of such
+    a variable for the gradient of the sum, too. With copies, the gradient of the sum has an array of its own, and the
+    backward of a copy adds it to the variable's gradient.
     """
 
     def is_added_to(entry: Entry) -> bool:

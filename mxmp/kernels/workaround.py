@@ -21,7 +21,8 @@ class FittedGraph:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` by the name of a variable; a variable that is missing may have any.
     large_inputs : bool
-        True if no input is so small beside a convolution's padding that oneDNN gets it wrong (see ``LargeInputs``).
+        True leaves out the workarounds for wrong weight gradients of convolutions with small data beside their padding
+        (see ``LargeInputs``): the graph runs without such data, or without gradients.
     roundings : dict of Node to list of Node
         In emulated float16, from each low-precision operator to the casts to float16 that round its outputs. The
         workaround ``emulated_float16`` fills it; in bfloat16, and on a GPU, it is empty.

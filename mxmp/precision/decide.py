@@ -47,7 +47,8 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
     ------
     ValueError
         bfloat16 on a GPU; an operator in ``low_ops`` or ``full_ops`` that MXNet does not have, or has in graphs by
-        another name (``"concat"`` is ``"Concat"``); one in ``low_ops`` that is a loss head or of ``Kind.ALONE``.
+        another name (``"concat"`` is ``"Concat"``); one in ``low_ops`` that is a loss head, or of ``Kind.ALONE``, such
+        as an operator on indices.
     """
     if policy.compute == "bfloat16" and device == "gpu":
         raise ValueError(
@@ -96,6 +97,7 @@ def decide(
     stored_low : collection of str
         Names of parameters that are stored in float16 already, because another graph of the same network decided so.
         If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
+        Otherwise the names have no effect.
     keep_output_names : bool
         Keep an operator with several outputs in FP32 if one of them is a graph output, ``"split_output0"``, because a
         cast would rename that. This holds even if the policy has ``output="compute"``, which casts no outputs.
@@ -211,7 +213,8 @@ def _has_several_outputs(head: Entry, graph: Graph) -> bool:
     """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
 
     ``head`` is an output of ``graph``. A cast that replaces it would rename it ``"split_output"``. For a Custom
-    operator and for control flow, which are never low, the result is True only if ``head`` is not their first output.
+    operator and for control flow, which never compute in low precision, the result is True only if ``head`` is not
+    their first output. For a variable it is False.
     """
     node = head.node
     if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
@@ -224,11 +227,12 @@ def _has_several_outputs(head: Entry, graph: Graph) -> bool:
 def _decide_body(
     node: Node, body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
-    """Return the plan of a body of the control-flow operator ``node``, with names as in it: ``"fc"``, no ``"loop/fc"``.
+    """Return the plan of a body of the control-flow operator ``node``; its names are ``"fc"``, not ``"loop/fc"``.
 
     ``draft`` is that of the graph around the body; it says which tensors that the body gets from this graph are no
-    dense FP32 arrays. ``fixed`` is the reason for which the whole body stays in FP32, or ``""``. ``decided`` has the
-    decisions of another plan (see ``decide``) for operators of the body, by their names in the body.
+    dense FP32 arrays. ``fixed`` is the reason for which the whole body stays in FP32, or ``""``. ``decided`` has
+    decisions of another plan for operators of the body, by their names in the body. If ``fixed`` is ``""``, they
+    replace those of the rules, but for the exceptions in ``decide``; otherwise they have no effect.
     """
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
@@ -244,13 +248,13 @@ def _decide_body(
 class _Draft:
     """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
 
-    The arguments of the constructor are those of ``decide``; ``storable`` has the names of the parameters that may be
-    stored in float16, or are already.
+    The arguments of the constructor are those of ``decide``; the keys of the argument ``non_fp32`` are names of
+    variables. ``storable`` has the names of the parameters that may be stored in float16, or are already.
 
     Attributes
     ----------
     exported : bool
-        The argument of ``decide``.
+        Whether the graph will be saved, to run elsewhere. No decision then depends on ``MXNET_SAFE_ACCUMULATION``.
     patterns : dict of str to Pattern
         The patterns of ``policy.exclude``, compiled.
     rules : dict of Node to Rule
@@ -309,9 +313,10 @@ class _Draft:
         be decided already. Inputs in ``Rule.keep`` (indices, for example) and ``Rule.params`` (parameters) do not
         count; an operator that has no other inputs computes in FP32.
 
-        The result is True for now, and ``node`` is recorded so that ``settle`` decides later, if all inputs may be read
-        in either dtype, or if the operator only moves values of parameters that may be stored in float16, or are
-        already (``Rule.exact``).
+        In two cases the result is True for now, and ``node`` is recorded so that ``settle`` decides later: all these
+        inputs may be read in either dtype; or the operator only moves values (``Rule.exact``), and they are values of
+        parameters for which ``_is_parameter`` is True. For a softmax or LayerNorm, the result may be False for now, and
+        ``settle`` may change it to True.
         """
         kind, reason = self.kind(node, rule)
         if kind is Kind.FOLLOW:
@@ -335,11 +340,12 @@ class _Draft:
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def _only_lacks_a_kernel(self, node: Node, rule: Rule) -> bool:
-        """Return whether ``node``, an operator in FP32, would follow its inputs in float16 if the device had a kernel.
+        """Return whether ``node``, an operator in FP32, would compute in float16 if the device's kernel allowed it.
 
-        Such as a bilinear resizing, of which a float16 kernel would sum the gradients in float16. Each of its inputs is
-        then in float16, or may be, and its outputs are in float16's range, as they would be with a kernel. So an
-        addition of it and a float16 tensor need not be FP32 too.
+        It would if it is of ``Kind.FOLLOW``, and each input that decides its dtype is in float16 or may be read in it.
+        An example is a bilinear resizing: MXNet's float16 kernel sums the gradients in float16. The outputs of such an
+        operator are in float16's range, so an addition of one and a float16 tensor may still compute in float16.
+        Always False in bfloat16.
         """
         if self.policy.compute != "float16" or self._kind_by_rule(node, rule)[0] is not Kind.FOLLOW:
             return False
@@ -357,11 +363,12 @@ class _Draft:
           graph output, and such a BatchNorm that reads float16 data is in front of it, perhaps with other operators of
           case (3) between the two.
 
-        Otherwise these operators compute in FP32. If ``by_plan``, all of them do, because the other decisions are those
-        of a plan (``decided``) that does not have these operators.
+        In all other cases, operators of these two groups compute in FP32. If ``by_plan``, they do so in every case,
+        because the other decisions are those of a plan (``decided``) that does not have these operators.
 
-        Where ``MXNET_SAFE_ACCUMULATION`` is set, a softmax that reads float16, and with ``norm="compute"`` a LayerNorm
-        too, then computes in float16 if all that read its output do. This needs no cast, and the kernel sums in FP32.
+        After that, and also if ``by_plan``: where ``MXNET_SAFE_ACCUMULATION`` is set, and the graph is not exported, a
+        softmax whose input is float16, and with ``norm="compute"`` a LayerNorm too, computes in float16 if all that
+        read its output do, and it makes no graph output. This needs no cast, and the kernel sums in FP32.
         """
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided or self._movers or self._summed else ():
@@ -387,17 +394,19 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is the output of an FP32 BatchNorm by cuDNN (on a GPU) that reads float16 data."""
+        """Return whether ``entry`` is of a BatchNorm with float16 data for which ``_norm_reads_float16`` is True."""
         node = entry.node
         return node in self._either and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
     def _norm_reads_float16(self, node: Node, position: int) -> bool:
-        """Return whether ``node`` is an FP32 BatchNorm that a GPU computes by cuDNN, and ``position`` is its data's.
+        """Return whether ``position`` is that of the data of a BatchNorm that cuDNN could compute from float16 data.
 
         cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
         cast to float16 give. On a GPU, for the policy's ``norm=None``, it replaces these three. On a CPU, or for
         ``norm="float32"``, they stay, but the result is True too, so that all give the same numbers. The result is
-        False for ``norm="compute"``, by which BatchNorm takes the dtype of its input, and in bfloat16.
+        False for ``norm="compute"``, by which BatchNorm takes the dtype of its input; in bfloat16; where a GPU does not
+        use cuDNN (``leaves_cudnn``); and for a BatchNorm that ``full_ops`` names, or for which ``by_rule`` was not
+        called, as ``exclude`` or a plan decided.
         """
         return (
             node in self._either
@@ -469,8 +478,8 @@ class _Draft:
     def _makes_low(self, entry: Entry) -> bool:
         """Return whether the tensor ``entry`` is in low precision by the decision so far for its operator.
 
-        An operator that ``settle`` may put back to FP32 at the end (in ``_undecided`` or ``_movers``) counts as low
-        until then. Returns False for a variable, and for an output that the operator's rule keeps in FP32.
+        An operator in ``_undecided`` or ``_movers``, which ``settle`` may move to FP32 at the end, counts as one in low
+        precision until then. Returns False for a variable, and for an output that the operator's rule keeps in FP32.
         """
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
@@ -501,9 +510,10 @@ class _Draft:
         """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
         mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. ``rule`` is the
-        operator's rule, or None for a variable. A variable has its declared dtype, an operator that of its parameter
-        ``dtype``. An operator without this parameter is taken to return no dense FP32 array if it reads one that is
-        none; inputs in ``Rule.keep``, such as indices, do not count.
+        operator's rule, or None for a variable. A variable has its declared dtype; without one, it is FP32 unless the
+        constructor's ``non_fp32`` has it. An operator has the dtype of its parameter ``dtype``. Without this parameter,
+        its outputs count as dense FP32 arrays only if all its inputs are, except those in ``Rule.keep``, such as
+        indices.
         """
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")

@@ -57,6 +57,12 @@ def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
     return found
 
 
+def has_loss_head(graph: Graph) -> bool:
+    """Return whether ``graph``, or a body of control flow in it, has an operator that writes its own gradient."""
+    inner = (body.graph for node in graph.nodes() if node.subgraphs for body in bodies(node))
+    return any(map(_own_gradients, graph.nodes())) or any(map(has_loss_head, inner))
+
+
 def _dtypes(graph: Graph, tensors: list[Entry], known: Mapping[str, Any]) -> list[str]:
     """Return the names of the dtypes that MXNet infers for ``tensors`` of ``graph``; ``"float32"`` if it infers none.
 

@@ -151,8 +151,9 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
     """Copy numbers from devices to the host; return one float32 NumPy array per group. Waits for the devices.
 
     A group is a list of pairs (FP32 vector on a device, list of positions): element ``k`` of the vector goes to index
-    ``positions[k]`` of the group's NumPy array. An empty group gives an empty array. The vectors of all
-    groups are joined on the devices first, so that one transfer is enough.
+    ``positions[k]`` of the group's NumPy array. The array has as many elements as the group's vectors together, so each
+    of its indices must be in just one of the lists. All vectors are first joined on one device, so that one transfer to
+    the host is enough.
     """
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}

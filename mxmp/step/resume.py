@@ -151,7 +151,8 @@ def describe(schedule: Any) -> Any:
 
     JSON can hold it. ``attrs`` has all attributes: bools, numbers, strings and None as they are, another schedule as
     such a dict, a dict as a list of ``[key, value]``, a list, tuple or NumPy array as a list, anything else as None.
-    Returns None for None, and for a schedule that is no LRScheduler. Of a FromUpdate, callers pass the inner schedule.
+    Returns None for None, and for a function or another callable that is no LRScheduler but is used as a schedule. Of a
+    FromUpdate, callers pass the inner schedule.
     """
     if isinstance(schedule, dict):
         return [[k if isinstance(k, _PLAIN) else repr(k), describe(v)] for k, v in schedule.items()]

@@ -28,12 +28,12 @@ INHERITED = {
 
 @contextmanager
 def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
-    """Yield a kvstore that denies, within the ``with`` block, that it can update weights (``is_capable`` is False).
+    """Yield what to pass as ``kvstore`` to ``mx.mod.Module.init_optimizer``, so that no kvstore updates the weights.
 
-    ``mx.mod.Module.init_optimizer``, called in the block, then lets the module update the weights in its own process.
-    Otherwise the kvstore would update them before mxmp could check the gradients. ``kvstore`` is a KVStore, a name or
-    None. A store is created for a name if there are several devices or the name contains "dist"; any other name is
-    yielded unchanged, and so is None, since ``mx.mod.Module`` then uses no kvstore.
+    The module then updates them in its own process. Otherwise the kvstore would update them before mxmp could check
+    the gradients. A KVStore is yielded itself; within the ``with`` block its ``is_capable`` returns False. A name is
+    replaced by a new KVStore, treated in the same way, if the module has several ``devices`` (their number) or the name
+    contains "dist". Any other name is yielded unchanged, and so is None, since ``mx.mod.Module`` then uses no kvstore.
     """
     if isinstance(kvstore, str) and (devices > 1 or "dist" in kvstore):
         kvstore = mx.kv.create(kvstore)
@@ -48,10 +48,10 @@ def without_optimizer(kvstore: Any, devices: int) -> Iterator[Any]:
 
 
 def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], devices: int) -> None:
-    """Change ``optimizer.idx2name``, from index to name, so that it maps ``i`` to ``names[i]``, on every device.
+    """Let the dict ``optimizer.idx2name`` map the index ``i`` to ``names[i]``, one index for all devices.
 
-    ``mx.mod.Module`` has filled it with the index ``i * devices + k`` for weight ``i`` on device ``k``. If it holds
-    anything else, the user has given it to the optimizer, and it stays as it is.
+    ``mx.mod.Module`` has filled it otherwise: with the index ``i * devices + k`` for weight ``i`` on device ``k``.
+    ``devices`` is the number of devices. If it holds anything else, the user has filled it, and it stays as it is.
     """
     by_device = {i * devices + k: name for i, name in enumerate(names) for k in range(devices)}
     if optimizer.idx2name == by_device:
@@ -100,12 +100,12 @@ class Monitored:
         return getattr(self._executor, name)
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Let the executor call ``callback`` with the outputs and gradients of the user's operators, as FP32 arrays.
+        """Let the wrapped executor call ``callback`` with the outputs and gradients of the user's operators, in FP32.
 
         Tensors of operators that mxmp inserted are left out. ``callback(name, handle)`` gets the name that MXNet's
-        monitor gives the tensor in the FP32 Symbol, such as ``"fc_output"`` or ``"fc_backward_output0"``, and the
-        handle of the FP32 array. Gradients are multiplied by the loss scale. ``monitor_all=True`` adds the inputs of
-        operators.
+        monitor gives the tensor in the FP32 Symbol, as bytes, such as ``b"fc_output"`` or ``b"fc_backward_output0"``,
+        and the handle of an FP32 array, which the callback must free, as with MXNet's executor. Gradients are
+        multiplied by the loss scale. ``monitor_all=True`` adds the inputs of operators.
         """
         view = NetworkView(symbol_of(self._executor), self._plan)
         self._executor.set_monitor_callback(view.translated(callback), monitor_all)

@@ -25,7 +25,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ----------
     *args, **kwargs
         ``sym_gen``, ``default_bucket_key`` and the other arguments of ``mx.mod.BucketingModule``.
-        ``compression_params`` must be None, otherwise ``bind`` raises ``ValueError``.
+        ``compression_params`` must be None, otherwise ``bind`` or ``load`` raises ``ValueError``.
     policy : str, Policy or Plan
         A recipe (``print(Policy.recipes())``), a policy string such as ``"compute=float16,norm=compute"``, a Policy, a
         Plan of the default bucket's Symbol, or the path of a saved Plan. In another bucket, a Plan decides for the
@@ -45,7 +45,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     Raises
     ------
     ValueError
-        The policy is unknown; ``bind`` raises it if the device lacks what the policy needs (bfloat16 on a GPU).
+        The policy is unknown; ``bind`` or ``load`` raises it if the device lacks what the policy needs (bfloat16 on a
+        GPU).
     OSError
         The file of a Plan cannot be read.
     """
@@ -136,8 +137,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
         ``PREFIX.buckets``, an int32 NDArray of the keys. Each file appears completely or not at all. With
         ``remove_amp_cast=True``, ``amp_cast`` operators of the user's own Symbols are left out. Waits for the device.
-        Raises ``OSError``, which names the file, if one cannot be written; files before it are there then. Raises
-        ``TypeError``, and writes nothing, if an int32 array cannot hold the keys, such as ``"a"``.
+        Raises ``OSError``, which names the file, if one cannot be written; the files that this call has written before
+        it stay. Raises ``TypeError``, and writes nothing, if an int32 array cannot hold the keys, such as ``"a"``.
         """
         keys = mx.nd.array(list(self._buckets), dtype="int32")
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -168,7 +169,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
 
     @property
     def modules(self) -> dict[Any, Module]:
-        """Return a new dict of modules by key: the default bucket from ``bind`` or ``load`` on, others once used."""
+        """Return a new dict from the key of each bucket that has a module to this module.
+
+        ``bind`` or ``load`` makes the module of the default bucket, the first ``switch_bucket`` that of any other.
+        """
         return dict(self._buckets)
 
     def _default_module(self) -> Module:
@@ -187,9 +191,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ) -> BucketingModule:
         """Return a BucketingModule with the FP32 parameters of a checkpoint, ``PREFIX-0001.params`` for epoch 1.
 
-        ``sym_gen`` and ``default_bucket_key`` must be given although they have defaults: the Symbols come from
-        ``sym_gen``, not from the checkpoint. ``kwargs`` are the constructor's other arguments: ``policy``, ``exclude``,
-        ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged.
+        ``sym_gen`` and ``default_bucket_key`` have defaults but are required: the Symbols come from ``sym_gen``, not
+        from the checkpoint. ``kwargs`` are the constructor's other arguments: ``policy``, ``exclude``, ``loss_scale``,
+        ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged, ``AssertionError`` without
+        ``default_bucket_key`` and ``TypeError`` without ``sym_gen``.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
         module.start_from(*mx.model.load_params(prefix, epoch))

@@ -40,8 +40,8 @@ def cast_symbol(
         Plan.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
-        native. If the environment variable ``MXNET_SAFE_ACCUMULATION`` is set now, it must be set wherever the Symbol
-        runs on a GPU: its softmax and LayerNorm may read float16, and would sum in float16 without it.
+        native. If the environment variable ``MXNET_SAFE_ACCUMULATION`` is ``"1"`` or ``"true"`` now, it must be so
+        wherever the Symbol runs on a GPU: softmax and LayerNorm may read float16, and would sum in float16 without it.
 
     Raises
     ------
@@ -66,7 +66,10 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Warn of the patterns of ``exclude`` in the plan's policy that match no node of the graph, if there are any."""
+    """Warn of ``plan.unmatched``, the patterns of ``exclude`` that match no node of the plan's graph, if there are any.
+
+    ``stacklevel`` is passed to ``warnings.warn``: 3 attributes the warning to the caller of this function's caller.
+    """
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
 

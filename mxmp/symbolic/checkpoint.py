@@ -104,7 +104,7 @@ def _check_graph(raw: Any) -> None:
 
 
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if an operator of ``symbol``, or its list of outputs, reads an output that does not exist.
+    """Raise ``ValueError`` if an operator's input, or an output of ``symbol``, refers to an output that its node lacks.
 
     An example is the second output of an operator that has only one. MXNet's reader does not notice this.
     """
@@ -116,7 +116,10 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
 
 
 def _list_at(raw: Any, key: str) -> list:
-    """Return the list ``raw[key]``, or ``[]`` if ``raw`` lacks ``key``; raise ``ValueError`` for no dict or no list."""
+    """Return the list ``raw[key]``, or ``[]`` if the dict ``raw`` lacks ``key``.
+
+    Raises ``ValueError`` if ``raw`` is no dict or ``raw[key]`` is no list.
+    """
     found = raw.get(key, []) if isinstance(raw, dict) else None
     if not isinstance(found, list):
         raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
@@ -124,10 +127,10 @@ def _list_at(raw: Any, key: str) -> list:
 
 
 def _check_references(entries: list, count: int) -> None:
-    """Raise ``ValueError`` unless each entry is a list of whole numbers from 0, the first of them below ``count``.
+    """Raise ``ValueError`` unless each entry is a list of whole numbers from 0 whose first number is below ``count``.
 
     In Symbol JSON an entry such as ``[3, 0, 0]`` is an input of a node, or an output of the graph. Its first number is
-    the position of the node that computes this tensor.
+    the position of the node that computes this tensor: one of the first ``count`` nodes. No number may reach 2**31.
     """
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]

@@ -27,8 +27,8 @@ class Core:
 
     Every ``Module`` makes a Core from its arguments ``policy``, ``exclude`` and ``loss_scale``. A module that is bound
     with ``shared_module`` uses the Core of that module instead, and the modules of a ``BucketingModule`` share one. The
-    argument ``arrays`` of the methods maps each parameter's name to its arrays in the executors, one per device; that
-    of a bucket may lack parameters which the default bucket has.
+    argument ``arrays`` of the methods maps each parameter's name to its arrays in a module's executors, one per device.
+    If the module is that of a bucket, parameters that the default bucket has may be missing.
 
     Attributes
     ----------
@@ -48,8 +48,8 @@ class Core:
     statistics : RunningStatistics
         Keeps finite copies of BatchNorm's running statistics, to restore them after an overflow.
     listening_executors : weak mapping of Executor to (Listeners, Executor)
-        The executors that report tensors to ``watch``, ``blame`` or ``guard``. Each is mapped to the callback that gets
-        the tensors, and to the fast executor, without a callback, that it stands in for.
+        From each executor that reports tensors to ``watch``, ``blame`` or ``guard`` to a pair: the callback that gets
+        the tensors, and the fast executor, without a callback, that it stands in for.
     exposed : bool
         True once a user has accessed a module's executors, and so may have written into their arrays.
     shared : bool
@@ -112,11 +112,12 @@ class Core:
         After ``conversion.exclude``, by which ``guard`` moves operators to FP32, the next call decides anew. The very
         first call also warns if no operator computes in low precision, or if a pattern of ``exclude`` matches nothing.
 
-        ``parameters`` are the names of the Symbol's parameters. ``grad_req`` maps them, data and labels to ``"write"``,
-        ``"add"`` or ``"null"``. An empty ``grad_req`` means that they are not known: the Symbol gets the workarounds
-        for all three. ``shapes`` and ``dtypes`` are those of data and labels, by name. If ``for_training`` and the
-        Symbol has loss heads, the result has one more argument, ``heads.SCALE_NAME``, which multiplies the gradients of
-        loss heads; not with a NoLossScaler, whose scale is always 1.
+        ``device`` is ``"cpu"`` or ``"gpu"``. ``parameters`` are the names of the Symbol's parameters. ``grad_req`` maps
+        them, data and labels to ``"write"``, ``"add"`` or ``"null"``. It is empty if the requests are not known: the
+        Symbol gets each workaround that one of the three requests would need. ``shapes`` and ``dtypes`` are those of
+        data and labels, by name. If ``for_training`` is True, the Symbol has loss heads and the scaler is not a
+        NoLossScaler (whose scale is always 1), the result has one more argument, ``heads.SCALE_NAME``, which multiplies
+        the gradients of loss heads.
 
         Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
         a Plan is of another device. A call that decides also raises it if the Plan is of another Symbol; any other call
@@ -165,23 +166,26 @@ class Core:
         }
 
     def master(self, device: int, index: int) -> NDArray | None:
-        """Return the master weight of parameter ``index`` on device number ``device``; None if it is stored in FP32."""
+        """Return a parameter's master weight on device number ``device``; None if the parameter is stored in FP32.
+
+        ``index`` is the parameter's number in ``numbers``. Raises ``IndexError`` before ``make_masters``.
+        """
         masters = self.masters.get(self._names[index])
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
-        """Return each master weight with its float16 array on the same device; an empty list unless ``exposed`` is set.
+        """Return a pair per device for each parameter in ``arrays`` that has master weights; [] unless ``exposed``.
 
-        A user who has accessed the executors may have written into a float16 array, but not into its master weight, so
-        a step compares the two.
+        A pair is a master weight and its float16 array. A user who has accessed the executors may have written into the
+        float16 array. The caller compares the two, and copies what was written into the master weight.
         """
         names = self.masters.keys() & arrays.keys() if self.exposed else ()
         return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """Set master weights to the FP32 arrays in ``values``, by name, and round them into the float16 arrays.
+        """Set master weights on all devices to FP32 values, and round them into the float16 arrays.
 
-        Names of parameters without a master weight are skipped.
+        ``values`` has one array per parameter, by name. Names of parameters without a master weight are skipped.
         """
         for name in self.masters.keys() & values.keys():
             assign(values[name], self.masters[name], arrays[name])

@@ -26,7 +26,7 @@ logger = logging.getLogger("mxmp")
 
 
 class InferenceGraph:
-    """A fused graph for inference on one device, with BatchNorm folded and bfloat16 weights stored as such.
+    """A fused graph for inference on one device, with BatchNorm folded and weights of bfloat16 operators in bfloat16.
 
     ``bind`` computes the graph's parameters from those of the module's executor: at its first call, and again after
     ``forget``. ``symbol`` is the user's FP32 Symbol, ``parameters`` the names of its parameters and auxiliary states.
@@ -120,10 +120,10 @@ class InferenceExecutor:
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, with the arguments of ``Executor.forward``, in the InferenceGraph; return the outputs.
+        """Run forward, with the arguments of ``Executor.forward``, and return the outputs.
 
-        The module's executor runs instead if ``is_train`` is True, for inputs as keyword arguments, and where the
-        parameters may have changed without a call of ``InferenceGraph.forget``.
+        The module's executor runs if ``is_train`` is True, if inputs are passed as keyword arguments, if ``is_safe()``
+        is False, or if MXNet could not bind the InferenceGraph. Otherwise the InferenceGraph runs.
         """
         if is_train:
             self._forget()
@@ -133,7 +133,7 @@ class InferenceExecutor:
         return self._latest.forward(is_train, **kwargs)
 
     def _current(self) -> mx.executor.Executor:
-        """Return the executor of the InferenceGraph, bound anew if the module's parameters have changed.
+        """Return the executor of the InferenceGraph; bind it at the first call, and anew after the graph's ``forget``.
 
         If MXNet cannot bind the graph, logs a warning and returns the module's executor, which runs all later forwards.
         """

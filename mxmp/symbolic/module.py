@@ -70,16 +70,17 @@ class Module(SavesParams, StepView, mx.mod.Module):
         says; ``"null"`` for fixed parameters, labels, and data without ``inputs_need_grad``. Empty before ``bind``, and
         if ``grad_req`` was not a single string.
     running : list of Gradient
-        The name and array of each auxiliary state on each device. A module that was bound with ``shared_module`` has
-        the list of that module, which has them all. Empty before ``bind``.
+        The name and array of each auxiliary state on each device, as a Gradient, since ``RunningStatistics.watch``
+        takes such pairs. A module that was bound with ``shared_module`` has the list of that module, which has them
+        all. Empty before ``bind``.
 
     Raises
     ------
     TypeError
         ``symbol`` is no Symbol.
     ValueError
-        The policy is unknown or needs what the device lacks (bfloat16 on a GPU), or ``compression_params`` is given,
-        which would change gradients before they are checked.
+        The constructor raises it if the policy is unknown or needs what the device lacks (bfloat16 on a GPU), or if
+        ``compression_params`` is not None, which would change gradients before they are checked.
     OSError
         The file of a Plan cannot be read.
     """
@@ -169,8 +170,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Raises
         ------
         ValueError
-            An operator has no rule, the Plan is of another Symbol or device, ``shared_module`` is MXNet's own, or
-            ``grad_req`` is a list with another number of values than the Symbol has arguments.
+            An operator has no rule, the Plan is of another Symbol or device, ``shared_module`` is not an mxmp Module,
+            or ``grad_req`` is a list with another number of values than the Symbol has arguments.
         """
         fresh, binds = self._arg_params is None, force_rebind or not self.binded
         if binds and isinstance(grad_req, (list, tuple)):
@@ -258,15 +259,22 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters, self.core.forget_copies)
 
     def _knows_parameters(self) -> bool:
-        """Return True if only ``init_params`` and ``set_params`` can change parameters, and no Monitor is installed.
+        """Return whether forwards in inference mode may run an InferenceGraph.
 
-        Only then do forwards run an InferenceGraph: it has copies of the parameters, and no Monitor sees its tensors.
+        False with an optimizer, with an installed Monitor, after a user has accessed the executors (``core.exposed``),
+        and if modules with this core share arrays and one of them was bound for training. In all other states only
+        ``init_params`` and ``set_params`` can change the parameters, of which an InferenceGraph has copies. No Monitor
+        sees its tensors.
         """
         may_train = self.optimizer_initialized or (self.core.shared and self.core.trains)
         return not (self._monitored or self.core.exposed or may_train)
 
     def _forget_copies(self) -> None:
-        """Let later forwards and backwards copy parameters and running statistics anew, since a user has set them."""
+        """Mark the copies of parameters and running statistics as outdated, since a user has set these.
+
+        The next forward in inference mode copies the parameters anew for an InferenceGraph. The next backward copies
+        the running statistics, to restore them after an overflow.
+        """
         self.core.statistics.renew()
         self.core.forget_copies()
 
@@ -338,7 +346,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
 
-        Sets ``core.exposed`` if a user's code, which may then write into float16 arrays, reads this property.
+        Sets ``core.exposed`` if code outside mxnet and mxmp, which may then write into float16 arrays, reads this
+        property directly.
         """
         if is_called_by_user():
             self.core.exposed = True
@@ -447,9 +456,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 value.copyto(array)
 
     def remake_masters(self, weights: Mapping[str, Sequence[NDArray]]) -> None:
-        """Create the master weights anew after ``Module.rebind``, which binds new executors for other decisions.
-
-        Other parameters may be stored in float16 in them.
+        """Create the master weights anew after ``rebind``, whose executors may store other parameters in float16.
 
         ``weights`` maps the name of each parameter to its FP32 values, one array per device. They are copied into the
         master weights and the executors' arrays of the same device; those in float16 get rounded values.
@@ -478,7 +485,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     @property
     def has_other_workers(self) -> bool:
-        """Return whether the gradients are summed over several processes, by a distributed kvstore or Horovod."""
+        """Return whether the kvstore is distributed: its type contains "dist", or it has several workers (Horovod).
+
+        True for ``"dist_sync"`` with one worker, too. False before ``init_optimizer``.
+        """
         return is_distributed(self._kvstore)
 
     # -- one step -----------------------------------------------------------------------------------
@@ -510,7 +520,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
-        """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write."""
+        """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write.
+
+        Does nothing if the executors have no argument for it (``Core.low_symbol``).
+        """
         for executor in self._exec_group.execs:
             if SCALE_NAME in executor.arg_dict:
                 executor.arg_dict[SCALE_NAME][:] = scale
@@ -616,7 +629,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
             ``bind``, ``init_params`` or ``init_optimizer`` was not called.
         ValueError
             The file is damaged, or is of other parameters (other shapes, or names that differ in more than numbers), of
-            another optimizer, or of the same one with other states (SGD without momentum); nothing has changed.
+            another optimizer, or of the same one with other states, as SGD has with and without momentum. Nothing has
+            changed.
         OSError
             The file cannot be read.
         """

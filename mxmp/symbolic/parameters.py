@@ -108,11 +108,12 @@ def _expected_sizes(
     1088). Other inputs get the shapes that MXNet infers. An item maps a parameter's name to a pair of sizes, small and
     large, per axis. For example, ``{"fc_weight": [(10, 10), (576, 1088)]}`` says that the weight has 10 rows, and that
     its number of columns depends on the input, so in the checkpoint it may be any. A trial that the Symbol does not
-    accept yields no item.
+    accept yields no item, and an item lacks parameters whose shape MXNet cannot infer.
 
-    ``saved`` are the shapes of all parameters in the checkpoint; other arguments are inputs. If ``shapes`` is not
-    empty, it has the inputs' shapes by name: the only trial, so the two sizes of every pair are equal. If it is empty,
-    there are five trials, in which the first input has one to five axes.
+    ``saved`` maps the names of all parameters and auxiliary states in the checkpoint, without ``arg:`` or ``aux:``, to
+    their shapes; arguments that it lacks are inputs. If ``shapes`` is not empty, it has the inputs' shapes by name: the
+    only trial, so the two sizes of every pair are equal. If it is empty, there are five trials, in which the first
+    input has one to five axes.
     """
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
@@ -150,11 +151,11 @@ def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
-    """Return an error message for the first parameter whose saved shape is not the expected one; ``""`` if all fit.
+    """Return an error message for the first parameter of ``sizes`` whose saved shape does not fit; ``""`` if all fit.
 
     ``sizes`` is an item of ``_expected_sizes``, with a pair of sizes per axis. If the two are equal, the saved size
-    must be that number. Otherwise the size depends on the input: the saved one may be any number, but must be the same
-    in all axes that have this pair.
+    must be that number, or any number if they are 0. Otherwise the size depends on the input: the saved one may be any
+    number, but must be the one that a parameter earlier in ``sizes`` has on an axis with the same pair.
     """
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():

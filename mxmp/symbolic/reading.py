@@ -8,10 +8,11 @@ from .module import Module
 
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
-    """Return a list of one: the FP32 graph of a bound module, with its plan and input shapes.
+    """Return the FP32 graphs of a bound module, each with its plan and input shapes.
 
-    For a ``BucketingModule``, the list has the graph of each bucket that was used. The name of a bucket's graph is, for
-    example, ``"softmax, bucket 10"``: the Symbol's name and the key. Raises ``ValueError`` if the module is not bound.
+    A ``Module`` has one. A ``BucketingModule`` has one for each bucket that is bound: the default one, and those to
+    which it has switched. The name of a bucket's graph is, for example, ``"softmax, bucket 10"``: the Symbol's name and
+    the key. Raises ``ValueError`` if the module is not bound.
     """
     modules = target.modules if isinstance(target, BucketingModule) else {None: target}
     found = []

@@ -61,14 +61,17 @@ class TrainedModule:
         return self._module.core.scaled_by
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
-        """Return the parameters that are trained, or with ``frozen=True`` all, with arrays and master weights."""
+        """Return a ``Weight`` for each trained parameter, with its arrays and master weights on all devices.
+
+        With ``frozen=True``, return also those of parameters that have no gradient. Auxiliary states are left out.
+        """
         arrays = self._module.arrays()
         gradients = _mxnet.group(self._module).grad_arrays
         trained = {name for name, grads in zip(arrays, gradients) if frozen or grads[0] is not None}
         return [weight for weight in self._module.core.weights(arrays) if weight.name in trained]
 
     def gradients(self) -> list[Gradient]:
-        """Return the executors' gradient arrays of the trained parameters, one per device, as the backward wrote them.
+        """Return one ``Gradient`` per trained parameter and device: the executor's array, as the backward wrote it.
 
         Their values are still multiplied by ``gradient_scale``, the loss scale of that backward.
         """
@@ -112,7 +115,8 @@ class TrainedModule:
             Multiplies the gradients that loss heads write. The backward of all other outputs starts from a gradient in
             which every element is this number.
         note : callable
-            Called before the forward with the name and the array, of the whole batch, of each input and label.
+            Called before the forward as ``note(name, array)``, once for each input and label. The array is that of the
+            whole batch, not the part of one device.
         """
         (data,), module = batch, self._module
         for names, arrays in ((module.data_names, data.data), (module.label_names, data.label)):
@@ -138,10 +142,11 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call listeners with the outputs and gradients of all operators in training, until ``stop_listening``.
 
-        Calls ``listener_at(executor)`` for each executor of the current bucket. The listener that it returns is called
-        as ``listener(name, array)`` with what MXNet's monitor reports of the Symbol with casts: tensors of casts too,
-        in their own dtype, and gradients multiplied by the loss scale. An executor that has no listener yet is replaced
-        first by a second one, of the same graph and arrays, that has a callback and runs operator by operator.
+        Each executor of the current bucket that has no listener yet is first replaced by a second one, of the same
+        graph and arrays, that has a callback and runs operator by operator. Then ``listener_at(executor)`` is called
+        once for each device, with the executor that runs from now on. The listener that it returns is called as
+        ``listener(name, array)`` with what MXNet's monitor reports of the Symbol with casts: tensors of casts too, in
+        their own dtype, and gradients multiplied by the loss scale.
         """
         module, execs = self._module, _mxnet.group(self._module).execs
         twins = module.core.listening_executors
@@ -157,8 +162,8 @@ class TrainedModule:
     def stop_listening(self) -> None:
         """Remove the listeners that this object added, and use the original executors again where no listener is left.
 
-        Copies the outputs of the last batch into the original executors, since a metric may read them there. Leaves an
-        executor that MXNet has made since then in its place.
+        Copies the outputs of the last batch into the original executors, since a metric may read them there. An
+        executor that MXNet has made since ``listen``, as for a batch of another size, stays in its place.
         """
         for module, i, each, listener in self._listening:
             (listeners, executor), execs = module.core.listening_executors[each], _mxnet.group(module).execs

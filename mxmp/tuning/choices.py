@@ -41,7 +41,8 @@ class Task:
         The operators that stay in FP32 under every plan although rules and policy allow low precision: from the name of
         each to the reason, for example ``"its low-precision kernel crashes here (SIGSEGV)"``.
     training_shapes : mapping of str to tuple
-        The shapes of the inputs by name if the network will train; empty for inference.
+        The shapes of the inputs by name if the network will train: ``rules_plan`` keeps an operator in FP32 if its
+        bfloat16 kernel is known to train slower at these shapes. Empty for inference.
 
     Attributes
     ----------

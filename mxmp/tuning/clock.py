@@ -68,7 +68,8 @@ class Arrays:
     values, shapes : mapping of str to NDArray, and to tuple of int
         The inputs that the user gave as arrays, by name; and the shapes of the other inputs.
     large_inputs : bool
-        True leaves out the workarounds that a graph needs only if its inputs are small beside the padding.
+        Kept here for ``Timed``: if True, the graph that it runs lacks the workarounds that are needed only for inputs
+        that are small beside the padding; if False, it has them.
 
     Attributes
     ----------
@@ -111,7 +112,7 @@ class Arrays:
 
 
 def _read_exactly(graph: Graph) -> set[str]:
-    """Return the names of the variables that every operator reads as they are, without a cast, under every plan.
+    """Return the names of those variables of ``graph`` that no operator reads through a cast, under any plan.
 
     These are labels, indices, lengths, gamma, beta and the like. Random values would not be valid for all of them.
     """
@@ -146,10 +147,11 @@ class Timed:
     training : bool
         True if a step is a forward and a backward, False if it is a forward alone.
     before_each : callable, optional
-        If given, the constructor runs another step first, operator by operator, and calls ``before_each`` before (and
-        after) each operator with its ``Owner``: the operator of ``graph``, or the ``Cast``, for which it runs. After
-        that step it is called with None. So the caller knows what ran when a kernel crashes the process. If the graph
-        has an operator of ``_LEGACY``, this step has no backward, and a crash in the backward is not announced.
+        If given, the constructor runs another step first, operator by operator. It calls ``before_each`` before each
+        operator, and again after it, with its ``Owner``: the operator of ``graph``, or the ``Cast``, for which it runs.
+        After that step it passes None. So the last call says what ran when a kernel crashes the process. The step has
+        no backward if the graph has an operator of ``_LEGACY``, whose backward's inputs cannot be monitored. A crash in
+        the backward then follows the call with None.
 
     Attributes
     ----------
@@ -254,7 +256,11 @@ class Timed:
         error.raise_it()
 
     def _step(self, executor: mx.executor.Executor, backward: bool) -> float:
-        """Run one step of an executor and return its seconds. Waits for the device; delays Ctrl-C until the end."""
+        """Run a forward of an executor, and a backward if ``backward`` is True; return the seconds of both together.
+
+        The forward is in training mode if the constructor's ``training`` was True, even without a backward. Waits for
+        the device, and delays Ctrl-C until the end.
+        """
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()

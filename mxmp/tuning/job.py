@@ -93,7 +93,10 @@ class Job:
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return a new FP32 graph of the network: with Custom operators, without stand-ins and mxmp's own nodes."""
+        """Return a new FP32 graph of the network, without the casts and workarounds that mxmp may have inserted.
+
+        It has the operators that only the user's process can run, not stand-ins for them.
+        """
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
 

@@ -81,7 +81,10 @@ def _source() -> str:
 
 
 def _gpu(number: int) -> str:
-    """Return the model of a GPU, as CUDA's driver names it, ``"NVIDIA A100-SXM4-40GB"``; ``""`` without a driver."""
+    """Return the model of the GPU with this ``device_id``, such as ``"NVIDIA A100-SXM4-40GB"``.
+
+    The name is that of CUDA's driver. It is ``""`` if there is no driver, or no such GPU.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -70,11 +70,12 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
-    """Send a job to the process that measures, and read its messages until it has found the plan or has crashed.
+    """Send a job to the process that measures, and read its messages until it has found the plan or has ended.
 
-    Return the plan, or a ``Crash`` if the process ended without one. Until then, the times that it measures are added
-    to ``job.seconds``, ``show`` is called with the name of each part of the search, and its warnings are issued here.
-    Raises an exception that the process reports, and ``RuntimeError`` if another process could not do better.
+    Return the plan, or a ``Crash`` if the process crashed while it ran a plan with operators in low precision. Until
+    then, the times that it measures are added to ``job.seconds``, ``show`` is called with the name of each part of the
+    search, and its warnings are issued here. Raises the exception that the process reports. Raises ``RuntimeError`` if
+    the process ended before the first plan ran, crashed in FP32, or was ended by a signal from outside.
     """
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
@@ -108,9 +109,10 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
     """Return how a measuring process crashed, so that the next one can leave out the operators or the plan that ran.
 
-    ``status`` is what ``Popen.wait`` returned, ``plan`` and ``operators`` are as in ``Crash``; ``plan`` is None before
-    the first plan ran. Raises ``RuntimeError`` where another process could not do better: the process was ended from
-    outside (SIGKILL, SIGTERM, ...), ended before it measured anything, or crashed under the plan without low precision.
+    ``status`` is what ``Popen.wait`` returned. ``plan`` and ``operators`` become ``low`` and ``operators`` of the
+    ``Crash``; ``plan`` is None if the process ended before the first plan ran. Raises ``RuntimeError`` if ``plan`` is
+    None or empty (FP32 crashed), or if a signal from outside ended the process (SIGKILL, SIGTERM, ...): another process
+    would not help.
     """
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:

@@ -225,10 +225,10 @@ class Search:
         """Time whole steps of all candidates; return the seconds of each step by the candidate's name.
 
         Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``
-        for the graph with them, if it needs any. In each round every candidate runs one step, and entry ``i`` of each
-        list is of round ``i``. Of candidates that are the same plan, only the first is timed. A candidate that fails,
-        before the rounds or in one, is left out, with a note in the plan. Raises ``mxnet.MXNetError`` if ``FULL``
-        fails.
+        for the graph with them, if it needs any. In each of 7 to 21 rounds every candidate runs one step, and entry
+        ``i`` of each list is of round ``i``. Of candidates that are the same plan, only the first is timed. A candidate
+        that raises ``mxnet.MXNetError``, before the rounds or in one, or crashed an earlier process, is left out, with
+        a note in the plan. An ``mxnet.MXNetError`` of ``FULL`` is raised.
         """
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}

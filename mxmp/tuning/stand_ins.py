@@ -110,7 +110,10 @@ def _title(node: Mapping[str, Any]) -> str:
 
 
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the operators in bodies of loops and conditions, nested ones too, that another process cannot run."""
+    """Yield the operators that another process cannot run, of all bodies of loops and conditions in Symbol JSON.
+
+    ``raw`` is the JSON, read as a dict. Bodies inside other bodies are included.
+    """
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
         yield from filter(_runs_here_only, body["nodes"])
         yield from _in_bodies(body)

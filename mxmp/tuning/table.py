@@ -20,15 +20,16 @@ _CAST = " -> "  # in the keys of casts only
 class Table:
     """Measured seconds of the operators and casts of one task, from which the time of a plan is predicted.
 
-    ``learn`` adds the times that were measured for one plan; ``costs`` and ``predict`` then tell the times of other
-    plans. Operators of equal type, parameters, shapes and dtype share one time, the median of those measured. So do
-    casts of equal shape and direction whose tensors come from, and are read by, operators of equal types.
+    ``learn`` adds the times that were measured for one plan; ``costs`` and ``predict`` then return those of other
+    plans. Operators of equal type, parameters, shapes and dtype share one time, the median of theirs in one profile.
+    So do casts of equal shape and direction whose tensors come from, and are read by, operators of equal types.
 
-    An operator keeps the time that was learned first. ``search.Search`` begins with the plan in which all is FP32 and
-    the plan with as much low precision as possible, so these times are measured with few casts beside the operator, or
-    none. Beside a cast an operator may take longer or shorter, because it reads another memory layout; this difference
-    is added to the cast. So ``predict`` returns the measured sum for a plan that was just learned, unless operators or
-    casts that share a time took different times, or ``costs`` raises the negative time of a cast to 0.
+    An operator keeps the time of the first profile that had one; a cast gets that of the last. ``search.Search`` begins
+    with the plan in which all is FP32 and the plan with as much low precision as possible, so operators are measured
+    with few casts beside them, or none. Beside a cast an operator may take longer or shorter, because it reads another
+    memory layout; this difference is added to the cast. So ``predict`` returns the measured sum for a plan that was
+    just learned, unless operators or casts that share a time took different times, or ``costs`` raises the negative
+    time of a cast to 0.
 
     Parameters
     ----------
@@ -134,9 +135,10 @@ class Table:
         return self.seconds[self._key(node, low)]
 
     def _beside(self, casts: list[Cast], low: Collection[Node]) -> dict[Node, list[Cast]]:
-        """Return the casts of each operator's outputs and of the inputs that it reads cast: they may change its time.
+        """Return, for each operator, those of ``casts`` that may change its time.
 
-        Operators without such a cast are not in the dict.
+        They are the casts of its outputs, and of inputs that it reads through the cast when the operators ``low``
+        compute in low precision. Operators without such a cast are not in the dict.
         """
         beside: dict[Node, list[Cast]] = {}
         rules = self._task.rule_of_node
@@ -168,10 +170,11 @@ class Table:
 
 
 def read(path: str) -> dict[str, float]:
-    """Return the measured times in a file that ``write`` wrote, by the keys of ``Table``; empty if there is no file.
+    """Return the seconds in a file that ``write`` wrote, by the keys of ``Table.seconds``; empty if there is no file.
 
-    Raises ``ValueError`` if the file holds something else, or impossible times (a day or more, below 0 for an operator,
-    or no operator above 0), and ``OSError`` if it exists but cannot be read.
+    Raises ``ValueError`` if the file is no such JSON, or if its times are impossible: one is a day or more, that of an
+    operator is below 0, as only that of a cast may be, or those of all operators are 0. Raises ``OSError`` if the file
+    exists but cannot be read.
     """
     try:
         found = read_json(path)

@@ -44,7 +44,7 @@ def tune(
     ``tune`` measures in a process of its own, with the environment of this one, so with as many threads and the same
     instruction sets. If an operator's low-precision kernel crashes there, the operator stays in FP32. ``target`` is not
     changed, no random number of this process is drawn, and no thread is left behind. The call blocks until the plan is
-    found, in seconds to minutes; Ctrl-C ends both processes.
+    found, in seconds to minutes; Ctrl-C raises ``KeyboardInterrupt`` here and ends the other process.
 
     Custom operators, which only this process can run, compute in FP32. In their place a stand-in is timed that reads
     and returns tensors of the same shapes.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+
 import mxnet as mx
 import numpy as np
 import pytest
 
 import mxmp
 from mxmp.gluon import scaling
+from mxmp.gluon import trainer as trainers
+from mxmp.gluon.hook import hook_of
 from mxmp.gluon.parameter import BFLOAT16
 from mxmp.gluon.scaling import Record, call_with_scale, heads_scaled_by
 
@@ -71,3 +75,78 @@ def test_a_loss_that_would_round_the_scale_is_refused_and_one_that_holds_it_is_n
     np.testing.assert_allclose(step(good), 0, atol=1e-6)
     with pytest.raises(ValueError, match=f"cannot hold the loss scale {bad:g}"):
         step(bad)
+
+
+# -- whether a graph scales its loss heads -----------------------------------------------------------
+
+
+def classifier(policy, monkeypatch):
+    """A net that ends in a loss head, and a batch; no trainer lives that tests before have left."""
+    monkeypatch.setattr(scaling, "living_trainers", weakref.WeakSet())
+    monkeypatch.setattr(trainers, "living_trainers", scaling.living_trainers)
+    data, label = (mx.sym.var(name, dtype="float32") for name in ("data", "label"))
+    out = mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(data, num_hidden=5, no_bias=True, name="fc"), label, name="softmax"
+    )
+    net = mx.gluon.SymbolBlock(out, [data, label])
+    net.initialize()
+    mxmp.convert(net, policy)
+    return net, (mx.nd.random.normal(shape=(4, 3)), mx.nd.array([0, 1, 2, 3]))
+
+
+def scales_heads(net):
+    return ["_scale_step" in built.op.symbol.tojson() for built in hook_of(net).graphs.values()]
+
+
+def gradient(net, trainer, batch):
+    with mx.autograd.record():
+        out = net(*batch)
+    trainer.backward(out)
+    trainer.unscale()
+    return net.collect_params("fc_weight")["fc_weight"].grad().asnumpy()
+
+
+def trainer_of(net, **options):
+    return mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, **options)
+
+
+def test_a_graph_in_bfloat16_scales_its_heads_once_a_trainer_has_a_loss_scale(monkeypatch):
+    net, batch = classifier("bfloat16", monkeypatch)
+    want = gradient(net, trainer_of(net), batch)
+    assert scales_heads(net) == [False]
+    scaled = trainer_of(net, loss_scale=64.0)
+    np.testing.assert_allclose(gradient(net, scaled, batch), want, rtol=1e-6)
+    assert sorted(scales_heads(net)) == [False, True]
+    scaled.step(1)
+    scaled.scaler.loss_scale = 1.0
+    np.testing.assert_allclose(gradient(net, scaled, batch), want, rtol=1e-6)
+    assert len(scales_heads(net)) == 2
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_loss_scale_that_comes_after_the_forward_is_refused_and_not_lost(is_new, monkeypatch):
+    net, batch = classifier("bfloat16", monkeypatch)
+    late = trainer_of(net, loss_scale=1.0)
+    want = gradient(net, late, batch)
+    late.step(1)
+    with mx.autograd.record():
+        out = net(*batch)
+    if is_new:
+        late = trainer_of(net, loss_scale=8.0)
+    else:
+        late.scaler.loss_scale = 8.0
+    with pytest.raises(ValueError, match="call the net again"):
+        late.backward(out)
+    np.testing.assert_allclose(gradient(net, late, batch), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_prediction_scales_no_heads(policy, monkeypatch):
+    net, batch = classifier(policy, monkeypatch)
+    net(*batch)
+    assert scales_heads(net) == [False]
+    trainer = trainer_of(net, loss_scale=64.0)
+    with mx.autograd.record(train_mode=False):  # fine-tuning with frozen statistics
+        out = net(*batch)
+    trainer.backward(out)
+    assert sorted(scales_heads(net)) == [False, True]

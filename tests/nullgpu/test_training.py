@@ -121,7 +121,7 @@ def test_a_step_after_a_user_has_read_all_weights_launches_few_kernels_more(name
 FUSED = ("resnet18_v1b", "mobilenetv3_small", "se_resnet18_v1", "lstm", "bert", "dcgan.generator")
 
 
-@pytest.mark.parametrize("how", LOW)
+@pytest.mark.parametrize("how", [*LOW, "params=float32"])
 @pytest.mark.parametrize("name", FUSED)
 def test_a_network_trains_with_pointwise_fusion(name, how, fusion):
     training = Training(FAMILIES[name](), how)

@@ -39,7 +39,7 @@ class Size(NamedTuple):
 
 
 class Products(NamedTuple):
-    """The matrix products that one run of an operator computes.
+    """The matrix products that one forward of an operator computes.
 
     ``gemms`` has the sizes M, N and K of the products. ``sizes`` are the dimensions that should be multiples of 8 or 16
     for Tensor Cores: of a convolution the channels of a group, not the pixels or the kernel's size. ``layout`` is that
@@ -63,7 +63,7 @@ def is_matrix(op: str) -> bool:
 
 
 def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the matrix products that one run of an operator of type ``op`` computes; ``is_matrix(op)`` must be True.
+    """Return the matrix products of one forward of an operator of type ``op``; ``is_matrix(op)`` must be True.
 
     ``attrs`` are its attributes as in Symbol JSON, ``{"num_filter": "64"}``; ``ins`` are the shapes of all inputs, and
     ``out`` is that of the first output.

@@ -230,8 +230,9 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]) -> list[Record]:
     """Return the ``records`` of a skipped step without operators' outputs that are not finite and did no harm.
 
-    An output did no harm if it is no output of the graph, all operators that read it returned finite values, as a
-    sigmoid of inf does, and none of them sent back the first gradient that is not finite.
+    An output did no harm if it is no output of its graph, all operators that read it returned finite values, as a
+    sigmoid of inf does, and none of them sent back the first gradient that is not finite. ``graphs`` are the training
+    graphs of the network that ran in the step; the graph of an output is the one that has its node.
     """
     bad = [observed for observed, found in records if observed is not None and not found.finite]
     harmed = {observed.operator for observed in bad if not observed.backward}

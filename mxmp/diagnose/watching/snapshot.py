@@ -123,10 +123,11 @@ class Snapshot:
 
     @property
     def underflow(self) -> float:
-        """Return the share of the values of all ``gradients``, 0 to 1, that the compute dtype rounds to zero.
+        """Return the share, 0 to 1, of the values of ``gradients`` that the compute dtype rounds to zero.
 
-        They are multiplied by the loss scale of this step. Values that are zero before rounding are part of the total
-        only. 0 if there are no gradients.
+        ``gradients`` has only those tensors that are rounded to the compute dtype. Their values are multiplied by the
+        loss scale of this step. Values that are zero before rounding are part of the total only. 0 if ``gradients`` is
+        empty.
         """
         return self._underflow([t.histogram for t in self.gradients])
 

@@ -96,15 +96,17 @@ class Watch(StepObserver):
     def _low_variables(self) -> set[str]:
         """Return the names of the variables that operators in low precision read, directly or through casts.
 
-        The operators are those of all training graphs that have reported tensors to the probe (``Probe.graphs``).
+        The operators are those of ``Probe.graphs``: of the training graphs that have reported tensors since the probe
+        was last started, as it is for each watched step.
         """
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
         """Stop the probe, record the updates of the weights, and append the Snapshot of the step to ``snapshots``.
 
-        If the step was skipped, there are no updates. ``low`` is the result of ``_low_variables``. Waits for the
-        device, and calls the callback of ``watch``.
+        If the step was skipped, there are no updates. ``low`` is the result of ``_low_variables``: the TensorReport of
+        an update has ``low=True`` if the weight's name is in it. Waits for the device, and calls the callback of
+        ``watch``.
         """
         self._probe.stop()
         if not self._step.last_step_skipped:
