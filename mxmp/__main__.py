@@ -205,8 +205,8 @@ def _optimize(args: argparse.Namespace) -> None:
 def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
     """Raise ``ValueError`` if a path of ``outputs`` is one of ``inputs``, and ``OSError`` if it cannot be written.
 
-    A command calls it before it computes anything, as that may take minutes. None stands for a file that is not asked
-    for.
+    A command calls it before it computes anything, as that may take minutes. None stands for a file that is not
+    requested.
     """
     read = {os.path.realpath(path) for path in inputs if path}
     for path in filter(None, outputs):
