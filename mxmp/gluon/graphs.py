@@ -18,6 +18,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import hold_interrupts
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
+from ..precision.casts import inserted
 from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
@@ -229,6 +230,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         adds_to_inputs=adds_to_inputs,
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
+    _copy_returned_inputs(graph)
     has_heads = scale_heads(graph, dtypes)
     if autograd.is_training():
         write_gradients_early(graph)
@@ -241,6 +243,17 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
     types = _types_of_tuples(answer)
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, types)
+
+
+def _copy_returned_inputs(graph: Graph) -> None:
+    """Let ``graph`` return copies where it returns inputs or Parameters as they are, in place.
+
+    MXNet's CachedOp takes such an output and the variable for one array. So the gradient of the output is lost, and in
+    a graph with control dependencies (``write_gradients_early``) the backward may fail. Python code has neither fault.
+    """
+    for position, head in enumerate(graph.heads):
+        if head.node.is_variable:
+            graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
 def traced_alone(

@@ -376,6 +376,40 @@ def test_inputs_may_be_none_or_nested():
         assert not np.array_equal(want, got)
 
 
+class Returning(nn.HybridBlock):
+    """Returns an input and a Parameter beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+            self.scale = self.params.get("scale", shape=(4,), init="ones")
+
+    def hybrid_forward(self, F, x, y, scale):  # noqa: N803
+        return self.dense(x * 2), y, scale
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("policy", [*DTYPES, Policy("float16", params="float16")])
+def test_an_input_or_a_parameter_may_be_an_output_and_has_its_gradient(policy, attached):
+    net = Returning()
+    net.initialize()
+    mxmp.convert(net, policy)
+    x, y = mx.nd.random.normal(shape=(2, 4)), mx.nd.random.normal(shape=(2, 4))
+    if attached:
+        y.attach_grad()
+    with autograd.record():
+        out, same, scale = net(x, y)
+        loss = out.sum() + (same**2).sum() + (scale * mx.nd.arange(4)).sum()
+    loss.backward()
+    assert_same = np.testing.assert_array_equal
+    assert_same(same.asnumpy(), y.asnumpy())
+    assert_same(net.scale.grad().asnumpy(), [0, 1, 2, 3])
+    assert_same(net.dense.bias.grad().astype("float32").asnumpy(), [2] * 4)
+    if attached:
+        assert_same(y.grad.asnumpy(), 2 * y.asnumpy())
+
+
 def test_initialisation_may_come_after_convert():
     def built(late: bool) -> Any:
         mx.random.seed(5)
