@@ -32,8 +32,8 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
     found = []
     for node in fitted.graph.nodes():
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        is_asked = first < second < len(node.inputs) and _may_be_trained(node.inputs[second], fitted.grad_req)
-        if is_asked and not _is_trained(node.inputs[first], fitted.grad_req):
+        wanted = first < second < len(node.inputs) and _may_be_trained(node.inputs[second], fitted.grad_req)
+        if wanted and not _is_trained(node.inputs[first], fitted.grad_req):
             found.append(node)
     for node in found:
         first, second = _WRITTEN_TOGETHER[node.op]
