@@ -19,7 +19,7 @@ from .precision.casts import CastGraph, insert_casts, strip
 from .precision.decide import NO_SHAPES, decide
 from .precision.graph import Graph
 from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
-from .precision.subgraphs import Body, set_bodies
+from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 
 logger = logging.getLogger("mxmp")
 # Returns the plan of one graph under a policy or plan, given the names of the parameters that may be stored in float16
@@ -141,6 +141,7 @@ class Conversion:
     def __init__(self, how: Policy | Plan) -> None:
         self.how = how
         self.stored_low: dict[str, bool] = {}
+        self._wrong: set[str] = set()
 
     @property
     def policy(self) -> Policy:
@@ -228,9 +229,22 @@ class Conversion:
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
+        self._warn_of_control_flow(original, grad_req)
         if device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
             _log_that_float16_is_emulated()
         return graph, plan
+
+    def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
+        """Log a warning, once for each operator, if MXNet gives wrong gradients through control flow in ``graph``."""
+        found = [name for name in wrongly_differentiated(graph, grad_req) if name not in self._wrong]
+        self._wrong.update(found)
+        if found:
+            logger.warning(
+                "%s: in a graph MXNet gives wrong gradients through while_loop, and through a cond of whose branches "
+                "only one reads a parameter, in FP32 too. Use foreach, or F.where on the results of both branches; or "
+                "leave the block as Python: mxmp.convert(net, exclude=lambda name, block: ...)",
+                ", ".join(found),
+            )
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one FP32 graph, which is to run on ``device``. A subclass may decide otherwise.

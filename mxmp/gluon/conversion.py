@@ -211,7 +211,7 @@ class NetConversion(Conversion):
             stored=stored,
             fixed={name for name, p in params.items() if isinstance(p, Constant)} | self._fp32,
             strict=strict,
-            grad_req={**inputs, **{name: param.grad_req for name, param in params.items()}},
+            grad_req={**inputs, **{name: requested_gradient(param) for name, param in params.items()}},
             large_inputs=large_inputs,
             training_shapes=shapes if autograd.is_training() else {},
         )
@@ -272,6 +272,11 @@ class NetConversion(Conversion):
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
             f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"
         )
+
+
+def requested_gradient(param: Parameter) -> str:
+    """Return the ``grad_req`` of ``param``; ``"null"`` in inference that autograd does not record."""
+    return param.grad_req if autograd.is_training() or autograd.is_recording() else "null"
 
 
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:

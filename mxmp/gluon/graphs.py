@@ -18,6 +18,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import hold_interrupts
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
+from ..precision.casts import inserted
 from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
@@ -25,7 +26,7 @@ from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
-from .conversion import NetConversion
+from .conversion import NetConversion, requested_gradient
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
@@ -88,7 +89,8 @@ class BuiltGraph(NamedTuple):
         The shapes of the inputs in the call for which the graph was built, by the names of the input variables
         (``{"data": (32, 3, 224, 224)}``).
     requested : list of (Parameter, str)
-        Each parameter with the ``grad_req`` that it had when the graph was built. Some workarounds depend on it.
+        Each parameter with what ``requested_gradient`` returned for it when the graph was built. Some workarounds
+        depend on it.
     only_for : LargeInputs or None
         None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
         small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
@@ -123,10 +125,10 @@ class BuiltGraph(NamedTuple):
         A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
         and is right only for shapes with which ``only_for.at`` returns True. A graph that ``has_few_rows`` is right
         only if no input has more elements than in the call for which it was built. While autograd records, a graph
-        without ``adds_to_inputs`` is right only for inputs without gradient arrays. A graph with unscaled loss
-        heads is right only for a call of which ``needs_scale`` returns False. No graph is right any more if the
-        ``grad_req`` of a parameter differs from its value when the graph was built. ``inputs`` are the call's arrays,
-        without None; their dtypes are not compared.
+        without ``adds_to_inputs`` is right only for inputs without gradient arrays. A graph with unscaled loss heads is
+        right only for a call of which ``needs_scale`` returns False. In training mode, or while autograd records, no
+        graph is right any more if a parameter's ``requested_gradient`` differs from that when the graph was built.
+        ``inputs`` are the call's arrays, without None; their dtypes are not compared.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
@@ -136,7 +138,9 @@ class BuiltGraph(NamedTuple):
             return False
         if self.op.has_unscaled_heads and needs_scale(self.plan.policy.compute):
             return False
-        return all(param.grad_req == request for param, request in self.requested)
+        if not (autograd.is_training() or autograd.is_recording()):
+            return True
+        return all(requested_gradient(param) == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """Run the graph on the arrays ``inputs`` and return the block's output, nested as ``hybrid_forward`` nests it.
@@ -218,7 +222,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     params = {param.name: param for is_data, param in traced.op_args if not is_data}
-    requested = [(param, param.grad_req) for param in params.values()]
+    requested = [(param, requested_gradient(param)) for param in params.values()]
     inputs = _named_inputs(data, args)
     shapes = {name: array.shape for name, array in inputs.items()}
     large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
@@ -233,6 +237,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
         adds_to_inputs=adds_to_inputs,
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
+    _copy_returned_inputs(graph)
     has_scaled_heads = needs_scale(conversion.policy.compute) and scale_heads(graph, dtypes)
     if autograd.is_training() and device == "cpu":
         write_gradients_early(graph)
@@ -247,6 +252,17 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
     types = _types_of_tuples(answer)
     return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, types)
+
+
+def _copy_returned_inputs(graph: Graph) -> None:
+    """Let ``graph`` return copies where it returns inputs or Parameters as they are, in place.
+
+    MXNet's CachedOp takes such an output and the variable for one array. So the gradient of the output is lost, and in
+    a graph with control dependencies (``write_gradients_early``) the backward may fail. Python code has neither fault.
+    """
+    for position, head in enumerate(graph.heads):
+        if head.node.is_variable:
+            graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
 def traced_alone(

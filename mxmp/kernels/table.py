@@ -225,6 +225,17 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=unwritten.copy_summands,
         devices=("cpu", "gpu"),
     ),
+    Workaround(
+        name="slopes_of_prelu",
+        dtypes=_ALL,
+        effect="wrong",
+        fault="in a graph, the backward of PReLU may write the gradient of its input over that of its output, and then "
+        "computes the gradient of the slopes from it: the slopes get theirs times themselves (a quarter for 0.25)",
+        source="MXNet 1.9.1, src/operator/leaky_relu.cc: FInplaceOption of _backward_LeakyReLU",
+        test=f"{_TESTS}/test_fit.py::test_the_slopes_of_a_prelu_have_their_gradient",
+        rewrite=unwritten.train_slopes_apart,
+        devices=("cpu", "gpu"),
+    ),
     # -- on a GPU -----------------------------------------------------------------------------------
     Workaround(
         name="fp32_inside_the_kernel",

@@ -1,10 +1,10 @@
-"""Outputs and gradients that MXNet's CPU kernels do not write, in FP32 too: they hold whatever was in memory."""
+"""Outputs and gradients that MXNet's kernels do not write, or write over too early, in FP32 too."""
 
 from __future__ import annotations
 
 from typing import Mapping
 
-from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads
+from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, source_of
 from ..precision.graph import Entry, Node
 from .workaround import FittedGraph
 
@@ -16,6 +16,7 @@ _WRITTEN_TOGETHER = {
     "_contrib_interleaved_matmul_selfatt_valatt": (0, 1),
     "_contrib_interleaved_matmul_encdec_qk": (0, 1),
 }
+_PRELU = ("LeakyReLU", "_npx_leaky_relu")
 
 
 def request_both_gradients(fitted: FittedGraph) -> list[Node]:
@@ -24,13 +25,15 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
     The two are, for example, weight and bias of a FullyConnected; the kernel writes the gradient of the second only if
     that of the first is requested. The new node is an ``amp_multicast``, which copies both. Its backward needs the
     gradients of both its outputs, so MXNet requests both from the operator, even if one of the inputs is frozen
-    (``grad_req="null"``). An operator stays as it is if it has no second input, or if its first input is a variable
-    that gets a gradient by ``fitted.grad_req``. A first input that is computed, or not in ``grad_req``, may be frozen.
+    (``grad_req="null"``). An operator stays as it is if it has no second input or one that gets no gradient by
+    ``fitted.grad_req``, or if its first input is a variable that gets one. A first input that is computed, or not in
+    ``grad_req``, may be frozen.
     """
     found = []
     for node in fitted.graph.nodes():
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
-        if first < second < len(node.inputs) and not _is_trained(node.inputs[first], fitted.grad_req):
+        wanted = first < second < len(node.inputs) and _may_be_trained(node.inputs[second], fitted.grad_req)
+        if wanted and not _is_trained(node.inputs[first], fitted.grad_req):
             found.append(node)
     for node in found:
         first, second = _WRITTEN_TOGETHER[node.op]
@@ -55,6 +58,12 @@ def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
+def _may_be_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
+    """Return False if ``weight`` is a variable, or mxmp's cast of one, whose ``grad_req`` is "null", else True."""
+    variable = source_of(weight).node
+    return not variable.is_variable or grad_req.get(variable.name, "write") != "null"
+
+
 def copy_summands(fitted: FittedGraph) -> list[Node]:
     """Copy the variables that an ``elemwise_add`` reads if MXNet may add to the gradient of one; return these sums.
 
@@ -73,6 +82,34 @@ def copy_summands(fitted: FittedGraph) -> list[Node]:
             if entry.node.is_variable:
                 node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_accumulated", [entry])
     return sums
+
+
+def train_slopes_apart(fitted: FittedGraph) -> list[Node]:
+    """Let a second PReLU compute the gradient of the slopes where a PReLU's slopes may be trained; return the first.
+
+    The first one, in place, reads the slopes without a gradient, and gives output and the gradient of its input. The
+    second one reads the input without a gradient, so its kernel writes nothing over the gradient that it reads. Nothing
+    of its output is in the sum of the two but its gradient: ``sign(y) - sign(y)`` is 0, also where ``y`` is inf.
+    """
+
+    activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
+    trained = [node for node in activations if _may_be_trained(node.inputs[1], fitted.grad_req)]
+    replace_heads(fitted.graph, fitted.graph.insert_behind(trained, _with_slopes))
+    return trained
+
+
+def _with_slopes(node: Node) -> Entry:
+    """Rewrite one PReLU in place; return the sum of it and its slopes' own PReLU, of which only the gradient counts."""
+
+    def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
+        return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
+
+    x, slopes = node.inputs
+    own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
+    sign = op("_contrib_sign_ste", "sign", own)  # its gradient is that of an identity
+    nothing = op("elemwise_sub", "nothing", sign, op("BlockGrad", "frozen_sign", sign))
+    node.inputs[1] = op("BlockGrad", "frozen_slopes", slopes)
+    return op("elemwise_add", "sum", Entry(node), nothing)
 
 
 def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:

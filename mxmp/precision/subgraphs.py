@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from ast import literal_eval
-from typing import Iterator, NamedTuple
+from typing import Iterator, Mapping, NamedTuple
 
 from .graph import Entry, Graph, Node
 
@@ -89,6 +89,28 @@ def has_control_flow(graph: Graph) -> bool:
     fused has a subgraph, but is no control flow, and needs the flag: without it, each call prepares the weights anew.
     """
     return any(node.op in _ROLES for node in graph.nodes())
+
+
+def wrongly_differentiated(graph: Graph, grad_req: Mapping[str, str]) -> list[str]:
+    """Return the names of the operators in ``graph`` through which MXNet 1.9.1 gives wrong gradients, in FP32 too.
+
+    A ``_while_loop`` adds gradients to memory that it never clears. A ``_cond`` does not write the gradient of what
+    only the branch reads that did not run: it stays as it was, or is whatever was in memory. Only operators count that
+    read a variable with a gradient by ``grad_req``, or what is computed from one; of a ``_cond``, in one branch only.
+    """
+    trained = {node for node in graph.nodes() if node.is_variable and grad_req.get(node.name, "null") != "null"}
+    found = []
+    for node in graph.nodes():
+        positions = {at for at, entry in enumerate(node.inputs) if entry.node in trained}
+        if positions:
+            trained.add(node)
+        if node.op == "_while_loop" and positions:
+            found.append(node.name)
+        elif node.op == "_cond":
+            _, then, other = (set(body.positions.values()) for body in bodies(node))
+            if positions & (then ^ other):
+                found.append(node.name)
+    return found
 
 
 def set_bodies(node: Node, graphs: list[Graph]) -> None:

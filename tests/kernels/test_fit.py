@@ -8,7 +8,7 @@ import pytest
 from counts import examples
 from hypothesis import HealthCheck, given, settings
 from mxnet.gluon import nn
-from oracle import S, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
+from oracle import S, agree, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy, cpu
@@ -198,6 +198,22 @@ def test_bfloat16_loses_no_gradient_of_a_tensor_that_many_read(readers, produced
         values = {name: 0.5 * value for name, value in filled(symbol, data=(3, 5)).items()}
         want = by_symbol(symbol, values).grads["x_weight"]
         assert sqnr(want, by_symbol(mxmp.cast_symbol(symbol, "bfloat16"), values).grads["x_weight"]) > 24
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 3, 3)])
+@pytest.mark.parametrize("number", [1, 4])
+def test_the_slopes_of_a_prelu_have_their_gradient(number, shape, policy):
+    """In MXNet's own graph they have a quarter of it, where all are 0.25."""
+    x = S.broadcast_mul(S.var("data"), S.var("w"), name="x")
+    y = S.LeakyReLU(x, S.var("slopes", shape=(number,)), act_type="prelu", name="y")
+    symbol = S.FullyConnected(S.tanh(y), num_hidden=2, no_bias=True, name="fc")
+    values = {**filled(symbol, data=shape, w=shape), "slopes": np.full(number, 0.25, "float32")}
+    found = by_symbol(mxmp.cast_symbol(symbol, policy), values)
+    slopes = S.reshape(S.var("slopes"), (1, -1, 1, 1)[: len(shape)])
+    alike = S.maximum(x, 0) + S.broadcast_mul(S.minimum(x, 0), slopes)
+    want = by_symbol(S.FullyConnected(S.tanh(alike), num_hidden=2, no_bias=True, name="fc"), values)
+    agree(found, want, 24 if policy == "bfloat16" else 45)
 
 
 @pytest.mark.parametrize("policy", ["float16", "bfloat16", "float16,exclude=sums", "bfloat16,exclude=sums"])

@@ -325,3 +325,28 @@ def test_integers_that_enter_a_loop_are_not_cast():
     (body,) = bodies(loop)
     (embedding,) = [n for n in body.graph.nodes() if n.op == "Embedding"]
     assert embedding.inputs[0].node.is_variable
+
+
+class Same(gluon.HybridBlock):
+    """Both branches read the same parameters, so that MXNet writes their gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.then = nn.Dense(3, in_units=6, flatten=False)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return F.contrib.cond(F.sum(x) > 0, lambda: self.then(x), lambda: -self.then(x))
+
+
+@pytest.mark.parametrize("kind", [While, Cond, Same, Loop])
+def test_control_flow_through_which_mxnet_gives_wrong_gradients_is_named_once_in_training(kind, caplog):
+    net = kind()
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    x = mx.nd.ones((5, 4, 6))
+    net(x)
+    assert "wrong gradients" not in caplog.text
+    for _ in range(2):
+        with autograd.record():
+            net(x)
+    assert caplog.text.count("wrong gradients") == (kind in (While, Cond))
