@@ -80,7 +80,7 @@ class Updater(mx.optimizer.Updater):
             with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
             return
-        for part in _parts(grads):
+        for part in _parts(grads) if masters else [range(len(grads))]:
             some = ([each[k] for k in part] for each in (indices, grads, weights))
             self._update_by_copies(masters, *some)
 
