@@ -179,8 +179,10 @@ def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
     Checks every element. Waits for the device.
     """
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
-    (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, each in enumerate(values)])
-    return [gradient for gradient, finite in zip(gradients, flags) if not finite]
+    # A row-sparse gradient may have no stored row, and a GPU cannot check an empty array.
+    some = [(gradient, each) for gradient, each in zip(gradients, values) if each.size]
+    (flags,) = fetch([(mx.nd.all_finite(each), [i]) for i, (_, each) in enumerate(some)])
+    return [gradient for (gradient, _), finite in zip(some, flags) if not finite]
 
 
 class Overflows:

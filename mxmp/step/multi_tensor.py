@@ -68,8 +68,8 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
     """
     full: list[NDArray] = []
     for some in _chunks(arrays):
-        copies = [mx.nd.empty(array.shape, ctx=array.ctx) for array in some]
-        mx.nd.reset_arrays(*copies, num_arrays=len(copies))
+        # MXNet allocates an operator's output when the operator runs, but ``empty`` at once.
+        copies = FlatCopies.like(some, mx.nd.zeros(sum(array.size for array in some), some[0].ctx)).each
         _sgd(zip(some, some, copies), some, rate=-1.0)
         full += copies
     return full

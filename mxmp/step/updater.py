@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
@@ -79,13 +80,30 @@ class Updater(mx.optimizer.Updater):
             with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
             return
+        for part in _parts(grads) if masters else [range(len(grads))]:
+            some = ([each[k] for k in part] for each in (indices, grads, weights))
+            self._update_by_copies(masters, *some)
+
+    def _update_by_copies(
+        self,
+        masters: Mapping[int, NDArray],
+        indices: Sequence[int],
+        grads: Sequence[NDArray],
+        weights: Sequence[NDArray],
+    ) -> None:
+        """Update weights, where ``masters`` has an FP32 master this by an FP32 copy of the gradient, then round it.
+
+        On a GPU, and for an optimizer that updates many weights at once, gradients are copied and masters are rounded
+        with one operator for every 60.
+        """
         with_master = [k for k, i in enumerate(indices) if i in masters]
         half_grads = [grads[k] for k in with_master]
-        full_grads = widen_all(half_grads) if self.aggregate_updates else [g.astype("float32") for g in half_grads]
+        at_once = self.aggregate_updates or weights[0].ctx.device_type == "gpu"
+        full_grads = widen_all(half_grads) if at_once else [g.astype("float32") for g in half_grads]
         replaced = dict(zip(with_master, full_grads))
         with self._true_gradients([replaced.get(k, grad) for k, grad in enumerate(grads)]) as true:
             self._update(indices, true, [masters.get(i, w) for i, w in zip(indices, weights)])
-        if self.aggregate_updates:
+        if at_once:
             round_all([(masters[indices[k]], weights[k], grads[k]) for k in with_master])
         else:
             for k in with_master:
@@ -193,6 +211,8 @@ class Updater(mx.optimizer.Updater):
 # pays.
 _LARGE = 1 << 16
 _OFFSET = 256  # elements
+# The most elements of gradients of which FP32 copies exist at a time (64 MiB), if no single gradient has more.
+_COPIED = 1 << 24
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
 _NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
@@ -207,6 +227,19 @@ def _zeros_apart(weight: NDArray, number: int) -> NDArray:
     """
     offset = _OFFSET * number
     return mx.nd.zeros(weight.size + offset, ctx=weight.ctx, dtype=weight.dtype)[offset:].reshape(weight.shape)
+
+
+def _parts(grads: Sequence[NDArray]) -> list[range]:
+    """Divide the positions of gradients into ranges, each with at most ``_COPIED`` elements, or with one gradient."""
+    parts, size = [range(0)], 0
+    for k, grad in enumerate(grads):
+        own = prod(grad.shape)  # a row-sparse array has no ``size``
+        size += own
+        if size > _COPIED and parts[-1]:
+            parts.append(range(k, k))
+            size = own
+        parts[-1] = range(parts[-1].start, k + 1)
+    return parts
 
 
 class Updaters(List[Updater]):

@@ -27,6 +27,7 @@ NOT_OURS = (
     "must not be hybridized to print summary",
     "Please first call block.hybridize()",
     "dtype incompatible expected",
+    "misaligned address",
 )
 
 

@@ -99,3 +99,65 @@ def test_attention_of_gluonnlp_sums_in_fp32():
         out.backward()
     assert record.matrix_calls
     assert not wrong_matrix_calls(record)
+
+
+class Residual(nn.HybridBlock):
+    """A loop whose body adds its input to that of a dense layer."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(units, in_units=units, flatten=False)
+
+    def hybrid_forward(self, F, x, h):  # noqa: N803
+        def body(x, h):
+            out = F.tanh(self.dense(x) + x * h)
+            return out, out
+
+        return F.contrib.foreach(body, x, h)[0]
+
+
+class Standardized(nn.HybridBlock):
+    """A dense layer of standardized inputs."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=units)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.dense((x - 1) * 2)
+
+
+ODD = known(
+    "MXNet's fused kernels load two elements at a time where one of their arrays is float16, whatever its address: a "
+    "GPU reports a misaligned address (fused_op-inl.h: load_index, store_index)"
+)
+UNITS = [4, pytest.param(5, marks=ODD)]
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_an_iteration_of_a_loop_reads_and_writes_a_row_of_an_array(units, fusion):
+    net = Residual(units)
+    net.initialize(ctx=mx.gpu())
+    mxmp.convert(net, "float16")
+    net.hybridize()
+    x, h = mx.nd.ones((4, 3, units), ctx=mx.gpu()), mx.nd.ones((3, units), ctx=mx.gpu())
+    with recording() as record:
+        with autograd.record():
+            out = net(x, h)
+        out.backward()
+    assert not record.impossible
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_an_input_that_is_a_row_of_an_array(units, fusion):
+    net = Standardized(units)
+    net.initialize(ctx=mx.gpu())
+    mxmp.convert(net, "float16")
+    net.hybridize(static_alloc=True)
+    x = mx.nd.ones((4, units), ctx=mx.gpu())
+    with recording() as record:
+        net(x[1:2]).wait_to_read()
+    assert record.of("fused", "refused")
+    assert not record.impossible

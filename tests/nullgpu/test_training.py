@@ -12,7 +12,7 @@ import mxmp
 
 from .checks import no_tensor_cores, plain_float16_sums, updates, wrong_matrix_calls
 from .networks import FAMILIES
-from .record import Record, overflow, recording
+from .record import Record, overflow, peak_bytes, recording
 from .training import FP32, Training
 
 # What GluonCV says while it makes its networks, and of values that nobody has computed.
@@ -76,8 +76,8 @@ def state(training: Training) -> dict[str, bytes]:
     return found
 
 
-def a_step(name: str, how: str) -> Record:
-    training = Training(FAMILIES[name](), how)
+def a_step(name: str, how: str, optimizer: str = "sgd") -> Record:
+    training = Training(FAMILIES[name](), how, optimizer=optimizer)
     training.run(1)
     training.forward_backward()
     with recording() as record:
@@ -85,10 +85,16 @@ def a_step(name: str, how: str) -> Record:
     return record
 
 
-@pytest.mark.parametrize("name", ["resnet18_v1b", "gluon.densenet121", "lstm"])
-def test_a_step_launches_at_most_15_kernels_more_than_fp32s(name):
-    """Statistics and sums are not copied one by one: of DenseNet-121 242 and 3."""
-    found, fp32 = a_step(name, "float16"), a_step(name, FP32)
+STEPS = [
+    *((name, "sgd") for name in ("resnet18_v1b", "gluon.densenet121", "lstm")),
+    *((name, "adam") for name in ("resnet18_v1b", "bert")),
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), STEPS)
+def test_a_step_launches_at_most_15_kernels_more_than_fp32s(name, optimizer):
+    """Statistics and sums are not copied one by one, of DenseNet-121 242 and 3; nor are gradients and masters."""
+    found, fp32 = a_step(name, "float16", optimizer), a_step(name, FP32, optimizer)
     assert len(found.launches) <= len(fp32.launches) + 15
     assert not found.named("SliceExp<")  # concat
 
@@ -189,6 +195,24 @@ def test_an_optimizer_updates_the_fp32_masters_of_float16_weights(optimizer):
     assert all(master.dtype == np.float32 for p in weights if hasattr(p, "masters") for master in p.masters())
 
 
+@pytest.mark.parametrize(("optimizer", "in_fp32"), [("adam", 16), ("rmsprop", 12)])
+def test_an_update_keeps_few_gradients_in_fp32_at_a_time(optimizer, in_fp32):
+    """In FP32 a weight, its gradient and states take so many bytes; all gradients in FP32 would be 4 more."""
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(2048, in_units=2048) for _ in range(12)))
+    net.initialize(mx.init.One(), ctx=mx.gpu())
+    mxmp.convert(net, "float16")
+    net.hybridize(static_alloc=True, static_shape=True)
+    trainer = mxmp.Trainer(net.collect_params(), optimizer)
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 2048), mx.gpu())).sum()
+        trainer.backward(loss)
+        trainer.step(2)
+        mx.nd.waitall()
+    assert peak_bytes() < (in_fp32 + 2.5) * 12 * 2048 * 2048
+
+
 class Loop(mx.gluon.HybridBlock):
     def __init__(self):
         super().__init__()
@@ -260,3 +284,19 @@ def test_a_sparse_gradient_keeps_no_dense_weight_from_being_updated_with_others(
         with recording() as record:
             trainer.step(2)
     assert len(record.named("MultiSGD")) == 1
+
+
+def test_an_overflow_is_found_beside_a_sparse_gradient_without_rows():
+    """As of an embedding that a step does not use. A GPU takes no launch for an empty array."""
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(8, 4, sparse_grad=True), nn.Dense(4, in_units=4, flatten=False))
+    net.initialize(ctx=mx.gpu())
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    with autograd.record():
+        loss = net(mx.nd.ones((2, 3), ctx=mx.gpu())).sum()
+    trainer.backward(loss)
+    assert not net[0].weight.grad().data.size  # nothing is computed here
+    with overflow(), recording() as record:
+        trainer.step(2)
+    assert trainer.last_step_skipped
+    assert not updates(record)

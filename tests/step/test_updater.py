@@ -97,3 +97,19 @@ def test_numpy_arrays_and_copied_states_give_the_same_bits():
             made.set_states(made.get_states())
     for got, want in zip(weights, plain):
         np.testing.assert_array_equal(got.asnumpy(), want)
+
+
+@pytest.mark.parametrize("name", ["adam", "nadam", "lamb", "rmsprop"])
+def test_masters_that_are_updated_in_parts_get_the_same_bits(name, monkeypatch):
+    def masters_and_weights() -> list[np.ndarray]:
+        masters, weights = arrays(0), [array.astype("float16") for array in arrays(0)]
+        updater = ours.Updater(mx.optimizer.create(name, learning_rate=0.1), masters.__getitem__)
+        for step in range(1, 4):
+            updater(list(range(len(SHAPES))), [grad.astype("float16") for grad in arrays(step)], weights)
+        return [array.asnumpy() for array in (*masters, *weights)]
+
+    want = masters_and_weights()
+    monkeypatch.setattr(ours, "_COPIED", 3 * ours._LARGE)
+    assert list(map(len, ours._parts(arrays(0)))) == [3, 2, 2, 2, 2, 2, 2, 3]
+    for got, whole in zip(masters_and_weights(), want):
+        np.testing.assert_array_equal(got, whole)

@@ -420,9 +420,33 @@ API Status cuModuleUnload(Handle module) { return free(module), 0; }
 API Status cuModuleGetFunction(Handle *function, Handle module, const char *name) {
     return *function = demangled(name), 0;
 }
+// The size of what the kernel's parameter with this number points to, by the kernel's name and signature; 0 if it is no
+// pointer, -1 if there is no such parameter.
+static int pointed(const char *signature, int number) {
+    const char *at = strchr(signature, '(') + 1;
+    for (; number && (at = strchr(at, ',')); number--) at += 2;
+    if (!at || *at == ')') return -1;
+    if (at[strcspn(at, ",)") - 1] != '*') return 0;
+    return strstr(at, "__half*") == at                                 ? 2
+           : strstr(at, "double*") == at || strstr(at, "long*") == at ? 8
+           : strstr(at, "float*") == at || strstr(at, "int*") == at   ? 4
+                                                                       : 1;
+}
+
+// Whether a fused kernel would end a real GPU's process: it loads and stores as many elements at a time as make 4 bytes
+// of its smallest dtype (fused_op.cu), and a GPU takes addresses only that are a multiple of what is loaded.
+static int is_misaligned(const char *signature, void **arguments) {
+    int least = 4, size;
+    for (int i = 0; (size = pointed(signature, i)) >= 0; i++)
+        if (size && size < least) least = size;
+    for (int i = 0; (size = pointed(signature, i)) >= 0; i++)
+        if (size && *(size_t *)arguments[i] % (size * (4 / least))) return 1;
+    return 0;
+}
+
 API Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                           unsigned shared, Handle stream, void **arguments) {
     Sides grid = {gx, gy, gz}, block = {bx, by, bz};
-    LAUNCH("fused", (const char *)function, grid, block, *(long *)arguments[0]);
+    LAUNCH(is_misaligned(function, arguments) ? "refused" : "fused", (const char *)function, grid, block, *(long *)arguments[0]);
     return 0;
 }
