@@ -225,15 +225,14 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
     Raises ``ValueError`` if the file does not exist or holds no arrays of numbers, if an array has fewer than two axes,
     if arrays have different numbers of batches, or if ``inputs`` is empty.
     """
+    if not inputs:
+        raise ValueError(f"nothing reads the batches in {path!r}: the file of parameters has all the symbol's inputs")
     try:
         with open(path, "rb") as file:
             raw = np.load(file, allow_pickle=False)
-            by_name = {} if isinstance(raw, np.ndarray) else dict(raw.items())
+            arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else dict(raw.items())
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({error})") from error
-    if not inputs:
-        raise ValueError(f"nothing reads the batches in {path!r}: the file of parameters has all the symbol's inputs")
-    arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else by_name
     if not arrays or any(array.ndim < 2 for array in arrays.values()):
         raise ValueError(f"{path!r} holds no batches: expected arrays of shape (batches, rows, ...)")
     if len({len(array) for array in arrays.values()}) > 1:

@@ -70,7 +70,7 @@ class NetConversion(Conversion):
         self.statistics: dict[str, Parameter] = {}
         self._net = net.name
         # Code outside the graphs reads these parameters.
-        unconverted = [each for each in division.blocks if each not in division.graphs]
+        unconverted = set(division.blocks) - set(division.graphs)
         self._fp32 = frozenset(param.name for block in unconverted for param in block.params.values())
         self._roots = frozenset(map(id, division.roots))
         names = [block.name for block in division.python]

@@ -127,7 +127,7 @@ class BuiltGraph(NamedTuple):
         only if no input has more elements than in the call for which it was built. While autograd records, a graph
         without ``adds_to_inputs`` is right only for inputs without gradient arrays. A graph with unscaled loss heads is
         right only for a call of which ``needs_scale`` returns False. In training mode, or while autograd records, no
-        graph is right any more if a parameter's ``requested_gradient`` differs from that when the graph was built.
+        graph is right any more if a parameter's ``grad_req`` differs from what it requested when the graph was built.
         ``inputs`` are the call's arrays, without None; their dtypes are not compared.
         """
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
@@ -140,7 +140,7 @@ class BuiltGraph(NamedTuple):
             return False
         if not (autograd.is_training() or autograd.is_recording()):
             return True
-        return all(requested_gradient(param) == request for param, request in self.requested)
+        return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """Run the graph on the arrays ``inputs`` and return the block's output, nested as ``hybrid_forward`` nests it.
@@ -238,15 +238,16 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
     _copy_returned_inputs(graph)
-    has_scaled_heads = needs_scale(conversion.policy.compute) and scale_heads(graph, dtypes)
+    scales = needs_scale(conversion.policy.compute)
+    has_scaled_heads = scales and scale_heads(graph, dtypes)
     if autograd.is_training() and device == "cpu":
         write_gradients_early(graph)
     flags = _mxnet.flags(block)
     if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop
         flags = [flag for flag in flags if flag[0] != "static_shape"]
     sources = dict(zip(symbol.list_inputs(), traced.op_args))
-    unscaled = not has_scaled_heads and has_loss_head(graph)
-    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, has_unscaled_heads=unscaled)
+    has_unscaled_heads = not scales and has_loss_head(graph)
+    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, has_unscaled_heads=has_unscaled_heads)
     built_for = tuple(dtypes.values()) if has_scaled_heads else None
     # A user's Plan stays, whatever the shapes are.
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())

@@ -238,9 +238,11 @@ def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
 
     ``key.dtypes`` is None; to find a graph with scaled loss heads, this function fills in the dtypes of ``inputs``.
     """
-    filled = key._replace(dtypes=tuple(array.dtype for array in inputs))
-    found = (graphs[each] for each in (key, filled) if each in graphs)
-    return next((built for built in found if built.serves(inputs)), None)
+    built = graphs.get(key)
+    if built is not None and built.serves(inputs):
+        return built
+    built = graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
+    return built if built is not None and built.serves(inputs) else None
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:

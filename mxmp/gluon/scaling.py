@@ -172,14 +172,15 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
 # object of Python's that could hold them. The oldest are dropped.
 _scales: dict[str, NDArray] = {}
-# Global, for the same reason: from the names of the nodes that recorded forwards of converted blocks made, to whether
-# they have loss heads that the loss scale does not multiply.
-_converted_calls: dict[str, bool] = {}
+# Global, for the same reason: the names of the nodes that recorded forwards of converted blocks made; and of these,
+# the forwards with loss heads that the loss scale does not multiply.
+_converted_calls: dict[str, None] = {}
+_unscaled_calls: dict[str, None] = {}
 _LIVE_RECORDS = 1 << 14
 # Global: all trainers that live. A backward must know of trainers with other scalers whose gradients it would
-# overwrite, and no object leads from a loss to them.
+# overwrite, and a forward whether any trainer scales; no object leads from a loss or a net to them.
 living_trainers: weakref.WeakSet[Any] = weakref.WeakSet()
-# Global: the lock for these two dicts.
+# Global: the lock for these three dicts.
 _lock = threading.Lock()
 # Global: whether this thread is inside a scaled backward, of whatever trainer.
 _local = threading.local()
@@ -247,7 +248,9 @@ def remember_converted_call(out: NDArray, *, has_unscaled_heads: bool) -> None:
     whether the graph has loss heads that the loss scale does not multiply, as it did not need to (``needs_scale``);
     ``refuse_late_scale`` then refuses a backward with another loss scale.
     """
-    _remember(_converted_calls, out, has_unscaled_heads)
+    _remember(_converted_calls, out, None)
+    if has_unscaled_heads:
+        _remember(_unscaled_calls, out, None)
 
 
 def refuse_late_scale(record: Record, scale: float) -> None:
@@ -255,7 +258,7 @@ def refuse_late_scale(record: Record, scale: float) -> None:
 
     The forward is then one of a net in bfloat16, of a time when no mxmp.Trainer had a loss scale.
     """
-    if True in _converted_calls.values() and any(_converted_calls.get(node.name) for node in record.nodes()):
+    if _unscaled_calls and any(node.name in _unscaled_calls for node in record.nodes()):
         raise ValueError(
             f"the loss scale {scale:g} is newer than this forward of a net in bfloat16, whose loss head it would not "
             "multiply, and the update would divide by it: call the net again"

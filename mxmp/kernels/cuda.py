@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ..precision.casts import FULL, casts_to, inserted, replace_heads, replace_operator
+from ..precision.casts import FULL, casts_to, inserted, replace_heads, replace_operator, skip_casts
 from ..precision.graph import Entry, Node
 from ..precision.rule import is_true
 from .workaround import FittedGraph
@@ -96,11 +96,9 @@ def sum_float16(fitted: FittedGraph) -> list[Node]:
     readers, heads = fitted.graph.consumers(), {entry.node for entry in fitted.graph.heads}
     for node in sums:
         node.inputs[0] = node.inputs[0].node.inputs[0]
-        users = [user for user, _ in readers.get(Entry(node), ())]
-        is_rounded = node not in heads and all(casts_to(user, "float16") for user in users)
-        for cast in users if is_rounded else ():
-            for user, position in readers[Entry(cast)]:
-                user.inputs[position] = Entry(node)
+        is_rounded = node not in heads and all(casts_to(user, "float16") for user, _ in readers.get(Entry(node), ()))
+        if is_rounded:
+            skip_casts(node, readers)
         dtype = "float16" if is_rounded else FULL
         replace_operator(node, "_np_sum", axis=_axes(node) or "None", keepdims="True", dtype=dtype)
 

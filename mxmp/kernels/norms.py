@@ -5,7 +5,7 @@ cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and roun
 
 from __future__ import annotations
 
-from ..precision.casts import APART, FULL, casts_to, inserted
+from ..precision.casts import APART, FULL, casts_to, inserted, skip_casts
 from ..precision.graph import Entry, Node
 from ..precision.rules import RULES, Kind, leaves_cudnn
 from .workaround import FittedGraph
@@ -71,7 +71,5 @@ def drop_casts(fitted: FittedGraph) -> list[Node]:
     readers = fitted.graph.consumers()
     for node in norms:
         node.inputs[0] = node.inputs[0].node.inputs[0]
-        for cast, _ in readers[Entry(node)]:
-            for user, position in readers[Entry(cast)]:
-                user.inputs[position] = Entry(node)
+        skip_casts(node, readers)
     return norms

@@ -6,6 +6,7 @@ from typing import Mapping
 
 from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, source_of
 from ..precision.graph import Entry, Node
+from ..precision.heads import zero_with_gradient
 from .workaround import FittedGraph
 
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
@@ -88,8 +89,8 @@ def train_slopes_apart(fitted: FittedGraph) -> list[Node]:
     """Let a second PReLU compute the gradient of the slopes where a PReLU's slopes may be trained; return the first.
 
     The first one, in place, reads the slopes without a gradient, and gives output and the gradient of its input. The
-    second one reads the input without a gradient, so its kernel writes nothing over the gradient that it reads. Nothing
-    of its output is in the sum of the two but its gradient: ``sign(y) - sign(y)`` is 0, also where ``y`` is inf.
+    second one reads the input without a gradient, so its kernel writes nothing over the gradient that it reads. Only
+    its gradient counts: what is added to the first one's output is zero (``zero_with_gradient``).
     """
 
     activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
@@ -106,10 +107,8 @@ def _with_slopes(node: Node) -> Entry:
 
     x, slopes = node.inputs
     own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
-    sign = op("_contrib_sign_ste", "sign", own)  # its gradient is that of an identity
-    nothing = op("elemwise_sub", "nothing", sign, op("BlockGrad", "frozen_sign", sign))
     node.inputs[1] = op("BlockGrad", "frozen_slopes", slopes)
-    return op("elemwise_add", "sum", Entry(node), nothing)
+    return op("elemwise_add", "sum", Entry(node), zero_with_gradient(own, op))
 
 
 def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:

@@ -143,6 +143,16 @@ def casts_to(node: Node, dtype: str) -> bool:
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype
 
 
+def skip_casts(node: Node, readers: Mapping[Entry, list[tuple[Node, int]]]) -> None:
+    """Let the readers of all casts of the first output of ``node`` read this output itself, in place.
+
+    Nothing but casts may read it. ``readers`` is ``consumers()`` of the graph, before this change.
+    """
+    for cast, _ in readers.get(Entry(node), ()):
+        for user, position in readers[Entry(cast)]:
+            user.inputs[position] = Entry(node)
+
+
 def source_of(entry: Entry) -> Entry:
     """Return the network's own tensor that inserted nodes pass on as ``entry``; for a cast, the tensor that it casts.
 

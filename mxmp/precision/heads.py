@@ -11,7 +11,7 @@ an input of the graph, so a new loss scale needs no new bind.
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -114,6 +114,15 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
     return (0,) if rule is not None and rule.resolve(node.attrs)[0] is Kind.HEAD else ()
 
 
+def zero_with_gradient(x: Entry, op: Callable[..., Entry]) -> Entry:
+    """Return a tensor of zeros, also where ``x`` is inf or NaN, whose gradient goes to ``x`` unchanged.
+
+    ``op(type, role, *inputs)`` makes an operator and returns its output.
+    """
+    step = op("_contrib_sign_ste", "step", x)  # its gradient is that of an identity
+    return op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step))
+
+
 def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
     """Return a tensor that equals ``x`` in the forward; in the backward its gradient, times ``scale``, goes to ``x``.
 
@@ -129,7 +138,6 @@ def _scaled(x: Entry, dtype: str, scale: Entry, name: str) -> Entry:
     def cast(tensor: Entry, role: str, to: str) -> Entry:
         return tensor if dtype == "float32" else op("Cast", role, tensor, dtype=to)
 
-    step = op("_contrib_sign_ste", "step", x)
-    zero = cast(op("elemwise_sub", "zero", step, op("BlockGrad", "frozen", step)), "full", "float32")
+    zero = cast(zero_with_gradient(x, op), "full", "float32")
     gradient = cast(op("broadcast_mul", "gradient", scale, zero), "cast", dtype)
     return op("elemwise_add", "sum", op("BlockGrad", "value", x), gradient)

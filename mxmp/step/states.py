@@ -225,8 +225,7 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
         )
 
-    counts = (1,) if is_by_name else range(len(states), 0, -1)
-    count = next((n for n in counts if copies_are_equal(n)), 1)
+    count = 1 if is_by_name else next((n for n in range(len(states), 0, -1) if copies_are_equal(n)), 1)
     mine = {key // count: state for key, state in states.items() if key % count == 0}
     # A pair may be Adam's two moments, or momentum and FP32 master of a float16 weight: it is not divided.
     return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
