@@ -260,8 +260,8 @@ def refuse_late_scale(record: Record, scale: float) -> None:
     """
     if _unscaled_calls and any(node.name in _unscaled_calls for node in record.nodes()):
         raise ValueError(
-            f"the loss scale {scale:g} is newer than this forward of a net in bfloat16, whose loss head it would not "
-            "multiply, and the update would divide by it: call the net again"
+            f"the net, in bfloat16, ran before there was a loss scale; it is {scale:g} now. The gradient of the net's "
+            "loss head would not be multiplied by it, and the update would divide by it: call the net again"
         )
 
 

@@ -326,7 +326,7 @@ class _Draft:
             if rule.exact and all(map(self._is_parameter, read)):
                 self._movers[node] = None
                 return True, reason
-            if not self._may_read_low(read):
+            if not self._all_may_be_low(read):
                 return False, "it follows its inputs, and one of them is FP32"
             if not any(map(self._is_low, read)):
                 self._undecided[node] = None
@@ -350,9 +350,9 @@ class _Draft:
         if self.policy.compute != "float16" or self._kind_by_rule(node, rule)[0] is not Kind.FOLLOW:
             return False
         read = _deciding_inputs(node, rule)
-        return bool(read) and self._may_read_low(read)
+        return bool(read) and self._all_may_be_low(read)
 
-    def _may_read_low(self, entries: Iterable[Entry]) -> bool:
+    def _all_may_be_low(self, entries: Iterable[Entry]) -> bool:
         """Return whether each of ``entries`` is in low precision or may be read in either dtype."""
         return all(self._is_low(entry) or self._may_be_either(entry) for entry in entries)
 
