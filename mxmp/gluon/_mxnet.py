@@ -57,6 +57,23 @@ def refuse_contrib_amp() -> None:
         )
 
 
+# -- an array ---------------------------------------------------------------------------------------
+
+# A vector of four float64, the largest that a fused kernel loads at once.
+_ALIGNMENT = 32
+
+
+def is_aligned(array: NDArray) -> bool:
+    """Return whether an array begins at an address from which a kernel may load a vector of elements at once.
+
+    Arrays of their own do; one that is a part of another (``x[1:2]``) may not. On a GPU the call does not wait for the
+    array to be computed.
+    """
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return (address.value or 0) % _ALIGNMENT == 0
+
+
 # -- a block's graph and its arguments ---------------------------------------------------------------
 
 # From nested arguments: whether there are Symbols, whether there are arrays, the set of the arrays' contexts, and the

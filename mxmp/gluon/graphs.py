@@ -402,6 +402,8 @@ class _LowPrecisionOp:
         for i, (is_input, _) in enumerate(self._sources):
             indices[is_input].append(i)
         self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
+        # MXNet fuses pointwise operators of a CachedOp on a GPU, and only with ``static_alloc``.
+        self._is_fused = plan.device == "gpu" and bool(dict(flags).get("static_alloc"))
         self._shared: mx.nd.CachedOp | None = None
         self._own = threading.local()
         # From a thread's number to its CachedOp with an op hook, and the monitor that the hook was registered with.
@@ -428,8 +430,11 @@ class _LowPrecisionOp:
 
         The choice of CachedOp depends on the thread, on whether autograd records, and on the op hook ``monitor``, a
         pair ``(callback, monitor_all)`` or None. The last of ``inputs`` is the array of the loss scale if the graph has
-        loss heads.
+        loss heads. An input such as ``x[1:2]`` may begin in the middle of another array, at an address from which a GPU
+        cannot read two elements at a time. MXNet's fused kernels do so in float16, so they get a copy of it.
         """
+        if self._is_fused:
+            inputs = [array if _mxnet.is_aligned(array) else array.copy() for array in inputs]
         values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
             # Calls that autograd does not record belong to no training step: mxmp's own listeners do not get them.

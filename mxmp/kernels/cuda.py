@@ -10,6 +10,7 @@ import re
 from ..precision.casts import FULL, casts_to, inserted, replace_heads, replace_operator, skip_casts
 from ..precision.graph import Entry, Node
 from ..precision.rule import is_true
+from ..precision.subgraphs import rows, set_bodies
 from .workaround import FittedGraph
 
 
@@ -115,3 +116,39 @@ def _axes(node: Node) -> str:
     """Return the axes over which a ``sum`` adds as the text of a tuple, ``"(1,)"``; ``""`` if it adds over all."""
     axes = re.findall(r"-?\d+", node.attrs.get("axis", "()"))
     return f"({', '.join(axes)},)" if axes else ""
+
+
+def copy_rows(fitted: FittedGraph) -> list[Node]:
+    """Copy each row of an array that a fused kernel in the body of a loop might read or write; return these loops.
+
+    A ``foreach`` passes its body one row of each array that it iterates over, and the body writes its outputs into rows
+    of the loop's outputs. Rows that matrix products alone read are not copied, nor those of a body without low
+    precision. The copy is a ``Concat`` of one tensor: MXNet fuses neither this operator nor its backward.
+    """
+    loops = [node for node in fitted.graph.nodes() if node.op in ("_foreach", "_while_loop")]
+    changed = []
+    for loop in loops:
+        bodies = fitted.casted.bodies[fitted.casted.source[loop]]
+        body, _, low = bodies[-1]  # in front of it a while_loop has its condition
+        if not low.casts and not low.low:
+            continue
+        graph, (read, num_written) = low.graph, rows(loop, body)
+        readers = graph.consumers()
+        in_rows = [
+            node
+            for node in graph.nodes()
+            if node.name in read and any(user.op not in _PRODUCTS for user, _ in readers.get(Entry(node), ()))
+        ]
+        graph.insert_behind(in_rows, _copy_of)
+        graph.heads[:num_written] = [_copy_of(*head[:2]) for head in graph.heads[:num_written]]
+        set_bodies(loop, [each.graph for *_, each in bodies])
+        changed += [loop] if in_rows or num_written else []
+    return changed
+
+
+_PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")
+
+
+def _copy_of(node: Node, index: int = 0) -> Entry:
+    """Return a copy of an output of ``node`` by an operator that MXNet never fuses."""
+    return inserted("Concat", f"{node.name}_copy{index}", [Entry(node, index)], num_args="1", dim="0")

@@ -303,4 +303,16 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=cuda.write_steps,
         devices=("gpu",),
     ),
+    Workaround(
+        name="fused_rows",
+        dtypes=_FLOAT16,
+        effect="fails",
+        fault="MXNet's pointwise fusion reads and writes two elements at a time where one of its arrays is float16. In "
+        "the body of a foreach it does so in rows of arrays, and if a row has an odd number of elements, every second "
+        "one begins at an address that a GPU refuses (misaligned address)",
+        source="MXNet 1.9.1, src/operator/fusion/fused_op-inl.h: load_index, store_index",
+        test=f"{_TESTS}/test_cuda.py::test_the_rows_of_a_loop_are_copied_on_a_gpu_unless_a_product_reads_them",
+        rewrite=cuda.copy_rows,
+        devices=("gpu",),
+    ),
 )

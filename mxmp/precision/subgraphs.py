@@ -113,6 +113,17 @@ def wrongly_differentiated(graph: Graph, grad_req: Mapping[str, str]) -> list[st
     return found
 
 
+def rows(node: Node, body: Body) -> tuple[set[str], int]:
+    """Return which tensors of a loop's ``body`` are rows of arrays: the names of variables, and a number of outputs.
+
+    ``node`` is the loop. The variables stand for a row of each array that a ``foreach`` iterates over. The first
+    outputs, as many as the number says, become rows of the loop's outputs; the others are the states.
+    """
+    num_read = len(_numbers(node, "in_data_locs"))
+    read = {variable.name for variable, position in body.positions.items() if position < num_read}
+    return read, int(node.attrs["num_out_data"])
+
+
 def set_bodies(node: Node, graphs: list[Graph]) -> None:
     """Replace the bodies of a control-flow node, in place, by ``graphs``, in the order of ``bodies(node)``.
 

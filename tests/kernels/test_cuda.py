@@ -12,17 +12,19 @@ from mxnet import symbol as S
 import mxmp
 from mxmp.kernels.fit import SWITCH
 from mxmp.pipeline import low_graph
+from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
+from mxmp.precision.subgraphs import bodies
 
 
 def operators(symbol):
     return [node["op"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"] if node["op"] != "null"]
 
 
-def numbers(symbol):
+def numbers(symbol, shape=(2, 3, 6, 6)):
     """The output in evaluation and training, and the gradients, on the CPU."""
     rng = np.random.RandomState(0)
-    bound = symbol.simple_bind(mx.cpu(), data=(2, 3, 6, 6))
+    bound = symbol.simple_bind(mx.cpu(), data=shape)
     for array in bound.arg_arrays:
         array[:] = rng.randn(*array.shape)
     found = [bound.forward(is_train=False)[0].asnumpy(), bound.forward(is_train=True)[0].asnumpy()]
@@ -209,3 +211,29 @@ def test_the_gradient_of_a_sum_is_not_the_array_of_a_variable_to_which_backwards
     np.testing.assert_allclose(grads["w"].asnumpy(), 2 * once, rtol=1e-5, atol=1e-5)
     slope = 1 - np.tanh(args["u"].asnumpy()) ** 2
     np.testing.assert_allclose(grads["u"].asnumpy(), once * slope, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("residual", "copies"), [(True, 2), (False, 1)])
+def test_the_rows_of_a_loop_are_copied_on_a_gpu_unless_a_product_reads_them(residual, copies, monkeypatch):
+    def body(x, h):
+        out = S.tanh(S.FullyConnected(x, num_hidden=6, name="dense") * h)
+        return (out + x if residual else out), out
+
+    symbol = S.contrib.foreach(body, S.var("data"), S.ones((3, 6)))[0]
+    found = on_a_gpu(symbol)
+    (loop,) = (node for node in Graph.from_symbol(found).nodes() if node.op == "_foreach")
+    (inside,) = (body.graph for body in bodies(loop))
+    assert [node.op for node in inside.nodes()].count("Concat") == copies
+    assert inside.heads[0].node.op == "Concat"
+    assert inside.heads[1].node.op != "Concat"
+    assert strip(Graph.from_symbol(found)).to_json() == strip(Graph.from_symbol(symbol)).to_json()
+    same = numbers(in_float32(symbol), (4, 3, 6))
+    monkeypatch.setenv(SWITCH, "fused_rows")
+    for got, want in zip(same, numbers(in_float32(symbol), (4, 3, 6)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_rows_of_a_loop_in_fp32_are_not_copied_on_a_gpu():
+    symbol = S.contrib.foreach(lambda x, h: (x * h, x * h), S.var("data"), S.ones((3, 6)))[0]
+    low = S.FullyConnected(symbol, num_hidden=2)
+    assert "Concat" not in on_a_gpu(low).tojson(remove_amp_cast=False)
