@@ -123,7 +123,7 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
 
     A ``foreach`` passes its body one row of each array that it iterates over, and the body writes its outputs into rows
     of the loop's outputs. Rows that matrix products alone read are not copied, nor those of a body without low
-    precision. The copy is a ``Concat`` of one tensor: MXNet fuses neither this operator nor its backward.
+    precision. The copy is a ``concatenate`` of one tensor: MXNet fuses neither this operator nor its backward.
     """
     loops = [node for node in fitted.graph.nodes() if node.op in ("_foreach", "_while_loop")]
     changed = []
@@ -151,4 +151,4 @@ _PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")
 
 def _copy_of(node: Node, index: int = 0) -> Entry:
     """Return a copy of an output of ``node`` by an operator that MXNet never fuses."""
-    return inserted("Concat", f"{node.name}_copy{index}", [Entry(node, index)], num_args="1", dim="0")
+    return inserted("_npi_concatenate", f"{node.name}_copy{index}", [Entry(node, index)], num_args="1", axis="0")

@@ -136,6 +136,17 @@ class Several(Residual):
         return F.broadcast_add(first + second, last.expand_dims(0))
 
 
+class Masked(Residual):
+    """The same beside a mask, an array of bool, which each iteration reads a row of."""
+
+    def body(self, F, x, h):  # noqa: N803
+        out = F.tanh(self.dense(x[0]) + F.cast(x[1], "float32") * h)
+        return out, out
+
+    def hybrid_forward(self, F, x, h):  # noqa: N803
+        return F.contrib.foreach(lambda x, h: self.body(F, x, h), [x, F.cast(x, "bool")], h)[0]
+
+
 class Standardized(nn.HybridBlock):
     """A dense layer of standardized inputs."""
 
@@ -155,7 +166,7 @@ UNITS = [4, 5]
 
 @pytest.mark.parametrize("policy", ["float16", "params=float32", "float16-fast"])
 @pytest.mark.parametrize("units", UNITS)
-@pytest.mark.parametrize("kind", [Residual, WithinALoop, Several])
+@pytest.mark.parametrize("kind", [Residual, WithinALoop, Several, Masked])
 def test_an_iteration_of_a_loop_reads_and_writes_a_row_of_an_array(kind, units, policy, fusion):
     net = kind(units)
     net.initialize(ctx=mx.gpu())
