@@ -343,13 +343,20 @@ def fastest(times: Mapping[str, Sequence[float]]) -> str:
     fast one candidate is as another in a round. A candidate beats another if the lower quartile of its gains is above
     1, so that it is faster in three quarters of the rounds. FP32 is represented by ``CONVERTED``, with the workarounds
     against slow kernels, if this beats ``FULL``, plain FP32; otherwise by ``FULL``. Of the candidates in low precision,
-    the one with the highest median gain over ``FULL`` wins if it beats that FP32; otherwise that FP32 wins.
+    the one with the highest median gain over ``FULL`` wins if it beats that FP32; otherwise that FP32 wins. But if that
+    one does not beat the plan of the rules, and this beats that FP32 too, the rules win: of plans that are as fast, the
+    one with the fewest operators in FP32 needs the least memory.
     """
 
-    full = CONVERTED if CONVERTED in times and _gain(times, CONVERTED, FULL)[0] > 1 else FULL
+    def beats(name: str, other: str) -> bool:
+        return _gain(times, name, other)[0] > 1
+
+    full = CONVERTED if CONVERTED in times and beats(CONVERTED, FULL) else FULL
     others = [name for name in times if name not in (FULL, CONVERTED)]
     best = max(others, key=lambda name: _gain(times, name, FULL)[1], default=full)
-    return best if _gain(times, best, full)[0] > 1 else full
+    if RULES in times and beats(RULES, full) and not beats(best, RULES):
+        return RULES
+    return best if beats(best, full) else full
 
 
 def _gain(times: Mapping[str, Sequence[float]], name: str, against: str) -> tuple[float, float, float]:

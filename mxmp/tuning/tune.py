@@ -39,7 +39,8 @@ def tune(
     FP32, with every operator in low precision that is safe there, and with the matrix operators alone in low precision.
     A minimum cut of these times gives the plan with the least sum. At the end whole steps of the network are timed, in
     rounds of one step each, under this plan, the rules' plan, the plan whose casts move the fewest bytes, and FP32.
-    FP32 is chosen unless the fastest of the other plans beats it in at least three quarters of the rounds.
+    FP32 is chosen unless the fastest of the other plans beats it in at least three quarters of the rounds, and the
+    rules' plan unless another beats that one so.
 
     ``tune`` measures in a process of its own, with the environment of this one, so with as many threads and the same
     instruction sets. If an operator's low-precision kernel crashes there, the operator stays in FP32. ``target`` is not

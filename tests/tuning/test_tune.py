@@ -334,6 +334,8 @@ def test_explain_shows_a_plan():
         ({FULL: [10, 10, 10, 10], CONVERTED: [7, 7, 7, 7], "rules": [8, 8, 8, 8]}, CONVERTED),
         ({FULL: [7, 7, 7, 7], CONVERTED: [9, 9, 9, 9], "rules": [8, 8, 8, 8]}, FULL),
         ({FULL: [10, 10, 10, 10]}, FULL),
+        ({FULL: [10, 10, 10, 10], "rules": [8, 9, 8, 8], "least time": [7, 9, 9, 7]}, "rules"),  # as fast
+        ({FULL: [10, 10, 10, 10], "rules": [9, 11, 9, 11], "least time": [8, 9, 9, 9]}, "least time"),
     ],
 )
 def test_low_precision_must_win_in_three_of_four_rounds(times, want):
