@@ -41,7 +41,9 @@ class Training:
         for name, param in self.net.collect_params().items():
             param.init = "zeros" if name.endswith(("beta", "mean")) else mx.init.Constant(0.5)  # nothing is computed
         self.net.initialize(ctx=self.contexts)
-        self.net.collect_params().reset_ctx(self.contexts)  # what GluonCV has initialized already
+        for param in self.net.collect_params().values():
+            if param.list_ctx() != self.contexts:  # GluonCV has initialized some already
+                param.reset_ctx(self.contexts)
         if how not in (FP32, AMP):
             mxmp.convert(self.net, how)
         self.net.hybridize(**flags)
