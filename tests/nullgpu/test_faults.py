@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.gluon import _mxnet
 
 from .checks import wrong_matrix_calls
 from .record import recording
@@ -189,3 +190,19 @@ def test_an_input_that_is_a_row_of_an_array(units, whole, fusion):
         out.backward()
     assert record.of("fused")
     assert not record.impossible
+
+
+@pytest.mark.parametrize(("begin", "end", "aligned"), [(0, 4, True), (1, 2, False), (3, 4, False), (8, 9, True)])
+def test_a_part_of_an_array_is_aligned_or_not_by_where_it_begins(begin, end, aligned):
+    whole = mx.nd.ones((9, 5), ctx=mx.gpu())
+    assert _mxnet.is_aligned(whole[begin:end]) is aligned
+    assert _mxnet.is_aligned(whole[begin:end].reshape(-1)) is aligned
+    assert _mxnet.is_aligned(whole[begin]) is aligned
+
+
+def test_an_array_whose_memory_the_engine_will_allocate_is_not_allocated_twice():
+    """Such as that of ``as_in_context``. The copy went to one of the two places, and the network read the other."""
+    memory = mx.nd.ndarray._new_alloc_handle((1 << 20,), mx.gpu(), True, np.float32)
+    with recording() as record:
+        assert _mxnet.is_aligned(mx.nd.NDArray(memory))
+    assert not record.of("alloc")
