@@ -125,6 +125,16 @@ class WithinALoop(Residual):
         return F.contrib.foreach(outer, x.expand_dims(0), h)[0][0]
 
 
+class StateOfALoop(Residual):
+    """The same in a loop that computes nothing itself: its rows are the first and last states of the loop in it."""
+
+    def hybrid_forward(self, F, x, h):  # noqa: N803
+        def outer(row, h):
+            return F.contrib.foreach(lambda h, x: self.body(F, x, h), h.expand_dims(0), row)[1], h
+
+        return F.contrib.foreach(outer, x, h)[0]
+
+
 class Several(Residual):
     """A loop over two arrays, one of them read by a product alone, which stacks two."""
 
@@ -156,7 +166,7 @@ UNITS = [4, 5]
 
 @pytest.mark.parametrize("policy", ["float16", "params=float32", "float16-fast"])
 @pytest.mark.parametrize("units", UNITS)
-@pytest.mark.parametrize("kind", [Residual, WithinALoop, Several])
+@pytest.mark.parametrize("kind", [Residual, WithinALoop, StateOfALoop, Several])
 def test_an_iteration_of_a_loop_reads_and_writes_a_row_of_an_array(kind, units, policy, fusion):
     net = kind(units)
     net.initialize(ctx=mx.gpu())
