@@ -27,6 +27,23 @@ def write_steps(fitted: FittedGraph) -> list[Node]:
     return slices
 
 
+# Parameters that MXNet's pointwise fusion looks up among the texts in a node's attributes, which lack those that the
+# user did not set: by operator, the name and the default.
+_LOOKED_UP = {"LeakyReLU": ("act_type", "leaky"), "smooth_l1": ("scalar", "1.0")}
+
+
+def write_defaults(fitted: FittedGraph) -> list[Node]:
+    """Write the default of ``act_type`` into each ``LeakyReLU`` without it, and of ``scalar`` into each ``smooth_l1``.
+
+    Returns these operators. MXNet's pointwise fusion on a GPU fails where it does not find them.
+    """
+    found = [n for n in fitted.graph.nodes() if n.op in _LOOKED_UP and _LOOKED_UP[n.op][0] not in n.attrs]
+    for node in found:
+        name, default = _LOOKED_UP[node.op]
+        replace_operator(node, node.op, **{**node.attrs, name: default})
+    return found
+
+
 def _items(text: str) -> list[str]:
     """Return the items of a tuple in Symbol JSON as texts: ``["1", "None"]`` for ``"(1, None)"``, ``[]`` for ``""``."""
     return re.findall(r"-?\d+|None", text)
