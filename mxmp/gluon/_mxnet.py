@@ -59,6 +59,9 @@ def refuse_contrib_amp() -> None:
 
 # -- an array ---------------------------------------------------------------------------------------
 
+# Where an NDArray object of MXNet 1.9.1 has its attribute ``byte_offset_`` (include/mxnet/ndarray.h): how many bytes
+# behind the beginning of its memory the array begins. MXNet has no function that tells it.
+_BYTE_OFFSET = 64
 # A vector of four float64, the largest that a fused kernel loads at once.
 _ALIGNMENT = 32
 
@@ -66,12 +69,11 @@ _ALIGNMENT = 32
 def is_aligned(array: NDArray) -> bool:
     """Return whether an array begins at an address from which a kernel may load a vector of elements at once.
 
-    Arrays of their own do; one that is a part of another (``x[1:2]``) may not. On a GPU the call does not wait for the
-    array to be computed.
+    Arrays of their own do; one that is a part of another (``x[1:2]``) may not. The call neither waits for the array to
+    be computed nor asks for its address: MXNet would allocate the memory for that (MXNDArrayGetData), and if the engine
+    does so at the same time, the array's values are lost.
     """
-    address = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    return (address.value or 0) % _ALIGNMENT == 0
+    return ctypes.c_size_t.from_address(array.handle.value + _BYTE_OFFSET).value % _ALIGNMENT == 0
 
 
 # -- a block's graph and its arguments ---------------------------------------------------------------

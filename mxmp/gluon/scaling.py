@@ -170,8 +170,10 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
 
 
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
-# object of Python's that could hold them. The oldest are dropped.
-_scales: dict[str, NDArray] = {}
+# object of Python's that could hold them. Each is a pair: the array that the forward was given, by which autograd knows
+# it, and one of the same memory to write to. They are dropped when a scaled backward has used their record up, and the
+# oldest in any case.
+_scales: dict[str, tuple[NDArray, NDArray]] = {}
 # Global, for the same reason: the names of the nodes that recorded forwards of converted blocks made; and of these,
 # the forwards with loss heads that the loss scale does not multiply.
 _converted_calls: dict[str, None] = {}
@@ -209,7 +211,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)
     if autograd.is_recording():
-        _remember(_scales, fed, memory)
+        _remember(_scales, fed, (fed, memory))
     return out
 
 
@@ -228,17 +230,22 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
             "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
             "scaled loss, or trainer.backward(loss) outside"
         )
-    reached: list[NDArray] = []
-    if _scales and value != 1.0:
+    reached: dict[str, tuple[NDArray, NDArray]] = {}
+    if _scales:
         with _lock:
-            reached = [_scales[name] for name in record.leaves if name in _scales]
+            reached = {name: _scales[name] for name in record.leaves if name in _scales}
+    scales = [memory for _, memory in reached.values()] if value != 1.0 else []
     _local.open = True
     try:
-        _set(reached, value)
+        _set(scales, value)
         yield
     finally:
-        _set(reached, 1.0)
+        _set(scales, 1.0)
         _local.open = False
+        used_up = [name for name, (fed, _) in reached.items() if recorded_name(fed) is None]
+        with _lock:
+            for name in used_up:
+                _scales.pop(name, None)
 
 
 def remember_converted_call(out: NDArray, *, has_unscaled_heads: bool) -> None:

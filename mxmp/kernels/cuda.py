@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ..precision.casts import FULL, casts_to, inserted, replace_heads, replace_operator, skip_casts
+from ..precision.casts import FULL, CastGraph, casts_to, inserted, replace_heads, replace_operator, skip_casts
 from ..precision.graph import Entry, Node
 from ..precision.rule import is_true
 from ..precision.subgraphs import rows, set_bodies
@@ -25,6 +25,23 @@ def write_steps(fitted: FittedGraph) -> list[Node]:
         ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
         replace_operator(node, "slice", **{**node.attrs, "step": f"({ones},)"})
     return slices
+
+
+# Parameters that MXNet's pointwise fusion looks up among the texts in a node's attributes, which lack those that the
+# user did not set: by operator, the name and the default.
+_LOOKED_UP = {"LeakyReLU": ("act_type", "leaky"), "smooth_l1": ("scalar", "1.0")}
+
+
+def write_defaults(fitted: FittedGraph) -> list[Node]:
+    """Write the default of ``act_type`` into each ``LeakyReLU`` without it, and of ``scalar`` into each ``smooth_l1``.
+
+    Returns these operators. MXNet's pointwise fusion on a GPU fails where it does not find them.
+    """
+    found = [n for n in fitted.graph.nodes() if n.op in _LOOKED_UP and _LOOKED_UP[n.op][0] not in n.attrs]
+    for node in found:
+        name, default = _LOOKED_UP[node.op]
+        replace_operator(node, node.op, **{**node.attrs, name: default})
+    return found
 
 
 def _items(text: str) -> list[str]:
@@ -122,15 +139,16 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
     """Copy each row of an array that a fused kernel in the body of a loop might read or write; return these loops.
 
     A ``foreach`` passes its body one row of each array that it iterates over, and the body writes its outputs into rows
-    of the loop's outputs. Rows that matrix products alone read are not copied, nor those of a body without low
-    precision. The copy is a ``concatenate`` of one tensor: MXNet fuses neither this operator nor its backward.
+    of the loop's outputs. Rows that matrix products alone read are not copied, nor those of a body that computes
+    nothing in low precision, not even in a loop within it, of which a row may be the state. The copy is a
+    ``concatenate`` of one tensor: MXNet fuses neither this operator nor its backward.
     """
     loops = [node for node in fitted.graph.nodes() if node.op in ("_foreach", "_while_loop")]
     changed = []
     for loop in loops:
         bodies = fitted.casted.bodies[fitted.casted.source[loop]]
         body, _, low = bodies[-1]  # in front of it a while_loop has its condition
-        if not low.casts and not low.low:
+        if not _computes_low(low):
             continue
         graph, (read, num_written) = low.graph, rows(loop, body)
         readers = graph.consumers()
@@ -144,6 +162,12 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
         set_bodies(loop, [each.graph for *_, each in bodies])
         changed += [loop] if in_rows or num_written else []
     return changed
+
+
+def _computes_low(casted: CastGraph) -> bool:
+    """Return whether a graph has a cast or an operator in low precision, also in a body of its control flow."""
+    inside = (each for bodies in casted.bodies.values() for *_, each in bodies)
+    return bool(casted.casts or casted.low) or any(map(_computes_low, inside))
 
 
 _PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")

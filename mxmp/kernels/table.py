@@ -304,6 +304,18 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         devices=("gpu",),
     ),
     Workaround(
+        name="fused_defaults",
+        dtypes=_ALL,
+        effect="fails",
+        fault="MXNet's pointwise fusion looks act_type of LeakyReLU, and scalar of smooth_l1 in its backward, up among "
+        "the parameters that the user has set, and fails if the default is meant (_Map_base::at). In FP32 a smooth_l1 "
+        "by itself is not fused; with a cast it is",
+        source="MXNet 1.9.1, src/operator/fusion/fused_op.cu; src/executor/pointwise_fusion_pass.cc",
+        test=f"{_TESTS}/test_cuda.py::test_a_default_that_the_fusion_looks_up_is_written_on_a_gpu",
+        rewrite=cuda.write_defaults,
+        devices=("gpu",),
+    ),
+    Workaround(
         name="fused_rows",
         dtypes=_FLOAT16,
         effect="fails",

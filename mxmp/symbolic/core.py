@@ -7,12 +7,14 @@ import weakref
 from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from ..frontend import Listeners
 from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
+from ..precision.graph import TYPE_CODES, Graph
 from ..precision.heads import scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
@@ -105,6 +107,7 @@ class Core:
         grad_req: Mapping[str, str],
         shapes: Mapping[str, tuple],
         dtypes: Mapping[str, Any],
+        gpu_shapes: Mapping[str, tuple] | None,
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
 
@@ -115,7 +118,8 @@ class Core:
         ``device`` is ``"cpu"`` or ``"gpu"``. ``parameters`` are the names of the Symbol's parameters. ``grad_req`` maps
         them, data and labels to ``"write"``, ``"add"`` or ``"null"``. It is empty if the requests are not known: the
         Symbol gets each workaround that one of the three requests would need. ``shapes`` and ``dtypes`` are those of
-        data and labels, by name. If ``for_training`` is True, the Symbol has loss heads and the scaler is not a
+        data and labels, by name; ``gpu_shapes`` are the shapes of their parts on one device, or None if no executor is
+        for a GPU. If ``for_training`` is True, the Symbol has loss heads and the scaler is not a
         NoLossScaler (whose scale is always 1), the result has one more argument, ``heads.SCALE_NAME``, which multiplies
         the gradients of loss heads.
 
@@ -144,6 +148,8 @@ class Core:
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, dtypes)
         declare_full(graph)
+        if gpu_shapes is not None:
+            _declare_parameters(graph, symbol, parameters, gpu_shapes, dtypes)
         return graph.to_symbol(), plan
 
     def forget_copies(self) -> None:
@@ -212,3 +218,25 @@ class Core:
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
         return [weight(name) for name in self._names if name in arrays]
+
+
+def _declare_parameters(
+    graph: Graph, symbol: mx.sym.Symbol, names: Collection[str], shapes: Mapping[str, tuple], dtypes: Mapping[str, Any]
+) -> None:
+    """Declare, in place, the shapes of parameters that MXNet infers for the FP32 ``symbol``, and which are FP32.
+
+    For a GPU, MXNet fuses pointwise operators before it infers shapes and dtypes, and infers neither for what a fused
+    operator reads. One pointwise operator between a weight and the operator that reads it is not fused, but it and a
+    cast are, so that ``bind`` would fail. A dtype that is declared already stays. ``names`` are the parameters;
+    ``shapes`` and ``dtypes`` are those of data and labels, by name. A dtype that is missing is FP32.
+    """
+    arguments, given = symbol.list_arguments(), {name: dtypes.get(name, np.float32) for name in shapes}
+    found_shapes = dict(zip(arguments, symbol.infer_shape_partial(**shapes)[0] or ()))
+    found_dtypes = dict(zip(arguments, symbol.infer_type_partial(**given)[0] or ()))
+    for node in graph.nodes():
+        if node.is_variable and node.name in names:
+            shape = found_shapes.get(node.name)
+            if shape and min(shape) > 0:  # otherwise it is not known
+                node.attrs["__shape__"] = str(tuple(shape))
+            if found_dtypes.get(node.name) is np.float32:
+                node.attrs.setdefault("__dtype__", TYPE_CODES["float32"])

@@ -199,8 +199,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
             known = {each: grad_req if each in wanted else "null" for each in (*names, *shapes)}
             self.requested_gradients = requested = known if is_one else UNKNOWN
             dtypes = {desc.name: desc.dtype for desc in inputs if isinstance(desc, mx.io.DataDesc)}
+            on_gpu = any(device_of(ctx) == "gpu" for ctx in self._context)
+            parts = _parts_of_batch(inputs, len(self._context)) if on_gpu else None
             low, self.plan = self.core.low_symbol(
-                original, self._device, names, for_training, requested, shapes, dtypes
+                original, self._device, names, for_training, requested, shapes, dtypes, parts
             )
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
@@ -657,3 +659,18 @@ def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
         raise RuntimeError(
             f"call {' and '.join(missing)} first: bind(), init_params(), init_optimizer(), as fit() does"
         )
+
+
+def _parts_of_batch(inputs: Sequence[Any], devices: int) -> dict[str, tuple]:
+    """Return the shapes of data and labels on one of ``devices`` devices, among which MXNet divides a batch, by name.
+
+    ``inputs`` are DataDescs or pairs of name and shape.
+    """
+    found = {}
+    for desc in inputs:
+        name, shape = desc[0], list(desc[1])
+        axis = mx.io.DataDesc.get_batch_axis(getattr(desc, "layout", None))  # -1: the layout has no batch
+        if 0 <= axis < len(shape):
+            shape[axis] //= devices
+        found[name] = tuple(shape)
+    return found

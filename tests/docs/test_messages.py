@@ -28,6 +28,8 @@ NOT_OURS = (
     "Please first call block.hybridize()",
     "dtype incompatible expected",
     "misaligned address",
+    "InferShape pass cannot decide shapes",
+    "InferType pass cannot decide dtypes",
 )
 
 

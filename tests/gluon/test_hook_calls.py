@@ -16,6 +16,7 @@ from mxnet.gluon import nn
 from twins import FLAGS, array, seeded
 
 import mxmp
+from mxmp.gluon import _mxnet
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -302,3 +303,13 @@ def test_a_small_first_batch_does_not_keep_a_large_product_in_fp32():
             net(mx.nd.ones((rows, 8)))
         low.append(mxmp.explain(net).graphs[0].num_low)
     assert low == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("begin", "aligned"), [(0, True), (1, False), (3, False), (8, True)])
+def test_a_part_of_an_array_is_aligned_or_not_by_where_it_begins(begin, aligned):
+    """As MXNet's object has it, of which 1.9.1 has no function to ask."""
+    whole = mx.nd.ones((9, 5))
+    assert _mxnet.is_aligned(whole[begin]) is aligned
+    assert _mxnet.is_aligned(whole[begin:].reshape(-1)) is aligned
+    assert _mxnet.is_aligned(mx.np.ones((9, 5))[begin]) is aligned
+    assert _mxnet.is_aligned(mx.nd.sparse.zeros("row_sparse", (3, 4)))

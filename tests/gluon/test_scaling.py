@@ -53,6 +53,19 @@ def test_forwards_that_no_backward_reaches_do_not_pile_up(monkeypatch):
         assert last.asscalar() == 256
 
 
+@pytest.mark.parametrize("value", [1.0, 256.0])
+def test_a_forward_whose_record_a_backward_has_used_up_is_forgotten(value):
+    before = set(scaling._scales)
+    _, outs = forwards(mx.cpu(), mx.cpu())
+    for retain in (True, False):
+        assert len(set(scaling._scales) - before) == 2
+        with heads_scaled_by(value, Record(outs[:1])):
+            mx.autograd.backward(outs[:1], retain_graph=retain)
+    (left,) = set(scaling._scales) - before
+    with heads_scaled_by(value, Record(outs[1:])):
+        assert scaling._scales[left][1].asscalar() == value
+
+
 @pytest.mark.parametrize("by", ["backward", "scale_loss"])
 @pytest.mark.parametrize(
     ("dtype", "good", "bad"), [("float16", 3002.0, 3001.0), (BFLOAT16, 302.0, 301.0)], ids=("half", "bf16")

@@ -77,6 +77,21 @@ def test_a_step_keeps_a_slice_out_of_the_fusion_on_a_gpu(begin, end):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    ("operator", "given", "parameter", "default"),
+    [(S.LeakyReLU, {"slope": 0.3}, "act_type", "leaky"), (S.smooth_l1, {}, "scalar", "1.0")],
+)
+def test_a_default_that_the_fusion_looks_up_is_written_on_a_gpu(operator, given, parameter, default):
+    symbol = operator(convolution(), name="layer", **given)
+    found = on_a_gpu(symbol)
+    written = next(node.attrs for node in Graph.from_symbol(found).nodes() if node.op == operator.__name__)
+    assert written[parameter] == default
+    assert all(float(written[name]) == value for name, value in given.items())
+    assert strip(Graph.from_symbol(found)).to_json() == strip(Graph.from_symbol(symbol)).to_json()
+    for got, want in zip(numbers(in_full(symbol)), numbers(symbol)):
+        np.testing.assert_array_equal(got, want)
+
+
 def normed(**attrs):
     norm = S.BatchNorm(convolution(no_bias=True), fix_gamma=False, name="norm", **attrs)
     return S.FullyConnected(S.relu(norm, name="relu"), num_hidden=2, name="dense")

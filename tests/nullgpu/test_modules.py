@@ -116,3 +116,30 @@ def test_a_module_fits_with_pointwise_fusion(fusion):
     assert record.of("fused")
     assert not record.impossible
     assert updates(record)
+
+
+def of_computed_weights() -> mx.sym.Symbol:
+    """Weights at an equalized learning rate, as StyleGAN has them, and states of one sample each that are trained."""
+    weight = mx.sym.var("weight", init=mx.init.One()) * 0.5
+    x = mx.sym.Convolution(mx.sym.var("data"), weight, kernel=(3, 3), num_filter=8, no_bias=True)
+    x = mx.sym.FullyConnected(x, num_hidden=10) + mx.sym.var("states", init=mx.init.One())
+    return mx.sym.SoftmaxOutput(x, name="softmax")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("policy", [*POLICIES, "params=float32"])
+def test_a_weight_may_go_through_an_operator_that_fusion_joins_to_its_cast(policy, devices, fusion, two_devices):
+    """MXNet infers neither the shape nor the dtype of what a fused operator reads."""
+    contexts = [mx.gpu(i) for i in range(devices)]
+    module = mxmp.Module(of_computed_weights(), policy=policy, context=contexts)
+    assert_trains_and_skips(begun(module, pictures()), [pictures()])
+
+
+def test_a_module_runs_on_a_cpu_and_a_gpu(fusion):
+    """By the CPU's graph, on both. The null GPU computes no gradient that the CPU could check."""
+    module = mxmp.Module(convolutional(), policy="float16", context=[mx.cpu(), mx.gpu()])
+    begun(module, pictures())
+    with recording() as record:
+        step(module, pictures())
+    assert not record.impossible
+    assert record.matrix_calls
