@@ -53,9 +53,10 @@ class Updater(mx.optimizer.Updater):
     MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
     masters belong to the parameters, and states are those of FP32 weights. An Updater is called within ``rescaled``,
     which multiplies the optimizer's ``rescale_grad`` by the inverse of the loss scale. So the optimizer divides the
-    loss scale out itself. In two cases it receives unscaled copies of the gradients instead: if LBSGD has options by
-    which it reads gradients before it multiplies them by ``rescale_grad``, and if the multiplied ``rescale_grad`` of
-    any optimizer is below 1e-10, since MXNet passes it to operators as text of 19 decimals.
+    loss scale out itself. In three cases it receives unscaled copies of the gradients instead: if its class is from
+    outside MXNet, as its code may not read ``rescale_grad``; if LBSGD has options by which it reads gradients before it
+    multiplies them by ``rescale_grad``; and if the multiplied ``rescale_grad`` of any optimizer is below 1e-10, since
+    MXNet passes it to operators as text of 19 decimals.
 
     ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
     """
@@ -80,7 +81,7 @@ class Updater(mx.optimizer.Updater):
             with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
             return
-        for part in _parts(grads) if masters else [range(len(grads))]:
+        for part in _parts(grads) if masters or self._needs_true_gradients() else [range(len(grads))]:
             some = ([each[k] for k in part] for each in (indices, grads, weights))
             self._update_by_copies(masters, *some)
 
@@ -179,14 +180,17 @@ class Updater(mx.optimizer.Updater):
             self.states, optimizer.multi_precision = states, before
 
     def _needs_true_gradients(self) -> bool:
-        """Return whether the optimizer must receive unscaled gradients: it cannot divide the loss scale out itself.
+        """Return whether the optimizer must receive unscaled gradients: it may not divide the loss scale out itself.
 
-        This is so if it reads gradients before it multiplies them by ``rescale_grad``, or if ``rescale_grad`` with the
-        loss scale divided out is below 1e-10, where MXNet loses digits.
+        This is so if it reads gradients before it multiplies them by ``rescale_grad``. Where there is a loss scale or
+        a factor of clipping, it is also so for any optimizer from outside MXNet, whose code may not read
+        ``rescale_grad`` at all, and if ``rescale_grad`` with the loss scale divided out is below 1e-10, where MXNet
+        loses digits.
         """
         rescale = self.optimizer.rescale_grad
         scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
-        return _reads_raw_gradients(self.optimizer) or (scaled and abs(rescale) < _SMALLEST_RESCALE)
+        inexact = _is_users_own(self.optimizer) or abs(rescale) < _SMALLEST_RESCALE
+        return _reads_raw_gradients(self.optimizer) or (scaled and inexact)
 
     @contextmanager
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
@@ -303,8 +307,7 @@ class Updaters(List[Updater]):
         changes (Nadam, LBSGD). A user's own optimizer may do either, so for it the answer is True, too.
         """
         optimizer = self.optimizer
-        own = not type(optimizer).__module__.startswith("mxnet.")
-        return len(self) > 1 and (own or isinstance(optimizer, _NOT_PER_DEVICE))
+        return len(self) > 1 and (_is_users_own(optimizer) or isinstance(optimizer, _NOT_PER_DEVICE))
 
     def _copy_weight(self, source: Update, to: Update) -> None:
         """Copy an updated weight from the device of ``source`` to that of ``to``.
@@ -332,11 +335,15 @@ class Updaters(List[Updater]):
 _SMALLEST_RESCALE = 1e-10
 
 
-def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether the optimizer takes norms or sums of gradients before it multiplies them by ``rescale_grad``.
+def _is_users_own(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether the optimizer's class is from outside MXNet: the user's, or another library's."""
+    return not type(optimizer).__module__.startswith("mxnet.")
 
-    LBSGD does, with ``batch_scale`` above 1 or ``warmup_strategy="lars"``. For any other, also a user's own, the answer
-    is False.
+
+def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether an optimizer of MXNet's takes norms or sums of gradients before it multiplies by ``rescale_grad``.
+
+    LBSGD does, with ``batch_scale`` above 1 or ``warmup_strategy="lars"``. For any other the answer is False.
     """
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"

@@ -121,6 +121,52 @@ def test_the_scale_may_change_within_an_lbsgd_window():
     assert found[0] == found[1]
 
 
+class Unscaled(mx.optimizer.Optimizer):
+    """A user's own, which never reads ``rescale_grad``: right in FP32 with the mean of a loss and ``step(1)``."""
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        weight -= self.lr * grad
+
+
+class LimitedNorm(Unscaled):
+    """A user's own, which limits the norm of each gradient before it multiplies by ``rescale_grad``."""
+
+    def update(self, index, weight, grad, state):
+        factor = min(1.0, 0.1 / grad.norm().asscalar())
+        weight -= self.lr * factor * self.rescale_grad * grad
+
+
+@pytest.mark.parametrize("kind", [Unscaled, LimitedNorm])
+@pytest.mark.parametrize("policy", [None, CASTS, MASTERS])
+def test_an_optimizer_of_the_users_own_gets_true_gradients_whatever_the_scale(kind, policy):
+    found = []
+    for scale in (None, 2.0**12):
+        net = two_layers(policy)
+        trainer = mxmp.Trainer(net.collect_params(), kind(learning_rate=0.1), loss_scale=scale)
+        for step in range(5):
+            with autograd.record():
+                loss = forward(net, step)[0].mean()
+            trainer.backward(loss)
+            trainer.step(1)
+        assert trainer.skipped_steps == 0
+        found.append(full_weights(trainer))
+    assert found[1] == found[0]
+
+
+def test_clipping_reaches_an_optimizer_of_the_users_own():
+    net = two_layers()
+    trainer = mxmp.Trainer(net.collect_params(), Unscaled(learning_rate=1.0), loss_scale=None)
+    before = [param.data().asnumpy() for param in trainer._params]
+    trainer.backward(forward(net, 0))
+    trainer.clip_global_norm(1e-3)
+    trainer.step(1)
+    moved = [param.data().asnumpy() - old for param, old in zip(trainer._params, before)]
+    assert np.sqrt(sum(float((each**2).sum()) for each in moved)) == pytest.approx(1e-3, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_stay_identical_on_all_devices(name):
     net = two_layers(MASTERS, devices=2)
