@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -230,9 +230,9 @@ def _declare_parameters(
     cast are, so that ``bind`` would fail. A dtype that is declared already stays. ``names`` are the parameters;
     ``shapes`` and ``dtypes`` are those of data and labels, by name. A dtype that is missing is FP32.
     """
-    arguments, given = symbol.list_arguments(), {name: dtypes.get(name, np.float32) for name in shapes}
-    found_shapes = dict(zip(arguments, symbol.infer_shape_partial(**shapes)[0] or ()))
-    found_dtypes = dict(zip(arguments, symbol.infer_type_partial(**given)[0] or ()))
+    given = {name: dtypes.get(name, np.float32) for name in shapes}
+    found_shapes = _inferred(symbol, symbol.infer_shape_partial, shapes)
+    found_dtypes = _inferred(symbol, symbol.infer_type_partial, given)
     for node in graph.nodes():
         if node.is_variable and node.name in names:
             shape = found_shapes.get(node.name)
@@ -240,3 +240,15 @@ def _declare_parameters(
                 node.attrs["__shape__"] = str(tuple(shape))
             if found_dtypes.get(node.name) is np.float32:
                 node.attrs.setdefault("__dtype__", TYPE_CODES["float32"])
+
+
+def _inferred(symbol: mx.sym.Symbol, infer: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the method ``infer`` of ``symbol`` finds for the arguments, by name, from what is given for some.
+
+    The result is empty if MXNet finds a contradiction. It may be none in the graph with casts, as if data are float16
+    and labels FP32; otherwise ``bind`` says what it is.
+    """
+    try:
+        return dict(zip(symbol.list_arguments(), infer(**given)[0] or ()))
+    except mx.MXNetError:
+        return {}

@@ -135,6 +135,16 @@ def test_a_weight_may_go_through_an_operator_that_fusion_joins_to_its_cast(polic
     assert_trains_and_skips(begun(module, pictures()), [pictures()])
 
 
+def test_data_in_float16_beside_labels_in_fp32_train(fusion):
+    """A contradiction in the FP32 Symbol, but not in that with casts."""
+    batch = pictures()
+    batch.provide_data = [mx.io.DataDesc("data", batch.data[0].shape, dtype="float16")]
+    x = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=8)
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=10), name="softmax")
+    module = begun(mxmp.Module(symbol, policy="float16", context=mx.gpu()), batch)
+    assert_trains_and_skips(module, [batch])
+
+
 def test_a_module_runs_on_a_cpu_and_a_gpu(fusion):
     """By the CPU's graph, on both. The null GPU computes no gradient that the CPU could check."""
     module = mxmp.Module(convolutional(), policy="float16", context=[mx.cpu(), mx.gpu()])
