@@ -13,6 +13,7 @@ from math import prod
 from typing import Callable, Mapping, NamedTuple
 
 from .rule import is_true, numbers_in
+from .rule_table import LINEAR_ALGEBRA
 
 
 class Call(NamedTuple):
@@ -293,7 +294,10 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
         ),
         *_FLOAT16_GPU,
     ),
-    ("gpu", "float16"): _FLOAT16_GPU,
+    ("gpu", "float16"): (
+        *_FLOAT16_GPU,
+        MissingKernel("MXNet registers float32 and float64 kernels of it only", _names(LINEAR_ALGEBRA)),
+    ),
     ("cpu", "bfloat16"): (
         MissingKernel(_SLOW_CLIP, _CLIP, _truncates_a_bound),
         MissingKernel(_SLOW_CLIP, _CLIP, slow=True),

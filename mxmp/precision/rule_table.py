@@ -13,6 +13,16 @@ from __future__ import annotations
 
 from .rule import Kind, Rule, When
 
+# MXNet 1.9.1 registers kernels of these for float32 and float64 only.
+LINEAR_ALGEBRA = """_linalg_gemm linalg_gemm _linalg_gemm2 linalg_gemm2 _linalg_syrk linalg_syrk _linalg_trmm linalg_trmm
+    _linalg_trsm linalg_trsm _linalg_potrf linalg_potrf _linalg_potri linalg_potri _linalg_gelqf linalg_gelqf
+    _linalg_syevd _linalg_det linalg_det _npi_det _linalg_slogdet linalg_slogdet _npi_slogdet
+    _linalg_inverse linalg_inverse _npi_inv _linalg_sumlogdiag linalg_sumlogdiag
+    _linalg_extractdiag linalg_extractdiag _linalg_makediag linalg_makediag
+    _linalg_extracttrian linalg_extracttrian _linalg_maketrian linalg_maketrian
+    _npi_cholesky _npi_svd _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv
+    _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
+
 TABLE: tuple[Rule, ...] = (
     # -- Convolutions and matrix products -------------------------------------------------------------
     Rule(
@@ -60,14 +70,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "it is linear algebra, for which MXNet registers float32 and float64 kernels only",
-        """_linalg_gemm linalg_gemm _linalg_gemm2 linalg_gemm2 _linalg_syrk linalg_syrk _linalg_trmm linalg_trmm
-        _linalg_trsm linalg_trsm _linalg_potrf linalg_potrf _linalg_potri linalg_potri _linalg_gelqf linalg_gelqf
-        _linalg_syevd _linalg_det linalg_det _npi_det _linalg_slogdet linalg_slogdet _npi_slogdet
-        _linalg_inverse linalg_inverse _npi_inv _linalg_sumlogdiag linalg_sumlogdiag
-        _linalg_extractdiag linalg_extractdiag _linalg_makediag linalg_makediag
-        _linalg_extracttrian linalg_extracttrian _linalg_maketrian linalg_maketrian
-        _npi_cholesky _npi_svd _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv
-        _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve""",
+        LINEAR_ALGEBRA,
     ),
     Rule(
         Kind.FULL,
