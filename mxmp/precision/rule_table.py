@@ -14,7 +14,8 @@ from __future__ import annotations
 from .rule import Kind, Rule, When
 
 # MXNet 1.9.1 registers kernels of these for float32 and float64 only.
-LINEAR_ALGEBRA = """_linalg_gemm linalg_gemm _linalg_gemm2 linalg_gemm2 _linalg_syrk linalg_syrk _linalg_trmm linalg_trmm
+LINEAR_ALGEBRA = """
+    _linalg_gemm linalg_gemm _linalg_gemm2 linalg_gemm2 _linalg_syrk linalg_syrk _linalg_trmm linalg_trmm
     _linalg_trsm linalg_trsm _linalg_potrf linalg_potrf _linalg_potri linalg_potri _linalg_gelqf linalg_gelqf
     _linalg_syevd _linalg_det linalg_det _npi_det _linalg_slogdet linalg_slogdet _npi_slogdet
     _linalg_inverse linalg_inverse _npi_inv _linalg_sumlogdiag linalg_sumlogdiag

@@ -264,7 +264,9 @@ def test_every_kernel_that_a_cpu_alone_lacks_has_an_example_above():
 
 
 def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
-    for row in TABLE["gpu", "float16"]:
+    *summing, linear_algebra = TABLE["gpu", "float16"]
+    assert "_linalg_gemm" in linear_algebra.operators
+    for row in summing:
         for op in row.operators:
             assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
             for device in ("cpu", "gpu"):
