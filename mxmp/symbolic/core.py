@@ -13,7 +13,7 @@ from ..frontend import Listeners
 from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
-from ..precision.heads import scale_heads
+from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.scaler import NoLossScaler, as_scaler
@@ -119,10 +119,13 @@ class Core:
         NoLossScaler (whose scale is always 1), the result has one more argument, ``heads.SCALE_NAME``, which multiplies
         the gradients of loss heads.
 
-        Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
-        a Plan is of another device. A call that decides also raises it if the Plan is of another Symbol; any other call
-        does so only if the Plan has no operator of this Symbol.
+        Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, a
+        Plan is of another device, or the Symbol has an input with the name of the loss scale. A call that decides also
+        raises it if the Plan is of another Symbol; any other call does so only if the Plan has no operator of this
+        Symbol.
         """
+        if SCALE_NAME in symbol.list_inputs():
+            raise ValueError(f"the Symbol has an input {SCALE_NAME!r}, the name of mxmp's own: give it another name")
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
             symbol,

@@ -573,11 +573,17 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         ``bind`` must have been called with ``inputs_need_grad=True``. The result has the form of
         ``mx.mod.Module.get_input_grads``: a list with an array per input; with ``merge_multi_context=False``, a list
-        per input, with an array per device. Does not wait for the device.
+        per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``. Does not
+        wait for the device.
         """
-        found = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self.core.scaled_by
-        return [g * factor if isinstance(g, NDArray) else [each * factor for each in g] for g in found]
+
+        def unscaled(found: Any) -> Any:
+            if isinstance(found, list):
+                return [unscaled(each) for each in found]
+            return None if found is None else found * factor
+
+        return unscaled(super().get_input_grads(merge_multi_context))
 
     @property
     def scaled_step(self) -> ScaledStep:
