@@ -31,6 +31,7 @@ from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
 from .core import Core
 from .inference import InferenceExecutor, InferenceGraph
+from .parameters import check_values
 
 
 class Module(SavesParams, StepView, mx.mod.Module):
@@ -302,9 +303,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values.
 
-        Like MXNet's, it warns and does nothing if the parameters were initialized before, unless ``force_init``.
+        Like MXNet's, it warns and does nothing if the parameters were initialized before, unless ``force_init``. Raises
+        ``RuntimeError`` if a value is missing, and ``ValueError`` if one has another shape; then nothing has changed.
         """
         ignored = self.params_initialized and not force_init
+        if self.binded and not ignored:
+            for given, held in ((arg_params, self._arg_params), (aux_params, self._aux_params)):
+                check_values(given, held, missing=allow_missing, extra=True)
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if not ignored:
             self.core.set_masters(self._arg_params, self.arrays())
@@ -322,8 +327,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         For a parameter that is stored in float16, the master weight, if there is one yet, gets the FP32 value, and the
         float16 array the rounded value. If they are initialized already, ``force_init=False`` sets none and warns.
+        Raises ``RuntimeError`` if a value is missing, and ``ValueError`` if one has another shape, or, with
+        ``allow_missing=True``, an unknown name without ``allow_extra``; then nothing has changed.
         """
         ignored = self.params_initialized and not force_init
+        if self.binded and allow_missing and not ignored:
+            for given, held in ((arg_params, self._arg_params), (aux_params, self._aux_params)):
+                check_values(given, held, missing=True, extra=allow_extra)
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing and not ignored:
             low = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
@@ -376,7 +386,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         also be ``"horovod"``. With several workers, all start from the parameters of rank 0, and the call waits until
         this worker has received them. If there is an optimizer already, warns and does nothing, unless ``force_init``.
         After ``load(..., load_optimizer_states=True)``, the call also reads the states file, and raises the errors of
-        ``load_optimizer_states``.
+        ``load_optimizer_states``; after any error the next call reads it again.
 
         Raises
         ------
@@ -401,6 +411,22 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if self._params_dirty or self.core.masters:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
+        try:
+            self._make_optimizer(kvstore, optimizer, optimizer_params, force_init, arrays)
+            if preload is not None:
+                self.load_optimizer_states(preload)
+        except BaseException:
+            if preload is not None:
+                self._preload_opt_states, self.optimizer_initialized = preload, False
+            raise
+
+    def _make_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool, arrays: Mapping[str, list[NDArray]]
+    ) -> None:
+        """Create the optimizer, the master weights and the updater; the arguments are those of ``init_optimizer``.
+
+        ``kvstore`` has been opened, and ``arrays`` is ``self.arrays()``.
+        """
         with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._params_in_gradient_dtype():
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
@@ -410,8 +436,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
             self._params_dirty = True
-        if preload is not None:
-            self.load_optimizer_states(preload)
 
     def _weights_by_key(self) -> dict[str, Weight]:
         """Return all weights by kvstore keys such as ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
@@ -537,12 +561,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Raises
         ------
         RuntimeError
-            ``bind``, ``init_params`` or ``init_optimizer`` was not called.
+            ``bind``, ``init_params`` or ``init_optimizer`` was not called, or the module was bound with
+            ``for_training=False``.
         FloatingPointError
             The third skipped step in a row at a loss scale that cannot fall (the lowest, a fixed one, or no loss
             scaling); names the parameters.
         """
         _require(self, optimizer=True)
+        if not self.for_training:
+            raise RuntimeError("there are no gradients: call bind(..., for_training=True, force_rebind=True) first")
         group, kvstore = self._exec_group, self._kvstore
         updates = []
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
@@ -600,8 +627,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and, if ``save_optimizer_states``,
         ``PREFIX-0001.states``, which only mxmp reads. Each appears completely or not at all. ``remove_amp_cast`` leaves
         out ``amp_cast`` operators that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names
-        the file, if one cannot be written, and ``RuntimeError`` for states before ``init_optimizer``.
+        the file, if one cannot be written. Raises ``RuntimeError``, and writes nothing, before ``init_params``, or for
+        states before ``init_optimizer``.
         """
+        if not self.params_initialized:
+            raise RuntimeError("call init_params() first: there are no parameters to save")
+        if save_optimizer_states:
+            _require(self, optimizer=True)
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
