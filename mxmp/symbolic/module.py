@@ -174,6 +174,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             An operator has no rule, the Plan is of another Symbol or device, ``shared_module`` is not an mxmp Module,
             or ``grad_req`` is a list with another number of values than the Symbol has arguments.
         """
+        data_shapes, label_shapes = list(data_shapes), None if label_shapes is None else list(label_shapes)
         fresh, binds = self._arg_params is None, force_rebind or not self.binded
         if binds and isinstance(grad_req, (list, tuple)):
             arguments = self._symbol.list_arguments()

@@ -269,6 +269,13 @@ def test_an_input_gradient_that_is_not_requested_is_none():
     assert module.get_input_grads(merge_multi_context=False) == [[None]]
 
 
+def test_shapes_may_come_from_an_iterator():
+    module = mxmp.Module(residual())
+    module.bind(iter(SHAPES[0]), iter(SHAPES[1]))
+    assert module.data_shapes == [mx.io.DataDesc(*SHAPES[0][0])]
+    assert module.label_shapes == [mx.io.DataDesc(*SHAPES[1][0])]
+
+
 def sequences(split, activation):
     """A layer on sequences whose second axis is the batch, as MXNet's attribute ``__layout__`` says."""
     with mx.AttrScope(__layout__="TNC"):
