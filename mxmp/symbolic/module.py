@@ -26,10 +26,10 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight, assign, share_drawn, share_initial
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Update, Updaters
+from ..step.updater import Update
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
-from .core import Core
+from .core import Core, NamedUpdaters
 from .inference import InferenceExecutor, InferenceGraph
 from .parameters import check_values
 
@@ -432,11 +432,47 @@ class Module(SavesParams, StepView, mx.mod.Module):
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, list(arrays), len(self._context))
-        self._updater = Updaters(self._optimizer, len(self._context), self.core.master)
+        self._updater = NamedUpdaters(self._optimizer, len(self._context), self.core, arrays)
         if self.has_other_workers:
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
             self._params_dirty = True
+
+    def borrow_optimizer(self, shared_module: Module) -> None:
+        """Update this module's parameters by the optimizer of another module, and by its states, as MXNet's Module.
+
+        ``bind`` with ``shared_module`` calls it. Raises ``ValueError`` if the other module is not an mxmp Module, or
+        has no parameter of the same name for one of this module, or if this module stores parameters in float16 and was
+        not bound with ``shared_module``: then it has no master weights that the optimizer could update.
+        ``AssertionError`` if the other module has no optimizer.
+        """
+        if not isinstance(shared_module, Module):
+            raise ValueError(f"borrow_optimizer: got {type(shared_module)}; expected an mxmp.Module")
+        if shared_module.core is not self.core and self.core.low_names:
+            raise ValueError("borrow_optimizer: parameters are stored in float16: bind with shared_module=... instead")
+        if shared_module.optimizer_initialized:
+            shared_module.check_lends(self._param_names)
+        super().borrow_optimizer(shared_module)
+
+    def check_lends(self, names: Iterable[str]) -> None:
+        """Raise ``ValueError`` unless the module's optimizer updates all parameters with these names."""
+        unknown = [name for name in names if name not in self._updater.numbers]
+        if unknown:
+            raise ValueError(f"borrow_optimizer: the optimizer does not update {', '.join(unknown[:5])}")
+
+    def _weights_of_optimizer(self) -> list[Weight]:
+        """Return the weights that the module's optimizer updates, in the order of their numbers.
+
+        Raises ``RuntimeError`` if the module lacks one, since it borrowed the optimizer of a module with more of them.
+        """
+        found = {weight.name: weight for weight in self.core.weights(self.arrays())}
+        absent = [name for name in self._updater.names if name not in found]
+        if absent:
+            raise RuntimeError(
+                f"the optimizer is that of another module, which has {', '.join(absent[:5])} too: save or load its "
+                "states by that module"
+            )
+        return [found[name] for name in self._updater.names]
 
     def _weights_by_key(self) -> dict[str, Weight]:
         """Return all weights by kvstore keys such as ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
@@ -576,7 +612,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
             if gradients[0] is None:
                 continue
-            index = self.core.numbers[name]
+            index = self._updater.numbers[name]
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
@@ -650,7 +686,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ``OSError`` if the file cannot be written.
         """
         _require(self, optimizer=True)
-        states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))
+        states.save(fname, self.scaled_step, self._updater, self._weights_of_optimizer())
 
     def load_optimizer_states(self, fname: str) -> None:
         """Load a file of ``save_optimizer_states``, or of the same method of ``mx.mod.Module``.
@@ -674,7 +710,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             The file cannot be read.
         """
         _require(self, optimizer=True)
-        weights = self.core.weights(self.arrays())
+        weights = self._weights_of_optimizer()
         states.load(
             fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
         )
