@@ -106,7 +106,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._arg_params: Any
         self._kvstore: Any
         self._params_dirty: bool
+        self._optimizer: Any
         self._preload_opt_states: str | None
+        self.optimizer_initialized: bool
         super().__init__(symbol, *args, **kwargs)
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
@@ -454,6 +456,14 @@ class Module(SavesParams, StepView, mx.mod.Module):
             shared_module.check_lends(self._param_names)
         super().borrow_optimizer(shared_module)
 
+    def has_optimizer_of(self, other: Module) -> bool:
+        """Return whether both modules update by the same optimizer and its states, which one has borrowed."""
+        return other.updates_by(self._updater)
+
+    def updates_by(self, updaters: NamedUpdaters) -> bool:
+        """Return whether the module's optimizer is the one to which ``updaters`` belong."""
+        return self._updater is updaters
+
     def check_lends(self, names: Iterable[str]) -> None:
         """Raise ``ValueError`` unless the module's optimizer updates all parameters with these names."""
         unknown = [name for name in names if name not in self._updater.numbers]
@@ -508,7 +518,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         before = list(self._exec_group.execs)
         shapes = self.data_shapes, self.label_shapes
+        optimizer = self._optimizer, self._kvstore, self._updater
+        had_one = self.optimizer_initialized
         self.bind(*shapes, self.for_training, self.inputs_need_grad, True, shared_module, self._grad_req)
+        if had_one:  # ``bind`` borrows the optimizer of ``shared_module``
+            self._optimizer, self._kvstore, self._updater = optimizer
         for old, new in zip(before, self._exec_group.execs):
             for values, arrays in ((old.arg_dict, new.arg_dict), (old.aux_dict, new.aux_dict)):
                 for name in values.keys() & arrays.keys():
