@@ -335,13 +335,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         ignored = self.params_initialized and not force_init
         if self.binded and allow_missing and not ignored:
-            for given, held in ((arg_params, self._arg_params), (aux_params, self._aux_params)):
+            inputs = {*self._data_names, *self._label_names, *self._state_names}  # MXNet sets these, too
+            named = {name: value for name, value in (arg_params or {}).items() if name not in inputs}
+            for given, held in ((named, self._arg_params), (aux_params, self._aux_params)):
                 check_values(given, held, missing=True, extra=allow_extra)
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing and not ignored:
             low = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
-            for name, value in low.items():
-                self._arg_params[name][:] = value
+            for name in low.keys() - self.core.masters.keys():  # no master weight has its FP32 value
+                self._arg_params[name] = low[name].as_in_context(mx.cpu()).astype("float32")
             self.core.set_masters(low, self.arrays())
         self._forget_copies()
 

@@ -526,3 +526,17 @@ def test_a_context_that_is_none_is_named(symbol):
     for call in (lambda: mxmp.Module(symbol, context="gpu"), lambda: mxmp.cast_symbol(symbol, ctx="gpu")):
         with pytest.raises(TypeError, match=r"expected an mxnet Context, such as mx.cpu\(\) or mx.gpu\(0\), got '"):
             call()
+
+
+@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS])
+def test_set_params_leaves_what_get_params_returned_as_it_is(symbol, policy):
+    module = bound(symbol, policy=policy)
+    args, _ = module.get_params()
+    before = {name: value.asnumpy() for name, value in args.items()}
+    twice = {name: value * 2 for name, value in args.items()}
+    module.set_params({**twice, "softmax_label": mx.nd.ones(BATCH)}, {}, allow_missing=True)
+    for name, value in before.items():
+        np.testing.assert_array_equal(args[name].asnumpy(), value)
+    for name, value in weights(module).items():
+        if name in before:
+            np.testing.assert_array_equal(value, before[name] * 2)
