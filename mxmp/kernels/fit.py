@@ -26,7 +26,10 @@ def device_of(ctx: mx.Context | None) -> str:
     """Return ``"gpu"`` or ``"cpu"``: the device whose kernels compute a graph on ``ctx``.
 
     ``None`` stands for the current context. A context of another type, such as ``cpu_pinned``, counts as ``"cpu"``.
+    Raises ``TypeError`` if ``ctx`` is no context.
     """
+    if not isinstance(ctx, (mx.Context, type(None))):
+        raise TypeError(f"expected an mxnet Context, such as mx.cpu() or mx.gpu(0), got {ctx!r}")
     kind = (ctx or mx.context.current_context()).device_type
     return "gpu" if kind == "gpu" else "cpu"
 

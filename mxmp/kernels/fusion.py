@@ -45,7 +45,7 @@ class Unfused(mx.sym.Symbol):
                 attrs.pop("__ctx_group__", None)
                 if not node["inputs"] or node["op"] in _TAKEN_FOR_GRADIENTS:
                     attrs["__ctx_group__"] = self.GROUP
-        grouped = mx.sym.load_json(json.dumps(raw))
+        grouped = mx.sym.load_json(json.dumps(raw, ensure_ascii=False))  # MXNet cannot read the escape \u
         super().__init__(grouped.handle)
         grouped.handle = None
 

@@ -26,21 +26,24 @@ def name_in_graphs(operator: str) -> str:
     return (name.value or b"").decode()
 
 
-def custom_op_reads_gradient(attrs: Mapping[str, str], num_inputs: int) -> bool:
-    """Return whether the backward of a ``Custom`` operator reads the gradients of its outputs.
+def count_own_gradients(attrs: Mapping[str, str], num_inputs: int) -> int:
+    """Return for how many of its inputs, the first ones, a ``Custom`` operator writes a gradient of its own.
 
-    If it does not read them, the operator is a loss head: scaling the loss does not scale the gradients that it
-    writes. The answer is that of ``declare_backward_dependency`` of the user's ``CustomOpProp``. MXNet creates such an
-    object for each ``Custom`` node, so this function builds a second node with the same ``num_inputs`` and ``attrs``
-    (the arguments of ``mx.sym.Custom``, ``op_type`` among them). Returns True if MXNet does not create the object.
+    If its backward reads no gradient of an output, the operator is a loss head: scaling the loss does not scale the
+    gradients that it writes. Then these are the gradients of all its arguments; the inputs behind them are auxiliary
+    states, which have none. Otherwise the result is 0. The answer is that of ``declare_backward_dependency`` of the
+    user's ``CustomOpProp``. MXNet creates such an object for each ``Custom`` node, so this function builds a second
+    node with the same ``num_inputs`` and ``attrs`` (the arguments of ``mx.sym.Custom``, ``op_type`` among them).
+    Returns 0 if MXNet does not create the object.
     """
     registry = mx.operator._registry.ref_holder
     before = set(registry)
     node = mx.sym.Custom(*(mx.sym.var(f"in{i}") for i in range(num_inputs)), **attrs)
     props = [registry[k] for k in set(registry) - before if isinstance(registry[k], mx.operator.CustomOpProp)]
     if node is None or not props:
-        return True
+        return 0
     prop = props[-1]
     outputs = [("out", i) for i in range(len(prop.list_outputs()))]
     inputs = [("in", i) for i in range(len(prop.list_arguments()))]
-    return any(kind == "out" for kind, _ in prop.declare_backward_dependency(outputs, inputs, []))
+    reads = any(kind == "out" for kind, _ in prop.declare_backward_dependency(outputs, inputs, []))
+    return 0 if reads else len(inputs)

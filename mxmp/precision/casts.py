@@ -24,6 +24,8 @@ APART = "__mxmp_apart__"
 _STORED = "__mxmp_stored__"
 _REPLACED = "__mxmp_replaced__"
 FULL = "float32"
+# The attribute by which a user says which axis of an output is the batch ("TNC"): Module splits and joins along it.
+_LAYOUT = "__layout__"
 
 
 @dataclass
@@ -99,6 +101,7 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
     def output(entry: Entry) -> Entry:
         if plan.policy.output != FULL or not planned.is_low(entry):
             return copied(entry)
+        _take_layout(cast(entry, FULL).node, entry.node)
         if entry.index == 0 and not entry.node.is_variable:
             _take_name(cast(entry, FULL).node, new[entry.node], compute)
         return cast(entry, FULL)
@@ -217,6 +220,7 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
     """
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
+            _take_layout(made[head.node].node, head.node)
             _take_name(made[head.node].node, head.node, "inner")
             graph.heads[position] = made[head.node]
 
@@ -229,6 +233,15 @@ def _take_name(ours: Node, source: Node, suffix: str) -> None:
     if ours.attrs[MARK] != "head":
         ours.attrs[MARK] = "head"
         ours.name, source.name = source.name, f"{source.name}_{suffix}"
+
+
+def _take_layout(ours: Node, source: Node) -> None:
+    """Give ``ours``, a node that mxmp inserted, the attribute ``__layout__`` of ``source``, if that has one.
+
+    MXNet's Module reads it from the node that makes a graph output, and that is ``ours`` now.
+    """
+    if _LAYOUT in source.attrs:
+        ours.attrs[_LAYOUT] = source.attrs[_LAYOUT]
 
 
 def declare_full(graph: Graph) -> None:

@@ -197,7 +197,8 @@ class Graph:
                 "arg_nodes": [i for node, i in number.items() if node.is_variable],
                 "heads": [[number[e.node], e.index, e.version] for e in self.heads],
                 "attrs": self.attrs,
-            }
+            },
+            ensure_ascii=False,  # MXNet's reader does not know the escape \u
         )
 
     def to_symbol(self) -> mx.sym.Symbol:

@@ -102,14 +102,14 @@ def _is_scaled(x: Entry) -> bool:
 def _own_gradients(node: Node) -> tuple[int, ...]:
     """Return the positions of the inputs whose gradients ``node`` writes without regard to its output's gradient.
 
-    That is ``(0,)`` for a loss head such as SoftmaxOutput, all positions for a Custom operator whose backward does not
-    read the gradients of its outputs, and ``()`` for every other node.
+    That is ``(0,)`` for a loss head such as SoftmaxOutput, the positions of all arguments (not of auxiliary states) for
+    a Custom operator whose backward does not read the gradients of its outputs, and ``()`` for every other node.
     """
     if node.is_variable:
         return ()
     if node.op == "Custom":
         attrs = {k: v for k, v in node.attrs.items() if not k.startswith("__")}
-        return () if _mxnet.custom_op_reads_gradient(attrs, len(node.inputs)) else tuple(range(len(node.inputs)))
+        return tuple(range(_mxnet.count_own_gradients(attrs, len(node.inputs))))
     rule = rule_of(node.op) if node.op in RULES else None
     return (0,) if rule is not None and rule.resolve(node.attrs)[0] is Kind.HEAD else ()
 

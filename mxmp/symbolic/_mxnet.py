@@ -16,8 +16,9 @@ from ..precision.plan import Plan
 
 INHERITED = {
     "Module": (
-        "_arg_params _aux_params _compression_params _context _exec_group _grad_req _group2ctxs _kvstore _optimizer "
-        "_param_names _params_dirty _preload_opt_states _state_names _symbol _sync_params_from_devices _updater"
+        "_arg_params _aux_params _compression_params _context _data_names _exec_group _grad_req _group2ctxs _kvstore "
+        "_label_names _optimizer _param_names _params_dirty _preload_opt_states _state_names _symbol "
+        "_sync_params_from_devices _updater"
     ),
     "BucketingModule": (
         "_buckets _call_sym_gen _compression_params _context _curr_module _default_bucket_key _fixed_param_names "

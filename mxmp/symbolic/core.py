@@ -15,12 +15,13 @@ from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.graph import TYPE_CODES, Graph
-from ..precision.heads import scale_heads
+from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
 from ..step.scaler import NoLossScaler, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
+from ..step.updater import Updaters
 from .cast import message_if_nothing_low, warn_of_unmatched
 
 
@@ -44,9 +45,6 @@ class Core:
     masters : dict of str to list of NDArray
         From the name of each parameter that is stored in float16 to its master weights, one FP32 array per device.
         Empty before ``make_masters``.
-    numbers : dict of str to int
-        From the name of each parameter to the index under which the optimizer updates it. It is the same in all
-        buckets, whatever their order of parameters. Empty before ``make_masters``.
     statistics : RunningStatistics
         Keeps finite copies of BatchNorm's running statistics, to restore them after an overflow.
     listening_executors : weak mapping of Executor to (Listeners, Executor)
@@ -70,7 +68,6 @@ class Core:
         self.conversion = Conversion(plan or requested)
         self.scaled_by = 1.0
         self.masters: dict[str, list[NDArray]] = {}
-        self.numbers: dict[str, int] = {}
         self.statistics = RunningStatistics()
         self.exposed = False
         self.shared = False
@@ -81,7 +78,6 @@ class Core:
         ]
         self.listening_executors = weakref.WeakKeyDictionary()
         self._modules: list[weakref.ref[Any]] = []
-        self._names: list[str] = []
         self._warned = False
 
     @property
@@ -123,10 +119,13 @@ class Core:
         NoLossScaler (whose scale is always 1), the result has one more argument, ``heads.SCALE_NAME``, which multiplies
         the gradients of loss heads.
 
-        Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, or
-        a Plan is of another device. A call that decides also raises it if the Plan is of another Symbol; any other call
-        does so only if the Plan has no operator of this Symbol.
+        Raises ``ValueError`` if the policy needs what the device lacks (bfloat16 on a GPU), an operator has no rule, a
+        Plan is of another device, or the Symbol has an input with the name of the loss scale. A call that decides also
+        raises it if the Plan is of another Symbol; any other call does so only if the Plan has no operator of this
+        Symbol.
         """
+        if SCALE_NAME in symbol.list_inputs():
+            raise ValueError(f"the Symbol has an input {SCALE_NAME!r}, the name of mxmp's own: give it another name")
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
             symbol,
@@ -158,25 +157,22 @@ class Core:
             graph.forget()
 
     def make_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
-        """Create the master weights of all parameters that are stored in float16, and number all parameters.
+        """Create the master weights of all parameters in ``arrays`` that are stored in float16.
 
-        ``values`` maps the name of every parameter to its FP32 value. A parameter's number is its position in
-        ``arrays``; it is the index of the parameter in the optimizer, on all workers.
+        ``values`` maps the name of every parameter to its FP32 value. Parameters that are not in ``arrays``, which
+        another module has, keep their master weights while they are stored in float16.
         """
-        self._names = list(arrays)
-        self.numbers = {name: number for number, name in enumerate(arrays)}
-        self.masters = {
+        kept = {name: masters for name, masters in self.masters.items() if name in self.low_names}
+        made = {
             name: [values[name].as_in_context(array.ctx).astype("float32") for array in copies]
             for name, copies in arrays.items()
             if name in self.low_names
         }
+        self.masters = {**kept, **made}
 
-    def master(self, device: int, index: int) -> NDArray | None:
-        """Return a parameter's master weight on device number ``device``; None if the parameter is stored in FP32.
-
-        ``index`` is the parameter's number in ``numbers``. Raises ``IndexError`` before ``make_masters``.
-        """
-        masters = self.masters.get(self._names[index])
+    def master(self, device: int, name: str) -> NDArray | None:
+        """Return a parameter's master weight on device number ``device``; None if the parameter is stored in FP32."""
+        masters = self.masters.get(name)
         return None if masters is None else masters[device]
 
     def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
@@ -205,19 +201,45 @@ class Core:
         return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
-        """Return a ``Weight`` for each parameter in ``arrays``, in the order of ``numbers``.
+        """Return a ``Weight`` for each parameter in ``arrays``, in their order.
 
-        What a user has written into float16 arrays is copied into the master weights first. The list is empty before
-        ``make_masters``.
+        What a user has written into float16 arrays is copied into the master weights first.
         """
         for pair in self.exposed_pairs(arrays):
             take_over(*pair)
 
-        def weight(name: str) -> Weight:
-            copies, masters = arrays[name], self.masters.get(name)
+        def weight(name: str, copies: Sequence[NDArray]) -> Weight:
+            masters = self.masters.get(name)
             return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
 
-        return [weight(name) for name in self._names if name in arrays]
+        return [weight(name, copies) for name, copies in arrays.items()]
+
+
+class NamedUpdaters(Updaters):
+    """The Updaters of a Module's optimizer, which numbers the parameters that it updates.
+
+    Modules that borrow the optimizer, such as those of other buckets, use these numbers, whatever their own order of
+    parameters. Modules with one Core may each have an optimizer of its own, with its own numbers.
+
+    Attributes
+    ----------
+    core : Core
+        Has the master weights.
+    names : list of str
+        The names of the parameters. A parameter's position is its index in the optimizer, on all workers.
+    numbers : dict of str to int
+        From the name of each parameter to its position in ``names``.
+    """
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer, num_devices: int, core: Core, names: Iterable[str]) -> None:
+        self.core = core
+        self.names = list(names)
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        super().__init__(optimizer, num_devices, self._master)
+
+    def _master(self, device: int, index: int) -> NDArray | None:
+        """Return the master weight of parameter number ``index`` on device number ``device``, or None."""
+        return self.core.master(device, self.names[index])
 
 
 def _declare_parameters(

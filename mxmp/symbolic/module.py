@@ -26,11 +26,12 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight, assign, share_drawn, share_initial
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Update, Updaters
+from ..step.updater import Update
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
-from .core import Core
+from .core import Core, NamedUpdaters
 from .inference import InferenceExecutor, InferenceGraph
+from .parameters import check_values
 
 
 class Module(SavesParams, StepView, mx.mod.Module):
@@ -105,7 +106,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._arg_params: Any
         self._kvstore: Any
         self._params_dirty: bool
+        self._optimizer: Any
         self._preload_opt_states: str | None
+        self.optimizer_initialized: bool
         super().__init__(symbol, *args, **kwargs)
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
@@ -173,6 +176,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             An operator has no rule, the Plan is of another Symbol or device, ``shared_module`` is not an mxmp Module,
             or ``grad_req`` is a list with another number of values than the Symbol has arguments.
         """
+        data_shapes, label_shapes = list(data_shapes), None if label_shapes is None else list(label_shapes)
         fresh, binds = self._arg_params is None, force_rebind or not self.binded
         if binds and isinstance(grad_req, (list, tuple)):
             arguments = self._symbol.list_arguments()
@@ -304,9 +308,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         """Initialize parameters in FP32, as ``mx.mod.Module.init_params``; float16 arrays get the rounded values.
 
-        Like MXNet's, it warns and does nothing if the parameters were initialized before, unless ``force_init``.
+        Like MXNet's, it warns and does nothing if the parameters were initialized before, unless ``force_init``. Raises
+        ``RuntimeError`` if a value is missing, and ``ValueError`` if one has another shape; then nothing has changed.
         """
         ignored = self.params_initialized and not force_init
+        if self.binded and not ignored:
+            for given, held in ((arg_params, self._arg_params), (aux_params, self._aux_params)):
+                check_values(given, held, missing=allow_missing, extra=True)
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if not ignored:
             self.core.set_masters(self._arg_params, self.arrays())
@@ -324,13 +332,20 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         For a parameter that is stored in float16, the master weight, if there is one yet, gets the FP32 value, and the
         float16 array the rounded value. If they are initialized already, ``force_init=False`` sets none and warns.
+        Raises ``RuntimeError`` if a value is missing, and ``ValueError`` if one has another shape, or, with
+        ``allow_missing=True``, an unknown name without ``allow_extra``; then nothing has changed.
         """
         ignored = self.params_initialized and not force_init
+        if self.binded and allow_missing and not ignored:
+            inputs = {*self._data_names, *self._label_names, *self._state_names}  # MXNet sets these, too
+            named = {name: value for name, value in (arg_params or {}).items() if name not in inputs}
+            for given, held in ((named, self._arg_params), (aux_params, self._aux_params)):
+                check_values(given, held, missing=True, extra=allow_extra)
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing and not ignored:
             low = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
-            for name, value in low.items():
-                self._arg_params[name][:] = value
+            for name in low.keys() - self.core.masters.keys():  # no master weight has its FP32 value
+                self._arg_params[name] = low[name].as_in_context(mx.cpu()).astype("float32")
             self.core.set_masters(low, self.arrays())
         self._forget_copies()
 
@@ -378,7 +393,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         also be ``"horovod"``. With several workers, all start from the parameters of rank 0, and the call waits until
         this worker has received them. If there is an optimizer already, warns and does nothing, unless ``force_init``.
         After ``load(..., load_optimizer_states=True)``, the call also reads the states file, and raises the errors of
-        ``load_optimizer_states``.
+        ``load_optimizer_states``; after any error the next call reads it again.
 
         Raises
         ------
@@ -403,17 +418,75 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if self._params_dirty or self.core.masters:
             self._sync_params_from_devices()
         preload, self._preload_opt_states = self._preload_opt_states, None
+        try:
+            self._make_optimizer(kvstore, optimizer, optimizer_params, force_init, arrays)
+            if preload is not None:
+                self.load_optimizer_states(preload)
+        except BaseException:
+            if preload is not None:
+                self._preload_opt_states, self.optimizer_initialized = preload, False
+            raise
+
+    def _make_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool, arrays: Mapping[str, list[NDArray]]
+    ) -> None:
+        """Create the optimizer, the master weights and the updater; the arguments are those of ``init_optimizer``.
+
+        ``kvstore`` has been opened, and ``arrays`` is ``self.arrays()``.
+        """
         with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._params_in_gradient_dtype():
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, list(arrays), len(self._context))
-        self._updater = Updaters(self._optimizer, len(self._context), self.core.master)
+        self._updater = NamedUpdaters(self._optimizer, len(self._context), self.core, arrays)
         if self.has_other_workers:
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
             self._params_dirty = True
-        if preload is not None:
-            self.load_optimizer_states(preload)
+
+    def borrow_optimizer(self, shared_module: Module) -> None:
+        """Update this module's parameters by the optimizer of another module, and by its states, as MXNet's Module.
+
+        ``bind`` with ``shared_module`` calls it. Raises ``ValueError`` if the other module is not an mxmp Module, or
+        has no parameter of the same name for one of this module, or if this module stores parameters in float16 and was
+        not bound with ``shared_module``: then it has no master weights that the optimizer could update.
+        ``AssertionError`` if the other module has no optimizer.
+        """
+        if not isinstance(shared_module, Module):
+            raise ValueError(f"borrow_optimizer: got {type(shared_module)}; expected an mxmp.Module")
+        if shared_module.core is not self.core and self.core.low_names:
+            raise ValueError("borrow_optimizer: parameters are stored in float16: bind with shared_module=... instead")
+        if shared_module.optimizer_initialized:
+            shared_module.check_lends(self._param_names)
+        super().borrow_optimizer(shared_module)
+
+    def has_optimizer_of(self, other: Module) -> bool:
+        """Return whether both modules update by the same optimizer and its states, which one has borrowed."""
+        return other.updates_by(self._updater)
+
+    def updates_by(self, updaters: NamedUpdaters) -> bool:
+        """Return whether the module's optimizer is the one to which ``updaters`` belong."""
+        return self._updater is updaters
+
+    def check_lends(self, names: Iterable[str]) -> None:
+        """Raise ``ValueError`` unless the module's optimizer updates all parameters with these names."""
+        unknown = [name for name in names if name not in self._updater.numbers]
+        if unknown:
+            raise ValueError(f"borrow_optimizer: the optimizer does not update {', '.join(unknown[:5])}")
+
+    def _weights_of_optimizer(self) -> list[Weight]:
+        """Return the weights that the module's optimizer updates, in the order of their numbers.
+
+        Raises ``RuntimeError`` if the module lacks one, since it borrowed the optimizer of a module with more of them.
+        """
+        found = {weight.name: weight for weight in self.core.weights(self.arrays())}
+        absent = [name for name in self._updater.names if name not in found]
+        if absent:
+            raise RuntimeError(
+                f"the optimizer is that of another module, which has {', '.join(absent[:5])} too: save or load its "
+                "states by that module"
+            )
+        return [found[name] for name in self._updater.names]
 
     def _weights_by_key(self) -> dict[str, Weight]:
         """Return all weights by kvstore keys such as ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
@@ -449,7 +522,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         before = list(self._exec_group.execs)
         shapes = self.data_shapes, self.label_shapes
+        optimizer = self._optimizer, self._kvstore, self._updater
+        had_one = self.optimizer_initialized
         self.bind(*shapes, self.for_training, self.inputs_need_grad, True, shared_module, self._grad_req)
+        if had_one:  # ``bind`` borrows the optimizer of ``shared_module``
+            self._optimizer, self._kvstore, self._updater = optimizer
         for old, new in zip(before, self._exec_group.execs):
             for values, arrays in ((old.arg_dict, new.arg_dict), (old.aux_dict, new.aux_dict)):
                 for name in values.keys() & arrays.keys():
@@ -539,18 +616,21 @@ class Module(SavesParams, StepView, mx.mod.Module):
         Raises
         ------
         RuntimeError
-            ``bind``, ``init_params`` or ``init_optimizer`` was not called.
+            ``bind``, ``init_params`` or ``init_optimizer`` was not called, or the module was bound with
+            ``for_training=False``.
         FloatingPointError
             The third skipped step in a row at a loss scale that cannot fall (the lowest, a fixed one, or no loss
             scaling); names the parameters.
         """
         _require(self, optimizer=True)
+        if not self.for_training:
+            raise RuntimeError("there are no gradients: call bind(..., for_training=True, force_rebind=True) first")
         group, kvstore = self._exec_group, self._kvstore
         updates = []
         for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
             if gradients[0] is None:
                 continue
-            index = self.core.numbers[name]
+            index = self._updater.numbers[name]
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
             updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
@@ -575,11 +655,17 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         ``bind`` must have been called with ``inputs_need_grad=True``. The result has the form of
         ``mx.mod.Module.get_input_grads``: a list with an array per input; with ``merge_multi_context=False``, a list
-        per input, with an array per device. Does not wait for the device.
+        per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``. Does not
+        wait for the device.
         """
-        found = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self.core.scaled_by
-        return [g * factor if isinstance(g, NDArray) else [each * factor for each in g] for g in found]
+
+        def unscaled(found: Any) -> Any:
+            if isinstance(found, list):
+                return [unscaled(each) for each in found]
+            return None if found is None else found * factor
+
+        return unscaled(super().get_input_grads(merge_multi_context))
 
     @property
     def scaled_step(self) -> ScaledStep:
@@ -596,8 +682,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The files are ``PREFIX-symbol.json``, ``PREFIX-0001.params`` for epoch 1, and, if ``save_optimizer_states``,
         ``PREFIX-0001.states``, which only mxmp reads. Each appears completely or not at all. ``remove_amp_cast`` leaves
         out ``amp_cast`` operators that the user's own Symbol has. Waits for the device. Raises ``OSError``, which names
-        the file, if one cannot be written, and ``RuntimeError`` for states before ``init_optimizer``.
+        the file, if one cannot be written. Raises ``RuntimeError``, and writes nothing, before ``init_params``, or for
+        states before ``init_optimizer``.
         """
+        if not self.params_initialized:
+            raise RuntimeError("call init_params() first: there are no parameters to save")
+        if save_optimizer_states:
+            _require(self, optimizer=True)
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -613,7 +704,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ``OSError`` if the file cannot be written.
         """
         _require(self, optimizer=True)
-        states.save(fname, self.scaled_step, self._updater, self.core.weights(self.arrays()))
+        states.save(fname, self.scaled_step, self._updater, self._weights_of_optimizer())
 
     def load_optimizer_states(self, fname: str) -> None:
         """Load a file of ``save_optimizer_states``, or of the same method of ``mx.mod.Module``.
@@ -637,7 +728,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             The file cannot be read.
         """
         _require(self, optimizer=True)
-        weights = self.core.weights(self.arrays())
+        weights = self._weights_of_optimizer()
         states.load(
             fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
         )

@@ -200,20 +200,23 @@ class TrainedModule:
         target, core = self._target, self._module.core
         # Modules that share parameters, and so running statistics, have one list of these.
         first, *others = bound = [each for each in core.modules if each.running is self._module.running]
-        trained, low_names = next(each for each in bound if each.optimizer_initialized), core.low_names
+        trained, low_names = [each for each in bound if each.optimizer_initialized], core.low_names
         # Not the mean over devices, as for checkpoints: that of equal values can be off by a bit.
-        weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(trained.arrays())}
+        weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
         core.conversion.exclude(nodes)
         first.rebind(None)
         for module in others:
             module.rebind(first)
-        trained.remake_masters(weights)
-        _mxnet.mark_dirty(target)
+        first.remake_masters(weights)
+        for each in (target, *trained):
+            _mxnet.mark_dirty(each)
         if core.low_names != low_names:
-            trained.renew_store()
-            for module in bound:
-                if module.optimizer_initialized and module is not trained:
-                    module.borrow_optimizer(trained)
+            for k, module in enumerate(trained):
+                lender = next((each for each in trained[:k] if module.has_optimizer_of(each)), None)
+                if lender is None:
+                    module.renew_store()
+                else:
+                    module.borrow_optimizer(lender)
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)

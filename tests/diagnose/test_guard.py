@@ -355,6 +355,32 @@ def test_modules_that_share_parameters_move_together_and_still_share_them(policy
     assert not any(each.plan.decisions["middle_fwd"].low for each in modules)
 
 
+@pytest.mark.parametrize("policy", STORED)
+def test_modules_that_share_parameters_keep_an_optimizer_of_their_own(policy):
+    x, y = batch()
+    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(always()(mx.sym.var("data")) - mx.sym.var("label"))))
+    modules = [mxmp.Module(loss, ["data"], ["label"], policy=policy, loss_scale=8.0) for _ in range(3)]
+    first, second, borrower = modules
+    for module in modules:
+        module.bind([("data", x.shape)], [("label", y.shape)], shared_module=None if module is first else first)
+        if module is first:
+            module.init_params(arg_params={name: p.data() for name, p in always().collect_params().items()})
+    first.init_optimizer(optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
+    second.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.001})
+    borrower.borrow_optimizer(second)
+    with guard(second) as guarded:
+        for i in range(6):
+            module_step(second, *batch(i))
+    assert guarded.moved
+    assert isinstance(first._optimizer, mx.optimizer.SGD)
+    assert isinstance(second._optimizer, mx.optimizer.Adam)
+    assert borrower.has_optimizer_of(second)
+    assert not first.has_optimizer_of(second)
+    for module in modules:
+        module_step(module, *batch(7))
+        assert not module.last_step_skipped
+
+
 def test_outputs_of_the_step_can_still_be_read_after_the_move():
     run = Run("module", always())
     read = []

@@ -257,3 +257,55 @@ def test_inputs_without_gradients_are_not_copied_before_their_casts(needs, copie
     (executor,) = module._exec_group.execs
     operators = [node["op"] for node in json.loads(executor._symbol.tojson(remove_amp_cast=False))["nodes"]]
     assert operators.count("_copy") == copies
+
+
+def test_an_input_gradient_that_is_not_requested_is_none():
+    symbol = S.SoftmaxOutput(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), name="softmax")
+    module = mxmp.Module(symbol)
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))], inputs_need_grad=True, grad_req={"data": "null"})
+    module.init_params(mx.init.Xavier())
+    module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.array([0, 1, 2, 0])]))
+    assert module.get_input_grads() == [None]
+    assert module.get_input_grads(merge_multi_context=False) == [[None]]
+
+
+def test_shapes_may_come_from_an_iterator():
+    module = mxmp.Module(residual())
+    module.bind(iter(SHAPES[0]), iter(SHAPES[1]))
+    assert module.data_shapes == [mx.io.DataDesc(*SHAPES[0][0])]
+    assert module.label_shapes == [mx.io.DataDesc(*SHAPES[1][0])]
+
+
+def sequences(split, activation):
+    """A layer on sequences whose second axis is the batch, as MXNet's attribute ``__layout__`` says."""
+    with mx.AttrScope(__layout__="TNC"):
+        x = S.FullyConnected(S.var("data"), num_hidden=4, flatten=False, name="fc")
+        x = S.LeakyReLU(x, act_type="prelu", name="prelu") if activation == "prelu" else x
+        return S.SliceChannel(x, num_outputs=2, axis=2, name="split") if split else x
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("split", "activation"), [(False, None), (True, None), (False, "prelu")])
+def test_outputs_keep_the_axis_of_their_batch(policy, split, activation):
+    symbol, data = sequences(split, activation), mx.nd.array(np.random.RandomState(0).rand(5, 8, 6))
+    found = []
+    for kind, mixed in ((mx.mod.Module, {}), (mxmp.Module, {"policy": policy, "loss_scale": 256.0})):
+        module = kind(symbol, label_names=None, context=[mx.cpu(0), mx.cpu(1)], **mixed)
+        module.bind([mx.io.DataDesc("data", data.shape, layout="TNC")], inputs_need_grad=True)
+        module.init_params(mx.init.One())
+        module.forward(mx.io.DataBatch([data]))
+        module.backward(module.get_outputs())
+        found.append([array.asnumpy() for array in (*module.get_outputs(), *module.get_input_grads())])
+    for full, low in zip(*found):
+        np.testing.assert_allclose(low, full, rtol=3e-2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_names_beyond_ascii_bind(training):
+    symbol = S.FullyConnected(S.var("größe"), num_hidden=3, name="ähnlich/层")
+    module = mxmp.Module(S.SoftmaxOutput(symbol, name="softmax"), data_names=["größe"], policy="bfloat16")
+    module.bind([("größe", (4, 6))], [("softmax_label", (4,))], for_training=training)
+    module.init_params(mx.init.Xavier())
+    assert set(module.get_params()[0]) == {"ähnlich/层_weight", "ähnlich/层_bias"}
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros(4)]), is_train=training)
+    assert module.get_outputs()[0].shape == (4, 3)

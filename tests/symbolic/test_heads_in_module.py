@@ -149,6 +149,47 @@ def test_a_head_with_labels_of_another_dtype_trains_as_in_fp32(dtype):
         np.testing.assert_allclose(low / 256, full, rtol=0, atol=4e-3 * np.abs(full).max())
 
 
+class CountingLoss(OwnLoss):
+    """The same, which counts its forwards in an auxiliary state."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        super().forward(is_train, req, in_data, out_data, aux)
+        aux[0][:] += 1
+
+
+@mx.operator.register("mxmp_test_counting_loss")
+class CountingLossProp(OwnLossProp):
+    def list_auxiliary_states(self):
+        return ["count"]
+
+    def infer_shape(self, in_shape):
+        return [*super().infer_shape(in_shape)[:2], [(1,)]]
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return CountingLoss()
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_head_keeps_its_auxiliary_state(policy):
+    symbol = mx.sym.Custom(body(), label(), op_type="mxmp_test_counting_loss", name="loss")
+    module = mxmp.Module(symbol, label_names=["label"], policy=policy, loss_scale=256.0)
+    module.bind([("data", (BATCH, 5))], [("label", (BATCH,))])
+    module.init_params(mx.init.Xavier(), aux_params={"loss_count": mx.nd.full((1,), 3.0)})
+    module.init_optimizer()
+    for _ in range(2):
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((BATCH, 5))], [mx.nd.zeros((BATCH,))]))
+        module.update()
+    assert module.get_params()[1]["loss_count"].asscalar() == 5
+
+
+def test_an_input_with_the_name_of_the_loss_scale_is_refused():
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("mxmp_loss_scale"), num_hidden=2), label())
+    module = mxmp.Module(symbol, ["mxmp_loss_scale"], ["label"])
+    with pytest.raises(ValueError, match=r"input 'mxmp_loss_scale', .* give it another name"):
+        module.bind([("mxmp_loss_scale", (BATCH, 5))], [("label", (BATCH,))])
+    assert not module.binded
+
+
 def backward_with(symbol, head_gradient, kind, **mixed):
     module = kind(symbol, label_names=["label"] if "label" in symbol.list_arguments() else None, **mixed)
     labels = [("label", (BATCH,))] if module.label_names else None

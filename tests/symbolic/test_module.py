@@ -460,3 +460,83 @@ def test_states_go_by_name_where_the_symbols_outputs_are_grouped_in_another_orde
         step(module, 1)
     for name, value in one.get_params()[0].items():
         np.testing.assert_array_equal(value.asnumpy(), other.get_params()[0][name].asnumpy())
+
+
+@pytest.mark.parametrize("wrong", [{"optimizer": "sgdd"}, {"optimizer_params": {"learning_rate": 0.1}}])
+def test_a_states_file_is_still_read_after_an_error(symbol, digits, tmp_path, wrong):
+    prefix = str(tmp_path / "net")
+    before = bound(symbol, loss_scale=64.0)
+    train(before, batches(digits, 2))
+    before.save_checkpoint(prefix, 1, save_optimizer_states=True)
+    module = mxmp.Module.load(prefix, 1, load_optimizer_states=True, loss_scale=64.0)
+    module.bind([("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"sgdd|not what SGD makes"):
+            module.init_optimizer(**wrong)
+        assert not module.optimizer_initialized
+    module.init_optimizer(optimizer_params=SGD)
+    assert_same(everything(module), everything(before))
+
+
+@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS])
+def test_values_that_cannot_be_set_change_nothing(symbol, digits, policy):
+    module = bound(symbol, policy=policy, loss_scale=64.0)
+    train(module, batches(digits, 2))
+    args, auxs = module.get_params()
+    args = {name: value * 2 for name, value in args.items()}
+    one, *others = args
+    before = everything(module), weights(module)
+    for error, message, call in (
+        (ValueError, rf"{one} has shape \(1, 1\), expected", lambda: {**args, one: mx.nd.ones((1, 1))}),
+        (RuntimeError, f"{one} is not presented", lambda: {name: args[name] for name in others}),
+    ):
+        with pytest.raises(error, match=message):
+            module.set_params(call(), auxs)
+        with pytest.raises(error, match=message):
+            module.init_params(mx.init.One(), call(), auxs, force_init=True)
+    for values, message in (({"no_weight": args[one]}, "no no_weight"), ({one: mx.nd.ones((1, 1))}, "has shape")):
+        with pytest.raises(ValueError, match=message):
+            module.set_params({**{name: args[name] for name in others}, **values}, auxs, allow_missing=True)
+    assert_same(everything(module), before[0])
+    for name, value in weights(module).items():
+        np.testing.assert_array_equal(value, before[1][name])
+
+
+def test_a_checkpoint_that_lacks_something_is_not_written(symbol, tmp_path):
+    module = mxmp.Module(symbol)
+    with pytest.raises(RuntimeError, match="init_params"):
+        module.save_checkpoint(str(tmp_path / "net"), 1)
+    module.bind([("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))])
+    module.init_params()
+    with pytest.raises(RuntimeError, match="init_optimizer"):
+        module.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_update_of_a_module_that_is_bound_for_inference_is_refused(symbol):
+    module = mxmp.Module(symbol)
+    module.bind([("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))], for_training=False)
+    module.init_params()
+    module.init_optimizer()
+    with pytest.raises(RuntimeError, match=r"no gradients: .*for_training=True"):
+        module.update()
+
+
+def test_a_context_that_is_none_is_named(symbol):
+    for call in (lambda: mxmp.Module(symbol, context="gpu"), lambda: mxmp.cast_symbol(symbol, ctx="gpu")):
+        with pytest.raises(TypeError, match=r"expected an mxnet Context, such as mx.cpu\(\) or mx.gpu\(0\), got '"):
+            call()
+
+
+@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS])
+def test_set_params_leaves_what_get_params_returned_as_it_is(symbol, policy):
+    module = bound(symbol, policy=policy)
+    args, _ = module.get_params()
+    before = {name: value.asnumpy() for name, value in args.items()}
+    twice = {name: value * 2 for name, value in args.items()}
+    module.set_params({**twice, "softmax_label": mx.nd.ones(BATCH)}, {}, allow_missing=True)
+    for name, value in before.items():
+        np.testing.assert_array_equal(args[name].asnumpy(), value)
+    for name, value in weights(module).items():
+        if name in before:
+            np.testing.assert_array_equal(value, before[name] * 2)

@@ -92,7 +92,7 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
         if item["op"] != "null":
             item["name"] = f"node{number}"
     raw["heads"] = [[i, 0, 0] for i, item in enumerate(raw["nodes"]) if item["op"] != "null"] or raw["heads"]
-    symbol = mx.sym.load_json(json.dumps(raw)).get_internals()
+    symbol = mx.sym.load_json(json.dumps(raw, ensure_ascii=False)).get_internals()
     if graph.numpy:
         symbol = symbol.as_np_ndarray()
     shapes = {name: tensor.shape for name, tensor in known.items() if name in inputs}
