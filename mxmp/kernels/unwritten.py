@@ -102,8 +102,10 @@ def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
     """Let each operator whose kernel cannot add to a gradient read copies where MXNet may add; return these operators.
 
     ``_CANNOT_ADD`` lists them, and ``FittedGraph.may_be_added_to`` says where MXNet may add. The backward of a copy
-    adds.
+    adds. Nothing is copied in a graph without a backward.
     """
+    if not fitted.has_gradients:
+        return []
     readers = fitted.graph.consumers()
     found = []
     for node in fitted.graph.nodes():

@@ -51,6 +51,12 @@ class FittedGraph:
         """Return the operators that compute in the compute dtype (float16 or bfloat16), each with its rule."""
         return self.casted.low
 
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether a backward may run: the ``grad_req`` of a variable is not "null", or is not known."""
+        variables = [node for node in self.graph.nodes() if node.is_variable]
+        return any(self.grad_req.get(node.name, "write") != "null" for node in variables)
+
     def may_be_added_to(self, entry: Entry, readers: int) -> bool:
         """Return whether MXNet may add the gradient of ``entry`` from one reader to what its array holds already.
 

@@ -305,3 +305,14 @@ def test_a_kernel_that_cannot_add_is_one_of_many_readers(flags, policy):
         out.backward()
         found.append(data.grad.asnumpy())
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("request_", ["null", "write", "add"])
+@pytest.mark.parametrize("readers", [1, 8])
+def test_a_kernel_that_cannot_add_reads_a_copy_only_where_it_is_to_add(request_, readers):
+    x = S.tanh(S.var("data")) if readers > 1 else S.var("data")
+    outputs = [S.mean(x), *(S.sin(x * (i + 1)) for i in range(readers - 1))]
+    full = Graph.from_symbol(S.Group(outputs))
+    found = emitted(full, decide(full, Policy("float16"), "cpu"), {"data": request_}).workarounds
+    adds = request_ == "add" if readers == 1 else request_ != "null"
+    assert ("overwritten_gradients" in found) is adds
