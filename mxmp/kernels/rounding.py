@@ -79,9 +79,6 @@ def _is_exact(number: str) -> bool:
 
 # How many gradients may be summed in bfloat16. 4 take at most 3 roundings; a sum of 1,000 gradients of 1 stops at 256.
 _SUMMED_LOW = 4
-# MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more. This
-# is half of it.
-_ADDED_IN_PLACE = 4
 
 
 def split_shared_casts(fitted: FittedGraph) -> list[Node]:
@@ -108,17 +105,14 @@ def copy_before_casts(fitted: FittedGraph) -> list[Node]:
     """Let each ``amp_cast`` of mxmp whose gradient MXNet may add to others read a copy of its input; return the casts.
 
     The backward of ``amp_cast`` in oneDNN cannot add to a gradient (``grad_req="add"``), and leaves it as it was; the
-    backward of a copy adds. There are two cases in which MXNet may add. First, the cast reads a variable whose
-    ``grad_req`` is "add" or not known. Second, the cast reads a tensor with four or more readers, whose gradients MXNet
-    may add one after another into one array. Casts of the same tensor share one copy, but those that
-    ``split_shared_casts`` made have one each. A copy costs about 0.4 ns per element, forward and backward together.
+    backward of a copy adds. ``FittedGraph.may_be_added_to`` says when MXNet may add. Casts of the same tensor share one
+    copy, but those that ``split_shared_casts`` made have one each. A copy costs about 0.4 ns per element, forward and
+    backward together.
     """
     readers = fitted.graph.consumers()
 
     def loses(node: Node) -> bool:
-        entry = node.inputs[0]
-        requested = fitted.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
-        return requested == "add" or len(readers[entry]) >= _ADDED_IN_PLACE
+        return fitted.may_be_added_to(node.inputs[0], len(readers[node.inputs[0]]))
 
     casts = [n for n in fitted.graph.nodes() if n.op == "amp_cast" and is_ours(n) and n.inputs and loses(n)]
     copies: dict[tuple[Entry, str], Entry] = {}

@@ -226,6 +226,19 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         devices=("cpu", "gpu"),
     ),
     Workaround(
+        name="overwritten_gradients",
+        dtypes=_ALL,
+        effect="wrong",
+        fault="the backward of clip, mean, reverse, cumsum, linalg_gemm2 and others cannot add to a gradient: it "
+        'overwrites what is there, or divides that too. MXNet lets it add to a variable with grad_req="add" and, with '
+        "static_alloc, to a tensor with eight or more readers",
+        source="MXNet 1.9.1, src/operator/tensor/matrix_op-inl.h: clip_grad; broadcast_reduce_op.h: "
+        "ReduceAxesBackwardUseNoneImpl; la_op.h: LaOpBackward",
+        test=f"{_TESTS}/test_fit.py::test_a_kernel_that_cannot_add_to_a_gradient",
+        rewrite=unwritten.copy_before_kernels_that_cannot_add,
+        devices=("cpu", "gpu"),
+    ),
+    Workaround(
         name="slopes_of_prelu",
         dtypes=_ALL,
         effect="wrong",

@@ -18,6 +18,19 @@ _WRITTEN_TOGETHER = {
     "_contrib_interleaved_matmul_encdec_qk": (0, 1),
 }
 _PRELU = ("LeakyReLU", "_npx_leaky_relu")
+# From an operator to how many of its inputs, from the first on, get a gradient that MXNet's kernel writes over what the
+# gradient array holds, or adds wrongly to it, though it is to add. MXNet refuses to run ``_np_moveaxis`` there.
+_CANNOT_ADD = {
+    **dict.fromkeys(
+        ("clip", "mean", "moments", "reverse", "_split_v2", "_np_cumsum", "Crop", "_contrib_boolean_mask"), 1
+    ),
+    **dict.fromkeys(("_npi_mean", "_npi_flip", "_npi_rot90", "_npi_hsplit", "_npi_diff", "_np_moveaxis"), 1),
+    **dict.fromkeys(("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput"), 1),
+    **dict.fromkeys(("MAERegressionOutput", "SVMOutput", "_linalg_inverse", "_linalg_gelqf"), 1),
+    **dict.fromkeys(("_linalg_gemm2", "_npi_tensordot", "_npi_solve"), 2),
+    **dict.fromkeys(("SpatialTransformer", "_contrib_DeformableConvolution"), 2),
+    "_linalg_gemm": 3,
+}
 
 
 def request_both_gradients(fitted: FittedGraph) -> list[Node]:
@@ -83,6 +96,25 @@ def copy_summands(fitted: FittedGraph) -> list[Node]:
             if entry.node.is_variable:
                 node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_accumulated", [entry])
     return sums
+
+
+def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
+    """Let each operator whose kernel cannot add to a gradient read copies where MXNet may add; return these operators.
+
+    ``_CANNOT_ADD`` lists them, and ``FittedGraph.may_be_added_to`` says where MXNet may add. The backward of a copy
+    adds. Nothing is copied in a graph without a backward.
+    """
+    if not fitted.has_gradients:
+        return []
+    readers = fitted.graph.consumers()
+    found = []
+    for node in fitted.graph.nodes():
+        for position, entry in enumerate(node.inputs[: _CANNOT_ADD.get(node.op, 0)]):
+            if fitted.may_be_added_to(entry, len(readers[entry])):
+                found.append((node, position, entry))
+    for node, position, entry in found:
+        node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_added", [entry])
+    return list(dict.fromkeys(node for node, _, _ in found))
 
 
 def train_slopes_apart(fitted: FittedGraph) -> list[Node]:

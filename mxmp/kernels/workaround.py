@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import Callable, Mapping, Sequence
 
 from ..precision.casts import CastGraph
-from ..precision.graph import Graph, Node
+from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import Rule
+
+# MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more. This
+# is half of it.
+_ADDED_IN_PLACE = 4
 
 
 @dataclass
@@ -46,6 +50,22 @@ class FittedGraph:
     def low(self) -> Mapping[Node, Rule]:
         """Return the operators that compute in the compute dtype (float16 or bfloat16), each with its rule."""
         return self.casted.low
+
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether a backward may run: the ``grad_req`` of a variable is not "null", or is not known."""
+        variables = [node for node in self.graph.nodes() if node.is_variable]
+        return any(self.grad_req.get(node.name, "write") != "null" for node in variables)
+
+    def may_be_added_to(self, entry: Entry, readers: int) -> bool:
+        """Return whether MXNet may add the gradient of ``entry`` from one reader to what its array holds already.
+
+        ``readers`` is how many inputs of nodes read ``entry``. There are two cases. First, ``entry`` is a variable
+        whose ``grad_req`` is "add" or not known. Second, it has four or more readers, whose gradients MXNet may add one
+        after another into one array. In all other cases the backward of each reader writes an array of its own.
+        """
+        requested = self.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
+        return requested == "add" or readers >= _ADDED_IN_PLACE
 
 
 @dataclass(frozen=True)

@@ -235,3 +235,84 @@ def test_a_sum_with_a_variable_to_whose_gradient_backwards_add(bias, policy):
         for name, grad in grads.items():
             expected = want[name] * times if name == "w" else want[name]
             assert sqnr(expected, grad.asnumpy()) > (24 if "bfloat16" in policy else 45), (name, times)
+
+
+# Operators of a square matrix whose backward in MXNet cannot add to a gradient.
+CANNOT_ADD = {
+    "clip": lambda x: S.clip(x, -0.2, 0.2),
+    "mean": lambda x: S.mean(x, axis=1, keepdims=True),
+    "moments": lambda x: S.moments(x, axes=(1,))[1],
+    "reverse": lambda x: S.reverse(x, axis=1),
+    "_split_v2": lambda x: S.split_v2(x, 2, axis=1)[0],
+    "_np_cumsum": lambda x: S.cumsum(x, axis=1),
+    "_linalg_gemm": lambda x: S.linalg_gemm(S.var("u"), S.var("v"), x),
+    "_linalg_gemm2": lambda x: S.linalg_gemm2(x, S.var("u")),
+    "_linalg_inverse": lambda x: S.linalg_inverse(x),
+    "SoftmaxOutput": lambda x: S.SoftmaxOutput(x, S.zeros((4,))),
+}
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", CANNOT_ADD)
+def test_a_kernel_that_cannot_add_to_a_gradient(op, policy):
+    """MXNet's own FP32 gradient of two backwards into one array is that of one, or arbitrary."""
+    side = S.FullyConnected(S.var("data"), num_hidden=3, no_bias=True, name="side")
+    symbol = S.Group([CANNOT_ADD[op](S.var("x")), side])
+    assert f'"{op}"' in symbol.tojson()
+    shapes = {n: (4, 4) for n in symbol.list_arguments() if n in "uvx"}
+    values = {**filled(symbol, data=(2, 4), **shapes), "x": np.eye(4, dtype="float32") + 0.1}
+    outputs = symbol.infer_shape(**{name: value.shape for name, value in values.items()})[1]
+    heads = [np.random.RandomState(0).normal(0, 1, shape).astype("float32") for shape in outputs]
+    want = by_symbol(symbol, values, grads_of=["x"], heads=heads).grads["x"]
+    args, grad = {name: mx.nd.array(value) for name, value in values.items()}, mx.nd.zeros((4, 4))
+    requests = {name: "add" if name == "x" else "null" for name in args}
+    executor = mxmp.cast_symbol(symbol, policy).bind(mx.cpu(), args, {"x": grad}, grad_req=requests)
+    for times in (1, 2):
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.array(head) for head in heads])
+        np.testing.assert_allclose(grad.asnumpy(), times * want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True}])
+def test_a_kernel_that_cannot_add_is_one_of_many_readers(flags, policy):
+    """MXNet may let it add to the gradient that other readers of a tensor have written."""
+
+    class Many(nn.HybridBlock):
+        def __init__(self, copies: bool) -> None:
+            super().__init__()
+            self.copies = copies
+            with self.name_scope():
+                self.last = nn.Dense(3, in_units=4)
+
+        def hybrid_forward(self, ops, x):
+            x = ops.tanh(x)
+            total = ops.broadcast_like(ops.mean(ops.identity(x) if self.copies else x, axis=1, keepdims=True), x)
+            for i in range(9):
+                total = ops.elemwise_add(total, ops.sin(x * (i + 1)))
+            return self.last(total)
+
+    found = []
+    for copies in (False, True):
+        net = Many(copies)
+        net.initialize(mx.init.One())
+        mxmp.convert(net, policy)
+        net.hybridize(**flags)
+        data = mx.nd.array(np.random.RandomState(0).normal(0, 1, (2, 4)))
+        data.attach_grad()
+        with mx.autograd.record():
+            out = net(data)
+        out.backward()
+        found.append(data.grad.asnumpy())
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("request_", ["null", "write", "add"])
+@pytest.mark.parametrize("readers", [1, 8])
+def test_a_kernel_that_cannot_add_reads_a_copy_only_where_it_is_to_add(request_, readers):
+    x = S.tanh(S.var("data")) if readers > 1 else S.var("data")
+    outputs = [S.mean(x), *(S.sin(x * (i + 1)) for i in range(readers - 1))]
+    full = Graph.from_symbol(S.Group(outputs))
+    found = emitted(full, decide(full, Policy("float16"), "cpu"), {"data": request_}).workarounds
+    adds = request_ == "add" if readers == 1 else request_ != "null"
+    assert ("overwritten_gradients" in found) is adds
