@@ -442,6 +442,34 @@ def test_a_parameter_of_no_layer_that_is_missing_is_named_and_not_zero(batch):
     assert sqnr(wanted, got) > 100
 
 
+class Branches(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Dense(4, in_units=6), nn.Dense(4, in_units=6), nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.last(F.contrib.cond(F.sum(x) > 0, lambda: self.first(x), lambda: self.second(x)))
+
+
+def test_a_network_with_a_condition_takes_either_branch():
+    """MXNet infers no shape behind a ``cond``, though it needs none."""
+    net = Branches()
+    net.initialize()
+    first, second = mx.nd.ones((4, 6)), -mx.nd.ones((4, 6))
+    found = mxmp.optimize_for_inference(net, [first, second], dtypes=())
+    for x in (first, second, first[:2]):
+        assert sqnr(net(x).asnumpy(), found(x).asnumpy()) > 100
+
+
+def test_a_network_whose_sizes_depend_on_values_is_refused():
+    """An executor of MXNet that runs again with more rows than before writes behind its arrays."""
+    symbol = S.contrib.boolean_mask(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), S.var("rows"), name="few")
+    params = filled(symbol.get_internals()["fc_output"], data=(4, 6))
+    batch = {"data": np.ones((4, 6)), "rows": np.array([1, 0, 1, 1])}
+    with pytest.raises(ValueError, match="'few' is a boolean_mask, whose size depends on values"):
+        mxmp.optimize_for_inference(symbol, [batch] * 2, arg_params=params)
+
+
 class OneOfThree(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
