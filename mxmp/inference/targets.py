@@ -81,8 +81,8 @@ def read_target(
     for node in subject.graph.nodes():
         if node.op == "_contrib_boolean_mask":
             raise ValueError(
-                f"{node.name!r} is a boolean_mask, whose size depends on values, and MXNet may crash where it runs such "
-                "a graph again: optimize what is before and behind it"
+                f"{node.name!r} is a boolean_mask, whose size depends on values, and MXNet may crash where it runs "
+                "such a graph again: optimize what is before and behind it"
             )
     _check_values(subject, any_device)
     for number, batch in enumerate(subject.batches):

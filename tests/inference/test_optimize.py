@@ -553,6 +553,23 @@ def test_a_product_with_a_parameter_leaves_the_other_layers_in_int8():
     assert 15 < row.sqnr < 100
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluate": 0.5}, "evaluate=0.5: expected a function"),
+        ({"max_drop": None}, "max_drop=None: expected a number from 0"),
+        ({"min_sqnr": float("nan")}, "min_sqnr=nan: expected a number of dB"),  # no outputs would be below it
+        ({"min_sqnr": "20"}, "min_sqnr='20': expected a number of dB"),
+        ({"dtypes": None}, "dtypes=None: expected names"),
+        ({"evaluate": lambda served: None}, "evaluate returned None: expected a finite number"),
+        ({"evaluate": lambda served: ("accuracy", 0.5)}, r"evaluate returned \('accuracy', 0.5\): expected"),
+    ],
+)
+def test_options_that_are_no_limits_are_refused(net, options, message):
+    with pytest.raises(ValueError, match=message):
+        mxmp.optimize_for_inference(net, [mx.nd.ones((2, 1, 8, 8))], **options)
+
+
 def test_what_cannot_be_optimized_is_refused(net):
     x = mx.nd.ones((2, 1, 8, 8))
     with pytest.raises(TypeError, match="takes a gluon HybridBlock or a Symbol, got int"):
