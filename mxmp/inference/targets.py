@@ -249,10 +249,12 @@ def refusal(subject: Subject, batch: Batch) -> str:
     known = {**{name: value.shape for name, value in subject.params.items()}, **shapes}
     # MXNet lets a reshape to another number of elements pass, and then reads what lies behind the array.
     reshapes = [node for node in subject.graph.nodes() if node.op == "Reshape"]
+    symbol = subject.graph.to_symbol()
     try:
+        output_shapes(symbol, known)  # infer_shape would print all shapes that do not fit
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that shapes are missing: the text below says it
-            found, _, _ = subject.graph.to_symbol().infer_shape(**known)
+            found, _, _ = symbol.infer_shape(**known)
         ends = Graph([end for node in reshapes for end in (node.inputs[0], Entry(node))], subject.graph.attrs)
         sizes = [*map(prod, output_shapes(ends.to_symbol(), known))] if reshapes else []
     except mx.MXNetError as error:

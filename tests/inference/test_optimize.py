@@ -675,10 +675,17 @@ def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, cap
     else:
         np.save(path, data)
     assert command(checkpoint, "@net-symbol.json", "@net-0000.params", f"@{path.name}", "@fast") == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not printed.out
     assert not (checkpoint / "fast-symbol.json").exists()
+
+
+def test_the_command_refuses_to_write_a_file_twice(checkpoint, capsys):
+    files = ["@net-symbol.json", "@net-0000.params", "@data.npy", "@twice", "--save", "@twice-symbol.json"]
+    assert command(checkpoint, *files) == 2
+    assert "twice-symbol.json' would be written twice" in capsys.readouterr().err
 
 
 def test_the_command_refuses_parameters_that_leave_no_input_for_the_data(checkpoint, capsys):
