@@ -79,6 +79,11 @@ def read_target(
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
     for node in subject.graph.nodes():
+        if node.op == "Custom":
+            raise ValueError(
+                f"{node.name!r} is a Custom operator, which only this process can run, and graphs are tried in another "
+                "one: optimize what is before and behind it"
+            )
         if node.op == "_contrib_boolean_mask":
             raise ValueError(
                 f"{node.name!r} is a boolean_mask, whose size depends on values, and MXNet may crash where it runs "

@@ -26,7 +26,10 @@ def device_of(ctx: mx.Context | None) -> str:
     """Return ``"gpu"`` or ``"cpu"``: the device whose kernels compute a graph on ``ctx``.
 
     ``None`` stands for the current context. A context of another type, such as ``cpu_pinned``, counts as ``"cpu"``.
+    Raises ``ValueError`` for what is no context, such as the text ``"gpu"``.
     """
+    if ctx is not None and not isinstance(ctx, mx.Context):
+        raise ValueError(f"ctx={ctx!r}: expected a context, such as mx.cpu() or mx.gpu(0), or None for the current one")
     kind = (ctx or mx.context.current_context()).device_type
     return "gpu" if kind == "gpu" else "cpu"
 

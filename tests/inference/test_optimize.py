@@ -470,6 +470,18 @@ def test_a_network_whose_sizes_depend_on_values_is_refused():
         mxmp.optimize_for_inference(symbol, [batch] * 2, arg_params=params)
 
 
+def test_a_custom_operator_is_refused_by_name():
+    symbol = S.Custom(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), op_type="doubled_here", name="twice")
+    args = {"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones(3)}
+    with pytest.raises(ValueError, match="'twice' is a Custom operator, which only this process can run"):
+        mxmp.optimize_for_inference(symbol, [mx.nd.ones((4, 6))] * 2, arg_params=args)
+
+
+@mx.operator.register("doubled_here")
+class Doubled(mx.operator.CustomOpProp):
+    """MXNet asks it for shapes; no test runs it."""
+
+
 class OneOfThree(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
