@@ -203,15 +203,20 @@ def _optimize(args: argparse.Namespace) -> None:
 
 
 def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
-    """Raise ``ValueError`` if a path of ``outputs`` is one of ``inputs``, and ``OSError`` if it cannot be written.
+    """Raise ``ValueError`` if a path of ``outputs`` is one of ``inputs`` or occurs twice, ``OSError`` if not writable.
 
     A command calls it before it computes anything, as that may take minutes. None stands for a file that is not
     requested.
     """
     read = {os.path.realpath(path) for path in inputs if path}
+    written: set[str] = set()
     for path in filter(None, outputs):
-        if os.path.realpath(path) in read:
+        real = os.path.realpath(path)
+        if real in read:
             raise ValueError(f"{path!r} is read and would be overwritten: give what is written another name")
+        if real in written:
+            raise ValueError(f"{path!r} would be written twice: give each file that is written a name of its own")
+        written.add(real)
         check_writable(path)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import isfinite, isnan, nan
+from numbers import Real
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
@@ -91,22 +92,28 @@ def optimize_for_inference(
         has outputs with NaN, or has parameters that are missing, not initialized, not FP32, not finite, or on a GPU
         (unless for float16). Or there is no calibration data, or it does not fit the network, is not finite or holds
         ``mx.np`` arrays. Or a dtype is unknown, float16 is mixed with another one, ``arg_params`` or ``aux_params``
-        is given for a block, ``max_drop`` is negative, or ``evaluate`` returned no finite number.
+        is given for a block, ``max_drop`` is negative or no number, ``min_sqnr`` is no number, or ``evaluate`` is no
+        callable or returned no finite number.
     RuntimeError
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError
         The network itself, in FP32, fails on the calibration data.
     """
-    requested = _checked(dtypes, max_drop)
+    requested = _checked(dtypes)
+    _check_limits(evaluate, max_drop, min_sqnr)
     subject = read_target(target, calibration, arg_params, aux_params, any_device=FLOAT16 in requested)
     batches, calibrating, held, notes = _split(subject)
 
     def score(graph: Graph, params: Params) -> float:
         assert evaluate is not None
         value = evaluate(served(subject, graph, params, _NO_REPORT))
-        if not isfinite(value):
-            raise ValueError(f"evaluate returned {value!r}: expected a finite number, higher for a better network")
-        return float(value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = nan
+        if not isfinite(number):
+            raise ValueError(f"evaluate returned {value!r:.200}: expected a finite number, higher for a better network")
+        return number
 
     limits = Limits(max_drop, min_sqnr, None if evaluate is None else score)
     with Runner(batches) as runner, showing(progress) as tell:
@@ -126,21 +133,31 @@ def optimize_for_inference(
 _NO_REPORT = InferenceReport("", "", [], [], {}, [])
 
 
-def _checked(dtypes: Iterable[str], max_drop: float) -> list[str]:
-    """Return ``dtypes`` as a list; one name, ``"int8"``, becomes a list of one.
+def _checked(dtypes: Iterable[str]) -> list[str]:
+    """Return ``dtypes`` as a list without repetitions; one name, ``"int8"``, becomes a list of one.
 
-    Raises ``ValueError`` for an unknown dtype (``"float32"`` is known), for float16 together with int8 or bfloat16, and
-    for a negative ``max_drop``.
+    Raises ``ValueError`` for an unknown dtype (``"float32"`` is known), for what is no iterable, and for float16
+    together with int8 or bfloat16.
     """
-    requested = [dtypes] if isinstance(dtypes, str) else list(dtypes)
+    if not isinstance(dtypes, Iterable):
+        raise ValueError(f"dtypes={dtypes!r}: expected names, such as ({INT8!r}, {BFLOAT16!r}), or () for FP32 alone")
+    requested = [dtypes] if isinstance(dtypes, str) else list(dict.fromkeys(dtypes))
     for dtype in requested:
         if dtype not in (INT8, BFLOAT16, FLOAT16, "float32"):
             raise ValueError(f"dtypes: {dtype!r} is none of {INT8!r}, {BFLOAT16!r} and {FLOAT16!r}")
     if FLOAT16 in requested and {INT8, BFLOAT16} & set(requested):
         raise ValueError(f"dtypes: {requested!r} mixes float16, for a GPU, with dtypes for a CPU: optimize twice")
-    if not max_drop >= 0:
-        raise ValueError(f"max_drop={max_drop!r}: expected a number from 0, in the unit of evaluate")
     return requested
+
+
+def _check_limits(evaluate: Any, max_drop: Any, min_sqnr: Any) -> None:
+    """Raise ``ValueError`` unless ``evaluate`` is None or a callable and the others are numbers that may be limits."""
+    if evaluate is not None and not callable(evaluate):
+        raise ValueError(f"evaluate={evaluate!r:.200}: expected a function that takes a network and returns a number")
+    if not (isinstance(max_drop, Real) and float(max_drop) >= 0):
+        raise ValueError(f"max_drop={max_drop!r}: expected a number from 0, in the unit of evaluate")
+    if not isinstance(min_sqnr, Real) or isnan(min_sqnr):
+        raise ValueError(f"min_sqnr={min_sqnr!r}: expected a number of dB, such as 20")
 
 
 def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +18,8 @@ QUANTIZED = "quantized_"
 # The last inputs of a quantized convolution that adds a tensor are this tensor, the least and the greatest value of the
 # data, and those of the tensor.
 _ADDED, _ADDED_RANGE = -5, -2
+# The operators that convert a tensor to INT8.
+_CONVERSIONS = ("_contrib_quantize_v2", "_contrib_quantize_asym")
 
 
 def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
@@ -26,7 +28,19 @@ def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
     They are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``, and suffice
     whichever operators ``quantize`` leaves out. ``graph`` comes from ``fuse(..., quantizable=True)``.
     """
-    return sorted(set(_quantized(graph, params, (), True)[1].include_layer))
+    made, collector = _quantized(graph, params, (), True)
+    # MXNet names what is converted to INT8 with all operators in it. What an operator in FP32 passes on to one in INT8
+    # is converted where they meet, so any tensor that an operator in INT8 reads may be.
+    quantized = set(_quantized_names(Graph.from_symbol(made)))
+    nodes = [node for node in graph.nodes() if node.name in quantized]
+    read = {entry for node in nodes for entry in node.inputs if entry.node.name not in params}
+    return sorted({*collector.include_layer, *tensor_names(read)})
+
+
+def tensor_names(tensors: Iterable[Entry]) -> list[str]:
+    """Return MXNet's names of tensors: ``"data"`` for a variable, ``"fc1_output"`` for the output of an operator."""
+    found = list(tensors)
+    return Graph(found).to_symbol().list_outputs() if found else []
 
 
 def quantize(
@@ -49,18 +63,37 @@ def quantize(
     Raises
     ------
     mxnet.MXNetError
-        MXNet's pass fails.
+        MXNet's pass fails, or ``ranges`` lacks a tensor that is converted to INT8.
     """
     made, collector = _quantized(graph, params, excluded, every)
     collector.min_max_dict.update(ranges)
     made, arguments, auxiliary = quantization.calib_graph(
         made, *by_kind(graph.to_symbol(), params), collector, calib_mode="naive", quantized_dtype="auto", logger=None
     )
-    names = [node.name[len(QUANTIZED) :] for node in Graph.from_symbol(made).nodes() if node.name.startswith(QUANTIZED)]
+    names = _quantized_names(Graph.from_symbol(made))
     fused, params = _fused(made), {**arguments, **auxiliary}
+    _check_ranges(fused, params)
     _repair_relus(fused, params)
     _repair_sums(fused, params)
     return fused, params, names
+
+
+def _quantized_names(graph: Graph) -> list[str]:
+    """Return the names that the operators in INT8 of a quantized graph had before MXNet quantized them."""
+    return [node.name[len(QUANTIZED) :] for node in graph.nodes() if node.name.startswith(QUANTIZED)]
+
+
+def _check_ranges(graph: Graph, params: Params) -> None:
+    """Raise ``MXNetError`` if a quantized graph converts a tensor to INT8 whose range was not calibrated.
+
+    Its range would be that of each batch, but a FullyConnected in INT8 goes on with the range of the first batch that
+    it read, so its outputs for others would be wrong. A parameter in ``params`` is the same in every batch.
+    """
+    for node in graph.nodes():
+        calibrated = node.op not in _CONVERSIONS or "min_calib_range" in node.attrs
+        if not calibrated and node.inputs[0].node.name not in params:
+            (name,) = tensor_names(node.inputs[:1])
+            raise mx.MXNetError(f"{name!r} has no range for INT8: no value of it was seen in calibration")
 
 
 def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: bool) -> tuple[mx.sym.Symbol, Any]:
@@ -70,10 +103,12 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
     The collector's ``include_layer`` names the tensors that need ranges; the caller puts the ranges into the
     collector's ``min_max_dict``.
     """
-    # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert.
+    # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert, and fails for an RNN that is no
+    # LSTM.
     nodes = [node for node in graph.nodes() if not node.is_variable]
     types = _types(graph, params, [Entry(node) for node in nodes])
     low = [node.name for node, dtype in zip(nodes, types) if dtype not in (np.float32, None)]
+    other_rnns = [node.name for node in nodes if node.op == "RNN" and node.attrs["mode"] != "lstm"]
     # MXNet's pass takes a wrong tensor for an output of the graph that an operator in FP32 reads, too. With a copy as
     # the output it takes the right one; its next pass removes the copies.
     copies = [
@@ -83,7 +118,7 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
         Graph(copies, graph.attrs).to_symbol(),
         *by_kind(graph.to_symbol(), params),
         ctx=mx.cpu(),
-        excluded_sym_names=[*excluded, *low],
+        excluded_sym_names=[*excluded, *low, *other_rnns],
         calib_mode="naive",
         quantized_dtype="auto",
         quantize_mode="full" if every else "smart",

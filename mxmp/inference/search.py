@@ -18,7 +18,7 @@ from ..serving.sums import register
 from ..symbolic.checkpoint import last_line
 from ..tuning.search import quartiles
 from .calibration import sqnr
-from .quantizing import QUANTIZED, Ranges, quantize, tensors_to_calibrate
+from .quantizing import QUANTIZED, Ranges, quantize, tensor_names, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
 
@@ -266,15 +266,15 @@ class Search:
         try:
             tensors = tensors_to_calibrate(fused, params)
             ranges = self._runner.ranges("calibration", self._calibrating, tensors)
-        except CandidateError as error:
-            self.notes.append(f"int8 cannot be had: {error}")
+            every = quantize(fused, params, ranges["min/max"], ())[2]
+            # What only MXNet's full mode would quantize is no candidate, and may fail.
+            others = set(quantize(fused, params, ranges["min/max"], (), every=True)[2]) - set(every)
+        except (CandidateError, mx.MXNetError) as error:
+            self.notes.append(f"int8 cannot be had: {_last_line(error)}")
             return
-        every = quantize(fused, params, ranges["min/max"], ())[2]
         if not every:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
             return
-        # What only MXNet's full mode would quantize is no candidate, and may fail.
-        others = set(quantize(fused, params, ranges["min/max"], (), every=True)[2]) - set(every)
         failing = self._measure_alone(
             INT8, every, lambda rest: quantize(fused, params, ranges["min/max"], [*rest, *others], every=True)[:2]
         )
@@ -292,7 +292,7 @@ class Search:
             lowered, values = lower(base, params, full, quantizable=True)
             # A cast has the range of the tensor that it casts.
             casts = [node for node in lowered.nodes() if node.op == "amp_cast"]
-            read = {f"{cast.name}_output": f"{cast.inputs[0].node.name}_output" for cast in casts}
+            read = {f"{cast.name}_output": tensor_names(cast.inputs)[0] for cast in casts}
             more = {name: found[source] for name, source in read.items() if source in found}
             return quantize(lowered, values, {**found, **more}, {*rest, *failing})[:2]
 

@@ -78,6 +78,17 @@ def read_target(
     done = [node.name for node in subject.graph.nodes() if node.op in FUSED or "quantize" in node.op]
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
+    for node in subject.graph.nodes():
+        if node.op == "Custom":
+            raise ValueError(
+                f"{node.name!r} is a Custom operator, which only this process can run, and graphs are tried in another "
+                "one: optimize what is before and behind it"
+            )
+        if node.op == "_contrib_boolean_mask":
+            raise ValueError(
+                f"{node.name!r} is a boolean_mask, whose size depends on values, and MXNet may crash where it runs "
+                "such a graph again: optimize what is before and behind it"
+            )
     _check_values(subject, any_device)
     for number, batch in enumerate(subject.batches):
         if reason := refusal(subject, batch):
@@ -243,16 +254,19 @@ def refusal(subject: Subject, batch: Batch) -> str:
     known = {**{name: value.shape for name, value in subject.params.items()}, **shapes}
     # MXNet lets a reshape to another number of elements pass, and then reads what lies behind the array.
     reshapes = [node for node in subject.graph.nodes() if node.op == "Reshape"]
+    symbol = subject.graph.to_symbol()
     try:
+        output_shapes(symbol, known)  # infer_shape would print all shapes that do not fit
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that shapes are missing: the text below says it
-            found, _, _ = subject.graph.to_symbol().infer_shape(**known)
+            found, _, _ = symbol.infer_shape(**known)
         ends = Graph([end for node in reshapes for end in (node.inputs[0], Entry(node))], subject.graph.attrs)
         sizes = [*map(prod, output_shapes(ends.to_symbol(), known))] if reshapes else []
     except mx.MXNetError as error:
         return f"with shapes {shapes} does not fit the network: {last_line(error)}"
-    if found is None:
-        return f"has no array for {[name for name in subject.inputs if name not in batch]}, which the network reads"
+    unfed = [name for name in subject.inputs if name not in batch]
+    if found is None and unfed:  # without unfed inputs, a cond is in the graph: MXNet infers nothing behind it
+        return f"has no array for {unfed}, which the network reads"
     for node, before, after in zip(reshapes, sizes[::2], sizes[1::2]):
         if before != after:
             return f"with shapes {shapes} does not fit the network: {node.name} makes {after} elements of {before}"

@@ -52,8 +52,10 @@ class Bound:
                 self._executors.clear()
             names = self._symbol.list_arguments()
             known = {**self._params, **{name: array.copy() for name, array in batch.items()}}
-            sizes, _, _ = self._symbol.infer_shape(**{k: v.shape for k, v in known.items() if k in names})
-            arguments = {n: known[n] if n in known else mx.nd.zeros(size) for n, size in zip(names, sizes)}
+            if any(name not in known for name in names):
+                sizes, _, _ = self._symbol.infer_shape(**{k: v.shape for k, v in known.items() if k in names})
+                known = {**{name: mx.nd.zeros(size) for name, size in zip(names, sizes) if name not in known}, **known}
+            arguments = {name: known[name] for name in names}
             states = {name: self._params[name] for name in self._symbol.list_auxiliary_states()}
             self._executors[key] = self._symbol.bind(mx.cpu(), arguments, grad_req="null", aux_states=states)
         executor = self._executors[key]

@@ -16,6 +16,9 @@ from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
+# Operators whose outputs have shapes that depend on values, or that MXNet does not infer.
+_SHAPED_BY_VALUES = ("_cond", "_contrib_boolean_mask")
+
 
 class Task:
     """What ``tune`` plans in one run: a graph, the policy for it, and the plans among which it can choose.
@@ -185,6 +188,7 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
     ------
     ValueError
         The known shapes contradict the graph, or are too few to infer all others; the message names inputs without one.
+        Or the graph has a ``cond`` or ``boolean_mask``, of which MXNet knows no shape before it runs.
     """
     entries = list(dict.fromkeys([*graph.consumers(), *graph.heads]))
     symbol = with_stand_ins(Graph(entries, graph.attrs, numpy=graph.numpy)).to_symbol()
@@ -195,12 +199,18 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
         raise ValueError(f"the shapes {dict(known)} do not fit: {why}") from error
     # Of mx.np networks a scalar has the shape (), and what is not known None.
     known_all = (shape is not None and (shape or graph.numpy) and all(size > 0 for size in shape) for shape in found)
-    unknown = [entry.node.name for entry, is_known in zip(entries, known_all) if not is_known]
+    unknown = [entry.node for entry, is_known in zip(entries, known_all) if not is_known]
     if unknown:
-        missing = [name for name in unknown if name in symbol.list_inputs()]
+        missing = [node.name for node in unknown if node.name in symbol.list_inputs()]
+        dynamic = [node for node in unknown if node.op in _SHAPED_BY_VALUES]
+        if dynamic and not missing:
+            raise ValueError(
+                f"{dynamic[0].name!r} is a {dynamic[0].op}, of which MXNet knows no shape before it runs: tune what is "
+                "before and behind it"
+            )
+        names = missing or [node.name for node in unknown]
         raise ValueError(
-            f"the shapes {dict(known)} do not say the shape of {', '.join((missing or unknown)[:5])}: give those of "
-            "all inputs"
+            f"the shapes {dict(known)} do not say the shape of {', '.join(names[:5])}: give those of all inputs"
         )
     return dict(zip(entries, found))
 

@@ -12,6 +12,7 @@ from mxnet.gluon import Block
 
 from ..child import showing
 from ..files import check_writable
+from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from .job import job_of
@@ -106,8 +107,9 @@ def tune(
     policy, plan = read_policy(policy, exclude)
     if plan is not None:
         raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")
+    on_gpu = device_of(ctx) == "gpu"
     ctx = ctx or mx.context.current_context()
-    if measure and ctx.device_type == "gpu" and ctx.device_id >= mx.context.num_gpus():
+    if measure and on_gpu and ctx.device_id >= mx.context.num_gpus():
         raise ValueError(f"{ctx} is not here to measure on: tune where it is, or with measure=False")
     job = job_of(target, inputs, shapes, policy, ctx, training, measure)
     if not measure:

@@ -393,6 +393,11 @@ def test_patterns_that_match_nothing_are_said():
     assert "exclude matched nothing\n    tail*" in str(found)
 
 
+def test_an_input_that_is_only_returned_is_no_fault():
+    symbol = mx.sym.Group([fc(8), mx.sym.var("mask")])
+    assert advise(symbol, data=(8, 64), mask=(8, 1)).matrices == advise(fc(8), data=(8, 64)).matrices
+
+
 def test_nothing_to_multiply():
     found = advise(S.relu(X), data=(2, 2))
     assert (found.flops, found.tensor_share, found.matrices) == (0, 0, ())

@@ -442,6 +442,46 @@ def test_a_parameter_of_no_layer_that_is_missing_is_named_and_not_zero(batch):
     assert sqnr(wanted, got) > 100
 
 
+class Branches(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Dense(4, in_units=6), nn.Dense(4, in_units=6), nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.last(F.contrib.cond(F.sum(x) > 0, lambda: self.first(x), lambda: self.second(x)))
+
+
+def test_a_network_with_a_condition_takes_either_branch():
+    """MXNet infers no shape behind a ``cond``, though it needs none."""
+    net = Branches()
+    net.initialize()
+    first, second = mx.nd.ones((4, 6)), -mx.nd.ones((4, 6))
+    found = mxmp.optimize_for_inference(net, [first, second], dtypes=())
+    for x in (first, second, first[:2]):
+        assert sqnr(net(x).asnumpy(), found(x).asnumpy()) > 100
+
+
+def test_a_network_whose_sizes_depend_on_values_is_refused():
+    """An executor of MXNet that runs again with more rows than before writes behind its arrays."""
+    symbol = S.contrib.boolean_mask(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), S.var("rows"), name="few")
+    params = filled(symbol.get_internals()["fc_output"], data=(4, 6))
+    batch = {"data": np.ones((4, 6)), "rows": np.array([1, 0, 1, 1])}
+    with pytest.raises(ValueError, match="'few' is a boolean_mask, whose size depends on values"):
+        mxmp.optimize_for_inference(symbol, [batch] * 2, arg_params=params)
+
+
+def test_a_custom_operator_is_refused_by_name():
+    symbol = S.Custom(S.FullyConnected(S.var("data"), num_hidden=3, name="fc"), op_type="doubled_here", name="twice")
+    args = {"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones(3)}
+    with pytest.raises(ValueError, match="'twice' is a Custom operator, which only this process can run"):
+        mxmp.optimize_for_inference(symbol, [mx.nd.ones((4, 6))] * 2, arg_params=args)
+
+
+@mx.operator.register("doubled_here")
+class Doubled(mx.operator.CustomOpProp):
+    """MXNet asks it for shapes; no test runs it."""
+
+
 class OneOfThree(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
@@ -523,6 +563,23 @@ def test_a_product_with_a_parameter_leaves_the_other_layers_in_int8():
     found = mxmp.optimize_for_inference(symbol, data, arg_params=params)
     (row,) = (row for row in found.report.candidates if row.name == "int8")
     assert 15 < row.sqnr < 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluate": 0.5}, "evaluate=0.5: expected a function"),
+        ({"max_drop": None}, "max_drop=None: expected a number from 0"),
+        ({"min_sqnr": float("nan")}, "min_sqnr=nan: expected a number of dB"),  # no outputs would be below it
+        ({"min_sqnr": "20"}, "min_sqnr='20': expected a number of dB"),
+        ({"dtypes": None}, "dtypes=None: expected names"),
+        ({"evaluate": lambda served: None}, "evaluate returned None: expected a finite number"),
+        ({"evaluate": lambda served: ("accuracy", 0.5)}, r"evaluate returned \('accuracy', 0.5\): expected"),
+    ],
+)
+def test_options_that_are_no_limits_are_refused(net, options, message):
+    with pytest.raises(ValueError, match=message):
+        mxmp.optimize_for_inference(net, [mx.nd.ones((2, 1, 8, 8))], **options)
 
 
 def test_what_cannot_be_optimized_is_refused(net):
@@ -630,10 +687,17 @@ def test_the_command_refuses_bad_data_in_one_line(checkpoint, data, message, cap
     else:
         np.save(path, data)
     assert command(checkpoint, "@net-symbol.json", "@net-0000.params", f"@{path.name}", "@fast") == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not printed.out
     assert not (checkpoint / "fast-symbol.json").exists()
+
+
+def test_the_command_refuses_to_write_a_file_twice(checkpoint, capsys):
+    files = ["@net-symbol.json", "@net-0000.params", "@data.npy", "@twice", "--save", "@twice-symbol.json"]
+    assert command(checkpoint, *files) == 2
+    assert "twice-symbol.json' would be written twice" in capsys.readouterr().err
 
 
 def test_the_command_refuses_parameters_that_leave_no_input_for_the_data(checkpoint, capsys):

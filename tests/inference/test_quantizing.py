@@ -98,3 +98,49 @@ def test_a_product_that_is_read_in_int8_and_in_fp32_is_right():
 def test_any_network_is_right_in_int8(symbol):
     for every in (False, True):
         check(symbol, every=every)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: S.Concat(x, x * 2, dim=1),
+        lambda x: S.Concat(x, S.ones((2, 4)), dim=1),
+        lambda x: S.Embedding(x, input_dim=5, output_dim=4, name="table"),
+    ],
+    ids=["concat", "concat with a constant", "embedding"],
+)
+def test_a_dense_layer_computes_each_batch_with_the_range_of_calibration(before):
+    """MXNet's kernel keeps the range of the first batch, where the graph does not hold one."""
+    symbol = S.FullyConnected(before(S.var("data")), num_hidden=8, name="fc")
+    params = filled(symbol, data=(2, 4))
+    if "table_weight" in params:
+        params["table_weight"] *= mx.nd.arange(1, 6).reshape((5, 1))
+    fused = fuse(Graph.from_symbol(symbol), quantizable=True)
+    ranges = dict.fromkeys(tensors_to_calibrate(fused, params), (-8.0, 8.0))
+    made, weights, quantized = quantize(fused, params, ranges, ())
+    assert quantized == ["fc"]
+    served = mx.nd.CachedOp(made.to_symbol(), [("static_alloc", True), ("static_shape", True)])
+    names = made.to_symbol().list_inputs()
+    for scale in (1, 4, 2):
+        x = mx.nd.array([[1, 0, 1, 0], [0, 1, 1, 1]]) * scale
+        (wanted,) = forward(symbol, params, data=x)
+        got = served(*({**weights, "data": x}[name] for name in names))
+        assert sqnr(wanted, got.asnumpy()) > FLOOR
+
+
+def test_a_tensor_of_which_nothing_is_known_is_an_error():
+    symbol = S.FullyConnected(S.var("data"), num_hidden=8, name="fc")
+    params = filled(symbol, data=(2, 4))
+    with pytest.raises(mx.MXNetError, match="'data' has no range for INT8"):
+        quantize(fuse(Graph.from_symbol(symbol), quantizable=True), params, {}, ())
+
+
+@pytest.mark.parametrize("mode", ["gru", "rnn_relu", "rnn_tanh"])
+def test_a_recurrent_layer_that_is_no_lstm_stays_in_fp32(mode):
+    """MXNet's own pass fails for a graph that has one."""
+    x = S.RNN(S.var("data"), S.var("rnn_p"), S.var("rnn_h"), state_size=4, num_layers=1, mode=mode, name="rnn")
+    symbol = S.FullyConnected(x, num_hidden=8, flatten=False, name="fc")
+    params = filled(symbol, data=(3, 2, 4))
+    fused = fuse(Graph.from_symbol(symbol), quantizable=True)
+    ranges = dict.fromkeys(tensors_to_calibrate(fused, params), (-1.0, 1.0))
+    assert quantize(fused, params, ranges, ())[2] == ["fc"]

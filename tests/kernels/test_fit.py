@@ -33,6 +33,14 @@ def test_the_context_of_the_moment_is_the_default():
         assert mxmp.cast_symbol(symbol, "params=float32").tojson() == native(symbol).tojson()
 
 
+@pytest.mark.parametrize("ctx", ["cuda", 0])
+def test_what_is_no_context_is_refused(ctx):
+    with pytest.raises(TypeError, match=rf"expected an mxnet Context, such as mx.cpu\(\) or mx.gpu\(0\), got {ctx!r}"):
+        mxmp.cast_symbol(small(), ctx=ctx)
+    with pytest.raises(TypeError, match=rf"expected an mxnet Context, such as mx.cpu\(\) or mx.gpu\(0\), got {ctx!r}"):
+        mxmp.tune(small(), data=(2, 3, 8, 8), measure=False, ctx=ctx)
+
+
 @settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_bfloat16_is_low_only_where_no_kernel_is_missing(drawn):

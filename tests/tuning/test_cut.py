@@ -192,3 +192,13 @@ def test_shapes_that_do_not_fit_or_are_too_few_are_named():
         shapes_of(graph, {"a": (2,), "b": (3,)})
     with pytest.raises(ValueError, match="do not say the shape of a"):
         shapes_of(graph, {})
+
+
+def test_a_shape_that_mxnet_knows_after_a_run_alone_is_no_missing_input():
+    x = S.var("a")
+    masked = S.contrib.boolean_mask(x, S.var("rows"), name="few")
+    with pytest.raises(ValueError, match="'few' is a _contrib_boolean_mask, of which MXNet knows no shape"):
+        shapes_of(Graph.from_symbol(S.relu(masked)), {"a": (2, 3), "rows": (2,)})
+    either = S.contrib.cond(S.sum(x) > 0, lambda: x + 1, lambda: x - 1)
+    with pytest.raises(ValueError, match="is a _cond, of which MXNet knows no shape"):
+        shapes_of(Graph.from_symbol(either), {"a": (2, 3)})

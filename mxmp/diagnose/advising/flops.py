@@ -91,7 +91,8 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     for number, item in enumerate(raw["nodes"]):
         if item["op"] != "null":
             item["name"] = f"node{number}"
-    raw["heads"] = [[i, 0, 0] for i, item in enumerate(raw["nodes"]) if item["op"] != "null"] or raw["heads"]
+    # The graph's own outputs stay: one may be an input that no operator reads.
+    raw["heads"] += [[i, 0, 0] for i, item in enumerate(raw["nodes"]) if item["op"] != "null"]
     symbol = mx.sym.load_json(json.dumps(raw, ensure_ascii=False)).get_internals()
     if graph.numpy:
         symbol = symbol.as_np_ndarray()
