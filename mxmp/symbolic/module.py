@@ -457,7 +457,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if shared_module.core is not self.core and self.core.low_names:
             raise ValueError("borrow_optimizer: parameters are stored in float16: bind with shared_module=... instead")
         if shared_module.optimizer_initialized:
-            shared_module.check_lends(self._param_names)
+            shared_module.check_updates_all(self._param_names)
         super().borrow_optimizer(shared_module)
 
     def has_optimizer_of(self, other: Module) -> bool:
@@ -468,7 +468,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Return whether the module's optimizer is the one to which ``updaters`` belong."""
         return self._updater is updaters
 
-    def check_lends(self, names: Iterable[str]) -> None:
+    def check_updates_all(self, names: Iterable[str]) -> None:
         """Raise ``ValueError`` unless the module's optimizer updates all parameters with these names."""
         unknown = [name for name in names if name not in self._updater.numbers]
         if unknown:

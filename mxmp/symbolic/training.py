@@ -212,11 +212,11 @@ class TrainedModule:
             _mxnet.mark_dirty(each)
         if core.low_names != low_names:
             for k, module in enumerate(trained):
-                lender = next((each for each in trained[:k] if module.has_optimizer_of(each)), None)
-                if lender is None:
+                owner = next((each for each in trained[:k] if module.has_optimizer_of(each)), None)
+                if owner is None:
                     module.renew_store()
                 else:
-                    module.borrow_optimizer(lender)
+                    module.borrow_optimizer(owner)
         monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
         for module in bound if monitor is not None else ():
             module.install_monitor(monitor)
