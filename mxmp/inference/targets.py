@@ -29,6 +29,12 @@ from .report import InferenceReport
 
 # From the names of a network's inputs to arrays.
 Batch = Mapping[str, NDArray]
+# Operators of networks that cannot be optimized: what each is, and why.
+_REFUSED = {
+    "Custom": "Custom operator, which only this process can run, and graphs are tried in another one",
+    "_contrib_boolean_mask": "boolean_mask, whose size depends on values, and MXNet may crash where it runs such a "
+    "graph again",
+}
 # The dtypes of inputs that are declared in the graph.
 _DECLARED = ("float32", "uint8", "int32", "int8", "int64")
 
@@ -79,16 +85,8 @@ def read_target(
     if done:
         raise ValueError(f"{done[0]!r} is fused or quantized already: give the network as it was before")
     for node in subject.graph.nodes():
-        if node.op == "Custom":
-            raise ValueError(
-                f"{node.name!r} is a Custom operator, which only this process can run, and graphs are tried in another "
-                "one: optimize what is before and behind it"
-            )
-        if node.op == "_contrib_boolean_mask":
-            raise ValueError(
-                f"{node.name!r} is a boolean_mask, whose size depends on values, and MXNet may crash where it runs "
-                "such a graph again: optimize what is before and behind it"
-            )
+        if node.op in _REFUSED:
+            raise ValueError(f"{node.name!r} is a {_REFUSED[node.op]}: optimize what is before and behind it")
     _check_values(subject, any_device)
     for number, batch in enumerate(subject.batches):
         if reason := refusal(subject, batch):

@@ -139,9 +139,10 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
     """Copy each row of an array that a fused kernel in the body of a loop might read or write; return these loops.
 
     A ``foreach`` passes its body one row of each array that it iterates over, and the body writes its outputs into rows
-    of the loop's outputs. Rows that matrix products alone read are not copied, nor those of a body that computes
-    nothing in low precision, not even in a loop within it, of which a row may be the state. The copy is a
-    ``concatenate`` of one tensor: MXNet fuses neither this operator nor its backward.
+    of the loop's outputs; a ``while_loop`` reads rows of its outputs' gradients. Rows that matrix products alone read
+    are not copied, nor those of a body that computes nothing in low precision, not even in a loop within it, of which a
+    row may be the state. The copy is a ``concatenate`` of one tensor: MXNet fuses neither this operator nor its
+    backward.
     """
     loops = [node for node in fitted.graph.nodes() if node.op in ("_foreach", "_while_loop")]
     changed = []
@@ -158,9 +159,10 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
             if node.name in read and any(user.op not in _PRODUCTS for user, _ in readers.get(Entry(node), ()))
         ]
         graph.insert_behind(in_rows, _copy_of)
-        graph.heads[:num_written] = [_copy_of(*head[:2]) for head in graph.heads[:num_written]]
+        graph.heads[:num_written] = [_copy_of(head.node, head.index) for head in graph.heads[:num_written]]
         set_bodies(loop, [each.graph for *_, each in bodies])
-        changed += [loop] if in_rows or num_written else []
+        if in_rows or num_written:
+            changed.append(loop)
     return changed
 
 

@@ -457,22 +457,19 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if shared_module.core is not self.core and self.core.low_names:
             raise ValueError("borrow_optimizer: parameters are stored in float16: bind with shared_module=... instead")
         if shared_module.optimizer_initialized:
-            shared_module.check_updates_all(self._param_names)
+            unknown = [name for name in self._param_names if name not in shared_module.updaters.numbers]
+            if unknown:
+                raise ValueError(f"borrow_optimizer: the optimizer does not update {', '.join(unknown[:5])}")
         super().borrow_optimizer(shared_module)
 
     def has_optimizer_of(self, other: Module) -> bool:
         """Return whether both modules update by the same optimizer and its states, which one has borrowed."""
-        return other.updates_by(self._updater)
+        return self.updaters is other.updaters
 
-    def updates_by(self, updaters: NamedUpdaters) -> bool:
-        """Return whether the module's optimizer is the one to which ``updaters`` belong."""
-        return self._updater is updaters
-
-    def check_updates_all(self, names: Iterable[str]) -> None:
-        """Raise ``ValueError`` unless the module's optimizer updates all parameters with these names."""
-        unknown = [name for name in names if name not in self._updater.numbers]
-        if unknown:
-            raise ValueError(f"borrow_optimizer: the optimizer does not update {', '.join(unknown[:5])}")
+    @property
+    def updaters(self) -> NamedUpdaters:
+        """Return the Updaters of the module's optimizer; a module that borrowed the optimizer has the same ones."""
+        return self._updater
 
     def _weights_of_optimizer(self) -> list[Weight]:
         """Return the weights that the module's optimizer updates, in the order of their numbers.
