@@ -17,7 +17,8 @@ check mypy
 check bash scripts/docs.sh
 # Two processes of one thread each, which take tests from each other at the end.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-check pytest -n 2 --dist worksteal "$@"
+# A test that hangs ends after 20 minutes, with its name and where each thread stands.
+check pytest -n 2 --dist worksteal --timeout 1200 --timeout-method thread "$@"
 if [ $# -eq 0 ]; then check bash scripts/nullgpu.sh; fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2

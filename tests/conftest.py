@@ -55,9 +55,15 @@ def _seeded():
 
 @pytest.fixture(autouse=True)
 def _environment_as_it_was():
-    """Scripts and examples that are run in this process set variables for theirs."""
+    """Scripts and examples that are run in this process set variables for theirs.
+
+    Only what they changed is written: a thread of MXNet's that reads the environment meanwhile crashes where glibc has
+    moved it.
+    """
     before = dict(os.environ)
     yield
-    if os.environ != before:
-        os.environ.clear()
-        os.environ.update(before)
+    for name in (before.keys() | os.environ.keys()) - {"PYTEST_CURRENT_TEST"}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]

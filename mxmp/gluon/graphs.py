@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from collections import deque
 from contextlib import contextmanager
 from math import prod
 from traceback import walk_tb
-from typing import Any, Collection, Dict, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Dict, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -342,6 +343,8 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
 _INPUTS = (NDArray, list, tuple, type(None))
 # Global: one lock for MXNet's engine, which is one for the process.
 _engine = threading.RLock()
+# Global: the functions that free the CachedOps which nobody uses any more; see ``_CachedOp``.
+_unused: deque[Callable[[], None]] = deque()
 
 
 @contextmanager
@@ -353,12 +356,39 @@ def engine_lock() -> Iterator[None]:
     can deadlock for the same reason.) MXNet collects some operators to pass them together, as a bulk. The flush makes
     MXNet pass these operators while the lock is still locked.
     """
-    with _engine:
+    try:
+        with _engine:
+            try:
+                yield
+            finally:
+                with mx.engine.bulk(0):  # flushes
+                    pass
+    finally:
+        _free_unused()
+
+
+class _CachedOp(mx.nd.CachedOp):
+    """A CachedOp that is freed by a thread that holds ``engine_lock``.
+
+    To free one that ran with ``static_shape``, MXNet passes operators to its engine that write all arrays which the
+    CachedOp has read. Threads that end at the same time free their CachedOps of one net, and would deadlock. Python may
+    call ``__del__`` at any time, so it does not wait for the lock: if another thread holds it, that thread frees the
+    CachedOp when it unlocks.
+    """
+
+    def __del__(self) -> None:
+        _unused.append(super().__del__)
+        _free_unused()
+
+
+def _free_unused() -> None:
+    """Free the CachedOps of ``_unused``, unless another thread holds the engine's lock and so will do it."""
+    while _unused and _engine.acquire(blocking=False):
         try:
-            yield
+            if _unused:
+                _unused.popleft()()
         finally:
-            with mx.engine.bulk(0):  # flushes
-                pass
+            _engine.release()
 
 
 class _LowPrecisionOp:
@@ -449,7 +479,7 @@ class _LowPrecisionOp:
             return self._own.op(*values)
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
-        return mx.nd.CachedOp(copy.copy(self.symbol), flags)
+        return _CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
         """Return this thread's CachedOp for calls with an op hook, with ``monitor`` as its only op hook.

@@ -28,6 +28,7 @@ NOT_OURS = (
     "Please first call block.hybridize()",
     "dtype incompatible expected",
     "misaligned address",
+    "Segmentation fault",
     "InferShape pass cannot decide shapes",
     "InferType pass cannot decide dtypes",
 )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -113,6 +117,43 @@ def test_one_thread_trains_while_others_predict(beside, flags):
         for seed, result in enumerate(results):
             for a, b in zip(result, expected[min(i, 1)][seed % 8]):
                 np.testing.assert_array_equal(a, b)
+
+
+ENDING = """
+import threading
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import nn
+import mxmp
+
+net = nn.HybridSequential()
+for _ in range(100):
+    net.add(nn.Dense(4, in_units=4))
+net.initialize()
+mxmp.convert(net, "float16").hybridize(static_alloc=True, static_shape=True)
+together = threading.Barrier(8)
+
+def record():
+    with autograd.record():
+        net(mx.nd.ones((2, 4))).wait_to_read()
+    together.wait()
+
+for _ in range(8):
+    threads = [threading.Thread(target=record) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mx.nd.waitall()
+"""
+
+
+@pytest.mark.slow
+def test_threads_that_recorded_a_net_end_together():
+    """Each frees its CachedOp, which writes all parameters: MXNet's engine would wait for ever."""
+    environment = {**os.environ, "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "1000"}  # one operator writes them all
+    environment["PYTHONPATH"] = str(Path(mxmp.__file__).parents[1])
+    subprocess.run([sys.executable, "-W", "ignore", "-c", ENDING], env=environment, timeout=120, check=True)
 
 
 def test_an_input_is_copied_only_once_its_gradient_may_be_added_to_another():

@@ -5,7 +5,7 @@ No test may touch MXNet's arrays while it is collected: a process that has used 
 
 import pytest
 
-from nullgpu.record import is_present
+from nullgpu.record import devices, is_present
 
 if is_present():
     from nullgpu.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
@@ -27,5 +27,6 @@ def fusion(monkeypatch):
 
 
 @pytest.fixture
-def two_devices(monkeypatch):
-    monkeypatch.setenv("NG_DEVICES", "2")
+def two_devices():
+    with devices(2):
+        yield

@@ -166,6 +166,16 @@ def recording() -> Iterator[Record]:
 
 
 @contextlib.contextmanager
+def devices(count: int) -> Iterator[None]:
+    """Within it the machine has so many GPUs, and one after it."""
+    _library().ng_devices(count)
+    try:
+        yield
+    finally:
+        _library().ng_devices(1)
+
+
+@contextlib.contextmanager
 def overflow(device: int = 0) -> Iterator[None]:
     """Within it, sums of squares on ``device`` are infinite and checks find an array that is not finite."""
     library = _library()

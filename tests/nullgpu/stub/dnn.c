@@ -60,7 +60,7 @@ DESCRIPTOR(RNNData)
 DESCRIPTOR(RNN)
 DESCRIPTOR(SpatialTransformer)
 
-API size_t cudnnGetVersion(void) { return setting("NG_CUDNN", 8101); }
+API size_t cudnnGetVersion(void) { return 8101; }
 API Status cudnnCreate(Handle *handle) { return *handle = new_handle(), 0; }
 API Status cudnnDestroy(Handle handle) { return free(handle), 0; }
 

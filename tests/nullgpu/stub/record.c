@@ -37,11 +37,6 @@ void record(const char *kind, const char *name, const char *details, ...) {
     pthread_mutex_unlock(&lock);
 }
 
-int setting(const char *variable, int otherwise) {
-    const char *value = getenv(variable);
-    return value ? atoi(value) : otherwise;
-}
-
 Handle new_handle(void) { return calloc(1, 16); }
 
 // For the functions that build.py finds nobody has written: they succeed, and change none of their arguments.

@@ -15,8 +15,19 @@ static const size_t DEVICE_BYTES = 16ull << 30;  // of each device: a V100's
 
 // ---- Devices ----------------------------------------------------------------------------------------------------
 
-static int devices(void) { return setting("NG_DEVICES", 1); }
-static int capability(void) { return setting("NG_CC", 70); }
+static int devices = 1, capability = 70;
+
+static void read_setting(const char *variable, int *value) {
+    if (getenv(variable)) *value = atoi(getenv(variable));
+}
+
+// Only while the library loads: MXNet's threads call CUDA at any time, and getenv fails beside a setenv of Python's.
+__attribute__((constructor)) static void read_settings(void) {
+    read_setting("NG_DEVICES", &devices);
+    read_setting("NG_CC", &capability);
+}
+
+API void ng_devices(int count) { devices = count; }
 
 // cudaDeviceProp of CUDA 11.
 typedef struct {
@@ -43,13 +54,13 @@ typedef struct {
     size_t reserved_shared;
 } DeviceProperties;
 
-API Status cudaGetDeviceCount(int *count) { return *count = devices(), 0; }
+API Status cudaGetDeviceCount(int *count) { return *count = devices, 0; }
 API Status cudaGetDevice(int *device) { return *device = current_device, 0; }
 API Status cudaDriverGetVersion(int *version) { return *version = 11020, 0; }
 API Status cuDeviceGet(int *device, int number) { return *device = number, 0; }
 
 API Status cudaSetDevice(int device) {
-    if (device < 0 || device >= devices()) return INVALID_DEVICE;
+    if (device < 0 || device >= devices) return INVALID_DEVICE;
     current_device = device;
     return 0;
 }
@@ -67,8 +78,8 @@ API Status cudaGetDeviceProperties(DeviceProperties *p, int device) {
     p->memory_clock = 877000;
     p->bus_width = 4096;
     p->l2 = 6 << 20;
-    p->major = capability() / 10;
-    p->minor = capability() % 10;
+    p->major = capability / 10;
+    p->minor = capability % 10;
     p->processors = 80;
     p->copy_engines = 2;
     p->threads_per_processor = 2048;
@@ -91,8 +102,8 @@ API Status cudaDeviceGetAttribute(int *value, int attribute, int device) {
         case 10: *value = 32; break;    // threads of a warp
         case 16: *value = 80; break;    // multiprocessors
         case 39: *value = 2048; break;  // threads of a multiprocessor
-        case 75: *value = capability() / 10; break;
-        case 76: *value = capability() % 10; break;
+        case 75: *value = capability / 10; break;
+        case 76: *value = capability % 10; break;
         case 81:
         case 97: *value = 98304; break;  // shared memory of a multiprocessor, and of a block that asks
         case 95: *value = 1; break;      // cooperative launches
@@ -275,7 +286,7 @@ typedef struct {
 
 API Status cudaFuncGetAttributes(KernelAttributes *attributes, const void *host) {
     *attributes = (KernelAttributes){.threads_per_block = 1024, .registers = 32, .dynamic_shared = 49152};
-    attributes->ptx = attributes->binary = capability();
+    attributes->ptx = attributes->binary = capability;
     return 0;
 }
 API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, const void *host, int threads) {
