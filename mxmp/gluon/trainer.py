@@ -125,7 +125,8 @@ class Trainer(StepView, gluon.Trainer):
 
         The gradients of several calls before one step add up where ``grad_req`` is ``"add"``; elsewhere each call
         overwrites them. The loss scale stays the same between the calls. Does not wait for the device, except that
-        before the first update, if a net has running statistics, it waits for the forward.
+        before the first update, if a net has running statistics, it waits for the forward. Several threads may call
+        this method, such as one for each device (GluonCV's ``Parallel``); they take turns.
 
         Parameters
         ----------
@@ -148,10 +149,11 @@ class Trainer(StepView, gluon.Trainer):
         TypeError
             ``loss`` is neither an NDArray nor a sequence of them.
         """
-        losses, heads, record = self._begin_backward(loss)
-        scaled = backward.scaled_backward(self, record)
-        with heads_scaled_by(self.loss_scale, record), scaled, engine_lock(), hold_interrupts(), explain_unrecorded():
-            autograd.backward(losses, heads, retain_graph=retain_graph)
+        with engine_lock():
+            losses, heads, record = self._begin_backward(loss)
+            scaled = backward.scaled_backward(self, record)
+            with heads_scaled_by(self.loss_scale, record), scaled, hold_interrupts(), explain_unrecorded():
+                autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -162,6 +164,8 @@ class Trainer(StepView, gluon.Trainer):
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
 
+        Threads take turns: while one is in the ``with`` block, the others cannot call a converted net.
+
         Raises
         ------
         ValueError, RuntimeError, TypeError
@@ -170,13 +174,14 @@ class Trainer(StepView, gluon.Trainer):
             then refuses the gradients. ``step`` also refuses the gradients of a backward after the block, which it
             cannot distinguish from those of an unscaled loss.
         """
-        losses, factors, record = self._begin_backward(loss)
-        for factor in factors:
-            factor.attach_grad()
-        with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
-            with autograd.record(train_mode=autograd.is_training()):
-                scaled = [item * factor for item, factor in zip(losses, factors)]
-            yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
+        with engine_lock():
+            losses, factors, record = self._begin_backward(loss)
+            for factor in factors:
+                factor.attach_grad()
+            with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
+                with autograd.record(train_mode=autograd.is_training()):
+                    scaled = [item * factor for item, factor in zip(losses, factors)]
+                yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
     # -- between backward and step ------------------------------------------------------------------
 

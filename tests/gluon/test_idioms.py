@@ -9,6 +9,7 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
+from gluoncv.utils.parallel import Parallel, Parallelizable
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
 from tiny import CASTS, LOSS, MASTERS, batch, forward, options, overflow, train, two_layers, weights
@@ -136,6 +137,44 @@ def test_the_estimator_skips_an_overflow_and_goes_on():
     trainer, _ = fit(mxmp.Trainer, Spoils(), loss_scale="dynamic")
     assert trainer.skipped_steps == 1
     assert trainer.loss_scale == 2.0**15
+
+
+# -- a thread for each device, as in the detectors' scripts of GluonCV ------------------------------
+
+
+class ForwardBackward(Parallelizable):
+    def __init__(self, net, trainer, scaled):
+        self.net, self.trainer, self.scaled = net, trainer, scaled
+
+    def forward_backward(self, data):
+        """Return the loss, or the error: GluonCV's ``Parallel.get`` waits for ever if a thread has raised it."""
+        x, y = data
+        with autograd.record():
+            loss = LOSS(self.net(x), y)
+        try:
+            if self.scaled:
+                with self.trainer.scale_loss(loss) as scaled:
+                    autograd.backward(scaled)
+            else:
+                self.trainer.backward(loss)
+        except RuntimeError as error:
+            return error
+        return loss
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("policy", [CASTS, MASTERS])
+def test_gluoncv_s_parallel_trains_what_one_thread_trains(policy, scaled):
+    net, other = two_layers(policy, devices=2), two_layers(policy, devices=2)
+    trainer, reference = trainer_of(net), trainer_of(other)
+    threads = Parallel(2, ForwardBackward(net, trainer, scaled))
+    for step in range(60):
+        for i in range(2):
+            threads.put(batch(step * 10 + i, mx.cpu(i)))
+        assert all(isinstance(threads.get(), mx.nd.NDArray) for _ in range(2))
+        trainer.step(4)
+    train(other, reference, range(60), 2)
+    assert weights(trainer) == weights(reference)
 
 
 def test_without_our_batch_processor_the_estimator_says_what_to_do():
