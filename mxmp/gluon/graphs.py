@@ -371,7 +371,7 @@ class _CachedOp(mx.nd.CachedOp):
     """A CachedOp that is freed by a thread that holds ``engine_lock``.
 
     To free one that ran with ``static_shape``, MXNet passes operators to its engine that write all arrays which the
-    CachedOp has read. Threads that end at the same time free their CachedOps of one net, and would deadlock. Python may
+    CachedOp has read, and would deadlock with a thread that runs another CachedOp over the same Parameters. Python may
     call ``__del__`` at any time, so it does not wait for the lock: if another thread holds it, that thread frees the
     CachedOp when it unlocks.
     """
@@ -395,8 +395,8 @@ class _LowPrecisionOp:
     """Runs the low-precision graph of a block through MXNet's CachedOp.
 
     A CachedOp must not be used by several threads at once, and the backward of a recorded call may run at any time
-    after the call. So each thread that records has a CachedOp of its own. All calls that autograd does not record use
-    one shared CachedOp, one call at a time.
+    after the call. So each thread that records has a CachedOp of its own; a new thread takes over that of one that has
+    ended. All calls that autograd does not record use one shared CachedOp, one call at a time.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ class _LowPrecisionOp:
         # MXNet fuses pointwise operators of a CachedOp on a GPU, and only with ``static_alloc``.
         self._is_fused = plan.device == "gpu" and bool(dict(flags).get("static_alloc"))
         self._shared: mx.nd.CachedOp | None = None
-        self._own = threading.local()
+        self._recording: dict[int, mx.nd.CachedOp] = {}  # from a thread's number to its CachedOp
         # From a thread's number to its CachedOp with an op hook, and the monitor that the hook was registered with.
         self._monitored: dict[int, tuple[mx.nd.CachedOp, tuple]] = {}
         weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
@@ -474,9 +474,20 @@ class _LowPrecisionOp:
             if not autograd.is_recording():
                 self._shared = self._shared or self._make(self._flags)
                 return self._shared(*values)
-            if not hasattr(self._own, "op"):
-                self._own.op = self._make(self._flags)
-            return self._own.op(*values)
+            return self._op_of_this_thread()(*values)
+
+    def _op_of_this_thread(self) -> mx.nd.CachedOp:
+        """Return this thread's CachedOp for calls that autograd records; the caller holds ``engine_lock``.
+
+        The CachedOps of ended threads are not freed, because what autograd recorded may still need them. Autograd would
+        then be the one to free them, at a time when other threads pass operators to the engine.
+        """
+        thread = threading.get_ident()
+        if thread not in self._recording:
+            alive = {each.ident for each in threading.enumerate()}
+            ended = next((each for each in self._recording if each not in alive), None)
+            self._recording[thread] = self._make(self._flags) if ended is None else self._recording.pop(ended)
+        return self._recording[thread]
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
         return _CachedOp(copy.copy(self.symbol), flags)

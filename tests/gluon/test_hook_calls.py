@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ from twins import FLAGS, array, seeded
 
 import mxmp
 from mxmp.gluon import _mxnet
+from mxmp.gluon.graphs import engine_lock
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -150,10 +153,64 @@ for _ in range(8):
 
 @pytest.mark.slow
 def test_threads_that_recorded_a_net_end_together():
-    """Each frees its CachedOp, which writes all parameters: MXNet's engine would wait for ever."""
+    """To free a CachedOp writes all parameters: where each freed its own, MXNet's engine waited for ever."""
     environment = {**os.environ, "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "1000"}  # one operator writes them all
     environment["PYTHONPATH"] = str(Path(mxmp.__file__).parents[1])
     subprocess.run([sys.executable, "-W", "ignore", "-c", ENDING], env=environment, timeout=120, check=True)
+
+
+def cached_ops(monkeypatch, name):
+    """mxmp's CachedOps for which MXNet's method of that name was called from now on, by their ids."""
+    called, method = [], getattr(mx.nd.CachedOp, name)
+
+    def noted(op, *args):
+        if type(op) is not mx.nd.CachedOp:  # that class itself is of a trace
+            called.append(id(op))
+        method(op, *args)
+
+    monkeypatch.setattr(mx.nd.CachedOp, name, noted)
+    return called
+
+
+def test_a_new_thread_takes_over_the_cached_op_of_one_that_has_ended(monkeypatch):
+    net, made = mxmp.convert(seeded(nn.Dense(6, in_units=6))), cached_ops(monkeypatch, "__init__")
+
+    def in_threads(count):
+        together = threading.Barrier(count)
+
+        def record():
+            with autograd.record():
+                net(rows(0)).wait_to_read()
+            together.wait()
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda _: record(), range(count)))
+
+    for count, expected in ((1, 1), (1, 1), (3, 3), (2, 3)):
+        in_threads(count)
+        assert len(made) == expected
+
+
+def test_a_cached_op_is_freed_once_no_other_thread_passes_operators_to_the_engine(monkeypatch):
+    gc.collect()  # what other tests have left
+    net, freed = mxmp.convert(seeded(nn.Dense(6, in_units=6))), cached_ops(monkeypatch, "__del__")
+    net(rows(0)).wait_to_read()
+    held, dropped = threading.Event(), threading.Event()
+
+    def hold():
+        with engine_lock():
+            held.set()
+            dropped.wait(60)
+            return list(freed)
+
+    with ThreadPoolExecutor(1) as pool:
+        freed_meanwhile = pool.submit(hold)
+        held.wait()
+        net.hybridize()  # drops the graphs
+        gc.collect()
+        dropped.set()
+    assert freed_meanwhile.result() == []
+    assert len(freed) == 1
 
 
 def test_an_input_is_copied_only_once_its_gradient_may_be_added_to_another():
