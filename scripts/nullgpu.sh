@@ -42,7 +42,7 @@ export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 MXNET_CUDNN_AUTOTUNE_DEFAULT=
 
 if [ "${1:-}" = python ]; then exec "$@"; fi
 if [ $# -eq 0 ]; then set -- tests/nullgpu; fi
-# With this engine MXNet does one thing after the other and frees arrays at once, so every run records the same. With its
-# other engine, one process in a hundred ends in a loop whose operators are fused (docs/troubleshooting.md).
+# With this engine MXNet does one thing after the other and frees arrays at once, so every run records the same. With
+# MXNet's own choice (ThreadedEnginePerDevice), loops whose operators are fused may crash: see docs/troubleshooting.md.
 export MXNET_ENGINE_TYPE="${MXNET_ENGINE_TYPE:-NaiveEngine}"
 exec python -m pytest -p no:faulthandler -n "${MXMP_JOBS:-2}" -q "$@"

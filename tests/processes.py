@@ -26,3 +26,20 @@ def run_tests(config: pytest.Config, *arguments: str, **environment: str) -> Non
         check=False,
     )
     assert run.returncode == 0, run.stdout[-4000:]
+
+
+def run_program(*arguments: str, **environment: str) -> str:
+    """Run Python with these arguments, such as ``"-c", code``, and variables; return what it printed.
+
+    It imports this mxmp, shows no warnings, and has five minutes. Raises an error if it fails.
+    """
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout

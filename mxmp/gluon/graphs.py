@@ -371,9 +371,9 @@ class _CachedOp(mx.nd.CachedOp):
     """A CachedOp that is freed by a thread that holds ``engine_lock``.
 
     To free one that ran with ``static_shape``, MXNet passes operators to its engine that write all arrays which the
-    CachedOp has read, and would deadlock with a thread that runs another CachedOp over the same Parameters. Python may
-    call ``__del__`` at any time, so it does not wait for the lock: if another thread holds it, that thread frees the
-    CachedOp when it unlocks.
+    CachedOp has read. Without the lock these could deadlock with the operators of a thread that runs another CachedOp
+    over the same Parameters. Python may call ``__del__`` at any time, so ``__del__`` does not wait for the lock: if
+    another thread holds it, that thread frees the CachedOp when it unlocks.
     """
 
     def __del__(self) -> None:

@@ -149,11 +149,10 @@ class Trainer(StepView, gluon.Trainer):
         TypeError
             ``loss`` is neither an NDArray nor a sequence of them.
         """
-        with engine_lock():
-            losses, heads, record = self._begin_backward(loss)
-            scaled = backward.scaled_backward(self, record)
-            with heads_scaled_by(self.loss_scale, record), scaled, hold_interrupts(), explain_unrecorded():
-                autograd.backward(losses, heads, retain_graph=retain_graph)
+        losses, heads, record = self._begin_backward(loss)
+        scaled = backward.scaled_backward(self, record)
+        with engine_lock(), heads_scaled_by(self.loss_scale, record), scaled, hold_interrupts(), explain_unrecorded():
+            autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
@@ -174,14 +173,13 @@ class Trainer(StepView, gluon.Trainer):
             then refuses the gradients. ``step`` also refuses the gradients of a backward after the block, which it
             cannot distinguish from those of an unscaled loss.
         """
-        with engine_lock():
-            losses, factors, record = self._begin_backward(loss)
-            for factor in factors:
-                factor.attach_grad()
-            with heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
-                with autograd.record(train_mode=autograd.is_training()):
-                    scaled = [item * factor for item, factor in zip(losses, factors)]
-                yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
+        losses, factors, record = self._begin_backward(loss)
+        for factor in factors:
+            factor.attach_grad()
+        with engine_lock(), heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
+            with autograd.record(train_mode=autograd.is_training()):
+                scaled = [item * factor for item, factor in zip(losses, factors)]
+            yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
     # -- between backward and step ------------------------------------------------------------------
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +15,7 @@ import pytest
 from counts import examples
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from processes import run_program
 from twins import FLAGS, array, seeded
 
 import mxmp
@@ -154,9 +151,7 @@ for _ in range(8):
 @pytest.mark.slow
 def test_threads_that_recorded_a_net_end_together():
     """To free a CachedOp writes all parameters: where each freed its own, MXNet's engine waited for ever."""
-    environment = {**os.environ, "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "1000"}  # one operator writes them all
-    environment["PYTHONPATH"] = str(Path(mxmp.__file__).parents[1])
-    subprocess.run([sys.executable, "-W", "ignore", "-c", ENDING], env=environment, timeout=120, check=True)
+    run_program("-c", ENDING, MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN="1000")  # one operator writes them all
 
 
 def cached_ops(monkeypatch, name):

@@ -167,7 +167,7 @@ def recording() -> Iterator[Record]:
 
 @contextlib.contextmanager
 def devices(count: int) -> Iterator[None]:
-    """Within it the machine has so many GPUs, and one after it."""
+    """Within the ``with`` block the machine has ``count`` GPUs, after it one."""
     _library().ng_devices(count)
     try:
         yield

@@ -15,6 +15,7 @@ import mxnet as mx
 import pytest
 from mxnet.gluon import nn
 from oracle import S
+from processes import run_program
 
 import mxmp
 from mxmp.precision.plan import Decision
@@ -307,16 +308,8 @@ print(len(os.listdir("/proc/self/task")))
 @pytest.mark.parametrize("arguments", [[], ["--arrays"]])
 def test_no_thread_is_left(arguments):
     """Of an array with 393,216 elements as well, whose copy to NumPy would start a second OpenMP team."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COUNTING, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "3", "PYTHONPATH": str(Path(mxmp.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    before, after, python, with_team = map(int, run.stdout.split())
+    printed = run_program("-c", COUNTING, *arguments, OMP_NUM_THREADS="3")
+    before, after, python, with_team = map(int, printed.split())
     assert (after, python) == (before, 1)
     assert with_team == before + 2  # what the test would see if there were a team
 
@@ -356,10 +349,7 @@ def test_a_script_without_a_main_guard_is_not_run_twice(tmp_path):
         "print('once')\nimport mxnet as mx, mxmp\nfrom mxnet.gluon import nn\nnet = nn.Dense(3, prefix='d_')\n"
         "net.initialize()\nprint(mxmp.tune(net, (2, 6), cache=False).num_low >= 0)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}
-    command = [sys.executable, "-W", "ignore", str(script)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.stdout.split() == ["once", "True"], run.stderr
+    assert run_program(str(script)).split() == ["once", "True"]
 
 
 # -- The end ----------------------------------------------------------------------------------------

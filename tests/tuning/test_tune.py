@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -14,6 +10,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from oracle import S, by_gluon, sqnr
+from processes import run_program
 
 import mxmp
 from mxmp import Plan
@@ -479,12 +476,9 @@ print(plan)
 @pytest.mark.slow
 def test_without_an_instruction_set_for_bfloat16_the_plan_is_fp32_and_says_so():
     """oneDNN reads what it may use when it is first called: in a process of its own."""
-    environment = {**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}
-    command = [sys.executable, "-W", "ignore", "-c", CAPPED]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "bfloat16 fails here" in run.stdout
-    assert "FP32: no plan in bfloat16 was faster" in run.stdout
+    printed = run_program("-c", CAPPED, DNNL_MAX_CPU_ISA="AVX2")
+    assert "bfloat16 fails here" in printed
+    assert "FP32: no plan in bfloat16 was faster" in printed
 
 
 def test_every_operator_and_cast_of_a_plan_is_timed():

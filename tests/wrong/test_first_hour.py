@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 from mxnet import autograd
 from mxnet.contrib import amp
 from mxnet.gluon import nn
+from processes import run_program
 from twins import array, seeded, values
 
 import mxmp
@@ -398,8 +396,4 @@ refused(lambda: mxmp.tune(dense(), (4, 6), measure=False), RuntimeError, "amp.in
 
 @pytest.mark.slow
 def test_amp_init_in_the_same_process_is_refused():
-    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mxmp.__file__))}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", AMP_INIT], env=env, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_program("-c", AMP_INIT)
