@@ -173,6 +173,7 @@ class Conversion:
         stored: Mapping[str, bool],
         strict: bool,
         fixed: Collection[str] = (),
+        constants: Collection[str] = (),
         keep_output_names: bool = False,
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
@@ -200,7 +201,9 @@ class Conversion:
             graph. False: the graph may be that of another mode (training or inference), bucket or part of the network;
             operators with the same name and type follow the plan, and the rules decide for all others.
         fixed : collection of str
-            Names of parameters that must stay in FP32, such as Gluon Constants, unless ``stored`` says otherwise.
+            Names of parameters that must stay in FP32, unless ``stored`` says otherwise.
+        constants : collection of str
+            Those of ``parameters`` that never train, such as Gluon Constants; they must stay in FP32 too.
         keep_output_names : bool
             True: an operator with several outputs stays in FP32, even against a plan, if one of them is an output of
             the graph, because a cast would rename that output.
@@ -222,9 +225,14 @@ class Conversion:
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
         if self.plan is not None and strict:
             check_fit(original.names(), _planned_for(device, self.plan))
-        undecided = {each for each in names if each not in stored and each not in fixed}
+        learned = {*names}.difference(constants)
+        undecided = {each for each in learned if each not in stored and each not in fixed}
         low = {each for each, is_low in stored.items() if is_low}
-        options: dict[str, Any] = {"keep_output_names": keep_output_names, "training_shapes": training_shapes}
+        options: dict[str, Any] = {
+            "keep_output_names": keep_output_names,
+            "training_shapes": training_shapes,
+            "learned": learned,
+        }
         plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:

@@ -11,6 +11,7 @@ from ..policy import Policy, pattern_of
 from . import _mxnet, safe_sums
 from .graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from .plan import Decision, Plan, low_inputs, rule_under
+from .readers import deciding_inputs, is_square, raised
 from .rules import RULES, Kind, Rule, leaves_cudnn, missing_kernel
 from .subgraphs import Body, bodies
 
@@ -78,6 +79,8 @@ def decide(
     decided: Mapping[str, Decision] = _UNDECIDED,
     training_shapes: Mapping[str, tuple] = NO_SHAPES,
     exported: bool = False,
+    learned: Collection[str] | None = None,
+    is_body: bool = False,
 ) -> Plan:
     """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 
@@ -115,6 +118,11 @@ def decide(
     exported : bool
         Whether the graph will be saved, to run elsewhere. No decision then depends on ``MXNET_SAFE_ACCUMULATION`` in
         the environment, with which softmax and LayerNorm may compute in float16 (see ``safe_sums.py``).
+    learned : collection of str, optional
+        Names of all parameters but constants. A matrix product of which no operand depends on one stays in FP32: it
+        computes positions, angles or camera matrices, not features. None: not known, so no product is such a one.
+    is_body : bool
+        Whether the graph is the body of a loop or branch.
 
     Raises
     ------
@@ -124,7 +132,7 @@ def decide(
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
     storable = {*(parameters or ()), *stored_low} if policy.stores_low(device) else ()
-    draft = _Draft(policy, device, non_fp32, storable, exported=exported)
+    draft = _Draft(policy, device, non_fp32, storable, exported=exported, learned=learned)
     if policy.compute == "bfloat16" and training_shapes:
         draft.data_shapes = _shapes_of_products(graph, training_shapes)
     for node, rule, fixed in _operators(graph, draft, keep_output_names):
@@ -150,6 +158,8 @@ def decide(
         plan = Plan(policy, device, inner[node])
         draft.low_inputs[node] = low_inputs((body, plan.within(body, names[node])) for body in bodies(node))
     draft.settle(graph, by_plan=bool(decided))
+    for node, why in raised(graph, draft, is_body=is_body).items():
+        draft.decisions[node] = Decision(node.op, False, why)
     decisions: dict[str, Decision] = {}
     for node, decision in draft.decisions.items():
         decisions.update({names[node]: decision, **inner.get(node, {})})
@@ -198,6 +208,7 @@ def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator
     heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
         draft.note_channels(node)
+        draft.note_learned(node)
         rule = None if node.is_variable else rule_under(draft.policy, node.op)
         fixed = draft.non_fp32_reason(node, rule)
         if fixed:
@@ -237,7 +248,12 @@ def _decide_body(
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
     plan = decide(
-        body.graph, policy, device, parameters=(), non_fp32=non_fp32, decided=decided, exported=draft.exported
+        *(body.graph, policy, device),
+        parameters=(),
+        non_fp32=non_fp32,
+        decided=decided,
+        exported=draft.exported,
+        is_body=True,
     )
     if not fixed:
         return plan
@@ -259,6 +275,8 @@ class _Draft:
         The patterns of ``policy.exclude``, compiled.
     rules : dict of Node to Rule
         The rules of the operators so far.
+    kinds : dict of Node to Kind
+        The kinds of the operators for which the rules decided, under the policy and on the device.
     decisions : dict of Node to Decision
         The decisions so far. ``settle`` may still change some of them.
     non_fp32 : dict of Node to str
@@ -277,7 +295,10 @@ class _Draft:
         storable: Collection[str] = (),
         *,
         exported: bool = False,
+        learned: Collection[str] | None = None,
     ) -> None:
+        self._learned_names = learned
+        self._learned: set[Node] = set()
         self._non_fp32_inputs = non_fp32
         self._storable = frozenset(storable)
         self.exported = exported
@@ -285,6 +306,7 @@ class _Draft:
         self._device = device
         self.patterns = {pattern: pattern_of(pattern) for pattern in policy.exclude}
         self.rules: dict[Node, Rule] = {}
+        self.kinds: dict[Node, Kind] = {}
         self.decisions: dict[Node, Decision] = {}
         self.non_fp32: dict[Node, str] = {}
         self.data_shapes: Mapping[Node, tuple] = {}
@@ -319,8 +341,11 @@ class _Draft:
         ``settle`` may change it to True.
         """
         kind, reason = self.kind(node, rule)
+        self.kinds[node] = kind
+        if kind is Kind.LOW and not self._is_learned(node) and node.op not in self.policy.low_ops:
+            return False, "it multiplies data and constants: none of its operands depends on a parameter"
         if kind is Kind.FOLLOW:
-            read = _deciding_inputs(node, rule)
+            read = deciding_inputs(node, rule)
             if not read:
                 return False, reason
             if rule.exact and all(map(self._is_parameter, read)):
@@ -349,7 +374,7 @@ class _Draft:
         """
         if self.policy.compute != "float16" or self._kind_by_rule(node, rule)[0] is not Kind.FOLLOW:
             return False
-        read = _deciding_inputs(node, rule)
+        read = deciding_inputs(node, rule)
         return bool(read) and self._all_may_be_low(read)
 
     def _all_may_be_low(self, entries: Iterable[Entry]) -> bool:
@@ -363,7 +388,7 @@ class _Draft:
           and it makes no graph output: rounding commutes with moving, and so the parameters can be stored in float16.
         - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
           in low precision in three cases. (1) An operator reads its output in low precision, and would round it anyway.
-          (2) A BatchNorm that a GPU computes by cuDNN (see ``_norm_reads_float16``) reads its output. (3) It makes no
+          (2) A BatchNorm that a GPU computes by cuDNN (see ``norm_reads_float16``) reads its output. (3) It makes no
           graph output, and such a BatchNorm that reads float16 data is in front of it, perhaps with other operators of
           case (3) between the two.
 
@@ -384,7 +409,7 @@ class _Draft:
             if node not in heads and any(after_norm):
                 behind_norms.add(node)
         for node in reversed(list(self._undecided)):
-            wanted = (self.wants_low(*reader) or self._norm_reads_float16(*reader) for reader in readers.get(node, ()))
+            wanted = (self.wants_low(*reader) or self.norm_reads_float16(*reader) for reader in readers.get(node, ()))
             if by_plan or not (node in behind_norms or any(wanted)):
                 why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
@@ -398,11 +423,11 @@ class _Draft:
                 self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is of a BatchNorm with float16 data for which ``_norm_reads_float16`` is True."""
+        """Return whether ``entry`` is of a BatchNorm with float16 data for which ``norm_reads_float16`` is True."""
         node = entry.node
-        return node in self._either and self._norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
+        return node in self._either and self.norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
-    def _norm_reads_float16(self, node: Node, position: int) -> bool:
+    def norm_reads_float16(self, node: Node, position: int) -> bool:
         """Return whether ``position`` is that of the data of a BatchNorm that cuDNN could compute from float16 data.
 
         cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
@@ -452,6 +477,8 @@ class _Draft:
             kind, reason = Kind.LOW, "the policy's low_ops names it"
         if kind is Kind.NORM and self.policy.norm == "compute":
             kind = Kind.FOLLOW
+        if kind is Kind.FOLLOW and is_square(node):
+            return Kind.FULL, "it squares its input, and squares leave float16's range and cancel in a variance"
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
@@ -510,6 +537,16 @@ class _Draft:
         if found is not None:
             self._channels[Entry(node)] = found
 
+    def note_learned(self, node: Node) -> None:
+        """Record whether the values of ``node`` depend on a parameter that is no constant."""
+        known = self._learned_names
+        if known is not None and (node.name in known if node.is_variable else self._is_learned(node)):
+            self._learned.add(node)
+
+    def _is_learned(self, node: Node) -> bool:
+        """Return whether ``node`` reads what depends on a parameter, or it is not known which variables are."""
+        return self._learned_names is None or any(entry.node in self._learned for entry in node.inputs)
+
     def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
         """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
 
@@ -534,11 +571,6 @@ class _Draft:
             if position not in rule.keep and entry.node in self.non_fp32:
                 return self.non_fp32[entry.node]
         return ""
-
-
-def _deciding_inputs(node: Node, rule: Rule) -> list[Entry]:
-    """Return the inputs of ``node`` that decide its dtype: those in neither ``Rule.keep`` nor ``Rule.params``."""
-    return [entry for position, entry in enumerate(node.inputs) if position not in (*rule.keep, *rule.params)]
 
 
 def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node, tuple]:

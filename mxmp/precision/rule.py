@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import math
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import Mapping
 
 _FLOAT16_MAX = 65504.0
-_FLOAT16_TINY = 2.0**-24  # the smallest subnormal
+_HALF_ULP = 2.0**-11  # float16's rounding of a normal number, relative to it
 
 
 class Kind(enum.Enum):
@@ -51,12 +52,15 @@ class When:
         How such an operator takes part in mixed precision, in place of the rule's kind.
     reason : str
         Why, in one line, which ``explain`` shows to the user.
+    saturates : bool
+        As ``Rule.saturates``, for such operators.
     """
 
     attr: str
     values: tuple[str, ...]
     kind: Kind
     reason: str
+    saturates: bool = False
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
         """Return whether this exception to a rule applies to an operator with the parameters ``attrs``.
@@ -99,8 +103,17 @@ class Rule:
         Exceptions for certain values of parameters; the first one that applies counts.
     scalars : tuple of str
         Names of the parameters that hold a constant which the kernel casts to the dtype of the data. In a float16
-        network the operator stays in FP32 if the constant is outside float16's range (-1e18 for a mask, 1e-12 for a
-        logarithm).
+        network the operator stays in FP32 if float16 cannot hold the constant to a rounding (-1e18 for a mask, 1e-12
+        for a logarithm, 9e-8 for small targets).
+    limits : tuple of str
+        Those of ``scalars`` that must be exact where the operator's values are read in FP32: the limits of a clip, what
+        is added or subtracted.
+    saturates : bool
+        Whether the first output comes near a limit, so that what matters is the distance to it, which low precision
+        rounds away: ``sigmoid(9.5)`` is 1 in bfloat16. ``readers.py`` keeps it for those that read it in FP32.
+    shrinks : bool
+        Whether the output is smaller than the input, so that a cast in front of the operator costs more than one
+        behind.
     """
 
     kind: Kind
@@ -113,12 +126,15 @@ class Rule:
     exact: bool = False
     when: tuple[When, ...] = ()
     scalars: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    saturates: bool = False
+    shrinks: bool = False
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
         """Return how an operator of this rule with the parameters ``attrs`` takes part in mixed precision, and why.
 
         ``attrs`` are strings as in Symbol JSON. The first exception in ``when`` that applies counts. If none does, a
-        constant outside float16's range (see ``scalars``) gives ``Kind.FULL`` where ``compute`` is ``"float16"``. In
+        constant that float16 cannot hold (see ``scalars``) gives ``Kind.FULL`` where ``compute`` is ``"float16"``. In
         all other cases the rule's own ``kind`` and ``reason`` are returned.
         """
         for exception in self.when:
@@ -128,8 +144,18 @@ class Rule:
             for attr in self.scalars:
                 value = attrs.get(attr)
                 if value is not None and _leaves_float16(value):
-                    return Kind.FULL, f"the constant {attr}={value} is outside float16's range"
+                    return Kind.FULL, f"float16 cannot hold the constant {attr}={value}"
         return self.kind, self.reason
+
+    def loses(self, attrs: Mapping[str, str], compute: str) -> str:
+        """Return what ``compute`` takes from the values of such an operator that an FP32 reader may need, or ``""``."""
+        exception = next((each for each in self.when if each.holds(attrs)), None)
+        if exception.saturates if exception else self.saturates:
+            return "it comes near a limit, to which its distance matters"
+        rounded = (
+            f"{attr}={attrs[attr]}" for attr in self.limits if attr in attrs and not _is_exact(attrs[attr], compute)
+        )
+        return next((f"{compute} does not hold {constant} exactly" for constant in rounded), "")
 
 
 def is_true(text: str | None) -> bool:
@@ -149,12 +175,37 @@ def numbers_in(text: str | None) -> tuple[int, ...]:
 
 
 def _leaves_float16(text: str) -> bool:
-    """Return whether the absolute value of the number in ``text`` is above 65504 or below 2**-24.
-
-    Returns False for zero itself, and for a text that is no finite number.
-    """
-    try:
-        value = abs(float(text))
-    except ValueError:
+    """Return whether float16 cannot hold the finite number in ``text`` to a rounding: beyond 65504, or subnormal."""
+    value = _number(text)
+    if value is None:
         return False
-    return math.isfinite(value) and (value > _FLOAT16_MAX or 0 < value < _FLOAT16_TINY)
+    size = abs(value)
+    return size > _FLOAT16_MAX or abs(_rounded(size, "float16") - size) > _HALF_ULP * size
+
+
+def _is_exact(text: str, compute: str) -> bool:
+    """Return whether rounding the constant in ``text`` to ``compute`` leaves what FP32 holds of it."""
+    value = _number(text)
+    return value is None or _rounded(value, compute) == _rounded(value, "float32")
+
+
+def _number(text: str) -> float | None:
+    """Return the number in ``text``, or None if it is no finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _rounded(value: float, dtype: str) -> float:
+    """Return ``value`` rounded to the nearest number of a dtype, infinity beyond its range."""
+    code = "<e" if dtype == "float16" else "<f"
+    try:
+        packed = struct.pack(code, value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    if dtype == "bfloat16":  # the upper half of an FP32 number; ties go to even
+        bits = int.from_bytes(packed, "little")
+        packed = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).to_bytes(5, "little")[:4]
+    return struct.unpack(code, packed)[0]

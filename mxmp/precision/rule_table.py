@@ -24,6 +24,10 @@ LINEAR_ALGEBRA = """
     _npi_cholesky _npi_svd _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv
     _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
 
+_SATURATES = (
+    "its values are bounded, and its slope is at most about 1; near its limit rounding takes the distance to it"
+)
+
 TABLE: tuple[Rule, ...] = (
     # -- Convolutions and matrix products -------------------------------------------------------------
     Rule(
@@ -97,6 +101,7 @@ TABLE: tuple[Rule, ...] = (
         "Activation _npx_activation",
         when=(
             When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)), and the exponential needs FP32"),
+            When("act_type", ("sigmoid", "tanh", "softsign"), Kind.FOLLOW, _SATURATES, saturates=True),
         ),
     ),
     Rule(
@@ -115,15 +120,22 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "its values are bounded or grow slowly, and its slope is at most about 1",
+        _SATURATES,
         """sigmoid _sparse_sigmoid _npx_sigmoid tanh _sparse_tanh _npi_tanh softsign erf _npx_erf
-        arctan _sparse_arctan _npi_arctan arcsinh _sparse_arcsinh _npi_arcsinh""",
+        arctan _sparse_arctan _npi_arctan""",
+        saturates=True,
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "its values grow slowly, and its slope is at most 1",
+        "arcsinh _sparse_arcsinh _npi_arcsinh",
     ),
     Rule(
         Kind.FOLLOW,
         "it is a straight line that is cut off below 0 and above 1",
         "hard_sigmoid",
         scalars=("alpha", "beta"),
+        saturates=True,
     ),
     Rule(
         Kind.FOLLOW,
@@ -149,19 +161,27 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "it computes with a constant; it stays in FP32 where float16 cannot hold the constant, such as a mask's -1e18",
-        """_plus_scalar _PlusScalar _npi_add_scalar _minus_scalar _MinusScalar _npi_subtract_scalar
-        _rminus_scalar _RMinusScalar _npi_rsubtract_scalar _mul_scalar _MulScalar _npi_multiply_scalar
-        _div_scalar _DivScalar _npi_true_divide_scalar
-        _maximum_scalar _MaximumScalar _npi_maximum_scalar _minimum_scalar _MinimumScalar _npi_minimum_scalar
+        "it multiplies by a constant; it stays in FP32 where float16 cannot hold the constant, such as 9e-8",
+        """_mul_scalar _MulScalar _npi_multiply_scalar _div_scalar _DivScalar _npi_true_divide_scalar
         _npi_copysign_scalar _npi_rcopysign_scalar _contrib_gradientmultiplier""",
         scalars=("scalar",),
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "it adds or limits by a constant; it stays in FP32 where float16 cannot hold the constant, such as a mask's "
+        "-1e18",
+        """_plus_scalar _PlusScalar _npi_add_scalar _minus_scalar _MinusScalar _npi_subtract_scalar
+        _rminus_scalar _RMinusScalar _npi_rsubtract_scalar
+        _maximum_scalar _MaximumScalar _npi_maximum_scalar _minimum_scalar _MinimumScalar _npi_minimum_scalar""",
+        scalars=("scalar",),
+        limits=("scalar",),
     ),
     Rule(
         Kind.FOLLOW,
         "it limits its input; it stays in FP32 where float16 would lose a limit, such as 1e-12 before a logarithm",
         "clip _sparse_clip _npi_clip",
         scalars=("a_min", "a_max"),
+        limits=("a_min", "a_max"),
     ),
     Rule(
         Kind.FOLLOW,
@@ -333,6 +353,7 @@ TABLE: tuple[Rule, ...] = (
         "take _npi_take batch_take pick choose_element_0index _npx_pick gather_nd _npi_gather_nd _npx_gather_nd "
         "scatter_nd _contrib_index_copy _npi_delete",
         keep=(1,),
+        shrinks=True,
     ),
     Rule(
         Kind.FULL,
@@ -396,6 +417,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "it selects the largest or smallest value; the gradient goes to where that was",
         "max max_axis _np_max _np_amax min min_axis _np_min _np_amin",
+        shrinks=True,
     ),
     Rule(
         Kind.FULL,
@@ -411,6 +433,7 @@ TABLE: tuple[Rule, ...] = (
             When("pool_type", ("sum",), Kind.FULL, "a sum grows with the window, and such reductions need FP32"),
             When("pool_type", ("lp",), Kind.FULL, "Lp pooling sums powers, which need FP32 as in a norm"),
         ),
+        shrinks=True,
     ),
     Rule(
         Kind.FULL,
@@ -421,6 +444,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "an average stays in the range of its window",
         "_contrib_AdaptiveAvgPooling2D",
+        shrinks=True,
     ),
     Rule(
         Kind.FOLLOW,
@@ -476,6 +500,7 @@ TABLE: tuple[Rule, ...] = (
         "softmax _npx_softmax",
         keep=(1,),
         normalized=True,
+        saturates=True,
     ),
     Rule(
         Kind.FULL,

@@ -74,6 +74,12 @@ class Model:
         for _ in range(WARM_UP):
             self._train()
 
+    def training_calls(self) -> list[Call]:
+        """Return the calls of graphs in one training step."""
+        with calls() as found:
+            self._train()
+        return found
+
     def refer(self) -> None:
         """Find FP32's results, from running statistics of a few batches.
 
