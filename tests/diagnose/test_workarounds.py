@@ -79,7 +79,7 @@ def test_what_is_switched_off_is_not_named(monkeypatch):
 def test_the_workarounds_within_a_loop_have_its_name_as_a_prefix():
     def body(x, states):
         layer = S.Convolution(x, kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
-        return S.sigmoid(layer, name="gate"), states
+        return S.Convolution(S.sigmoid(layer, name="gate"), kernel=(1, 1), num_filter=4, name="conv2"), states
 
     outputs, _ = S.contrib.foreach(body, S.var("data"), [S.var("state")], name="loop")
     (report,) = mxmp.explain(outputs, policy="bfloat16").graphs

@@ -149,7 +149,8 @@ def test_bounds_that_parsers_may_read_differently_stay_with_clip():
     ("scalar", "low"), [(0.5, True), (-1.0, True), (2.0, True), (1.1, False), (0.0, False), (2.0**40, False)]
 )
 def test_bfloat16_multiplies_low_by_powers_of_two_only(scalar, low):
-    graph = Graph.from_symbol(S.FullyConnected(S.var("data"), num_hidden=4, name="fc") * scalar)
+    scaled = S.FullyConnected(S.var("data"), num_hidden=4, name="fc") * scalar
+    graph = Graph.from_symbol(S.FullyConnected(scaled, num_hidden=4, name="fc2"))
     decisions = decide(graph, Policy("bfloat16"), "cpu").decisions
     assert next(d.low for d in decisions.values() if d.op == "_mul_scalar") is low
 
