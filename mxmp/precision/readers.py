@@ -62,6 +62,7 @@ def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
     found: dict[Node, str] = {}
     last: set[Node] = set()  # behind which no matrix operator computes in low precision
     through: set[Node] = set()  # what only FP32 reads, and is not worth casts of its own
+    shrunk: set[Node] = set()  # in front of which a cast costs more than behind
     for node in reversed(nodes):
         users, kind = readers.get(node, []), draft.kinds.get(node)
         reads_full = [user in found or not _reads_low(draft, user, position) for user, position in users]
@@ -81,7 +82,9 @@ def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
             found[node] = f"{fine[node]}, and FP32 reads it"
         elif all_full and (light or not _is_cheaper_before(node, draft, fine)):
             through.add(node)
-        elif all_full and node in last:
+            if draft.rules[node].shrinks or any(user in shrunk for user, _ in users):
+                shrunk.add(node)
+        elif all_full and node in last and not any(user in shrunk for user, _ in users):
             found[node] = BEHIND
     for node in nodes:  # in FP32 it reads what is FP32 already
         if node in through and any(_is_full(draft, entry, found) for entry in deciding_inputs(node, draft.rules[node])):

@@ -6,12 +6,14 @@ from typing import Iterator
 
 from support.options import parse
 from support.pages import filled, table
-from support.results import DOCS
+from support.results import DOCS, read
+from sweep.casts import RESULTS as CASTS
 
 from mxmp.precision import missing_kernels, rule_table
 from mxmp.precision.missing_kernels import MissingKernel
 from mxmp.precision.rule import Kind, Rule
 
+_NEEDED = " (FP32 readers need it)"
 _DEVICES = {"cpu": "a CPU", "gpu": "a GPU"}
 
 
@@ -26,15 +28,21 @@ def render() -> str:
         kind.value: table("operators | why", (_row(rule) for rule in rule_table.TABLE if rule.kind is kind))
         for kind in Kind
     }
+    moved = [result["float16 gpu"]["bytes"] for result in read(CASTS).values() if "float16 gpu" in result]
+    more = sum(new for _, new in moved) / sum(old for old, _ in moved) - 1
+    cost = f"{100 * more:.2f} % in {len(moved)} networks in float16 on a GPU"
     return (
-        filled(__file__, missing=table("dtype, device | operators | why", dict.fromkeys(_missing())), **tables).rstrip()
+        filled(__file__, readers_cost=cost, missing=table("dtype, device | operators | why", dict.fromkeys(_missing())), **tables).rstrip()
         + "\n"
     )
 
 
 def _row(rule: Rule) -> tuple[str, str]:
-    exceptions = (f"`{' or '.join(each.values)}` as `{each.attr}`: {each.reason}" for each in rule.when)
-    return _code(rule.operators.split()), ". ".join([rule.reason, *exceptions])
+    exceptions = (
+        f"`{' or '.join(each.values)}` as `{each.attr}`: {each.reason}{_NEEDED * each.saturates}" for each in rule.when
+    )
+    needed = _NEEDED * (rule.saturates or bool(rule.limits))
+    return _code(rule.operators.split()), ". ".join([rule.reason + needed, *exceptions])
 
 
 def _missing() -> Iterator[tuple[str, str, str]]:

@@ -1,59 +1,44 @@
-"""Count the casts of every network's training graphs, by policy and device, into one JSON file. Nothing is timed.
+"""Count what the casts of every network's training graphs move, and what of it readers ask for. Nothing is timed.
 
-    python scripts/dev.py sweep casts --before docs/casts.json --results docs/casts.json --again all
+    python scripts/dev.py sweep casts
 
-For each policy it keeps the number of operators in low precision, of casts, and the bytes that these move in one
-forward at the catalogue's own inputs. ``--before`` names an earlier result, with which the new one is compared.
+For each policy and device: operators in low precision, casts, and the bytes that these read and write in one forward at
+the catalogue's own inputs, with the decisions of ``precision/readers.py`` and without them. A sweep that was ended goes
+on; at its end it prints the sums, and the networks in which the difference is largest.
 """
 
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from support.options import parse
-from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, chosen, in_parallel, read, write
+from support.processes import silence
+from support.results import DOCS, read
+
+from sweep.models import Run, sweep_zoo
 
 RESULTS = DOCS / "casts.json"
 VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu")]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args = parse(
-        *(__doc__, arguments, "names"),
-        names=([str], "networks by name or pattern (default: all)"),
-        results=RESULTS,
-        before=(str, "a result to compare with"),
-        again=(str, "measure those again", ("failed", "all")),
-        seconds=(300.0, "limit of time of a process"),
-        jobs=(1, "networks at a time"),
-    )
-    from zoo.catalogue import in_order
-
-    before, results = read(Path(args.before)) if args.before else {}, read(args.results)
-    known = {} if args.again == "all" else results
-    todo = [n for n in chosen(in_order(), args.names, "network") if n not in known or (args.again and "error" in known[n])]
-    prepare_processes()
-    for name, result in in_parallel(lambda name: one(name, args.seconds), todo, args.jobs):
-        results[name] = result
-        write(args.results, results)
-    for line in compared(before, results):
+    sweep_zoo(__doc__, arguments, RESULTS, wanted, one)
+    for line in summary(read(RESULTS)):
         print(line)
 
 
-def one(name: str, seconds: float) -> dict[str, Any]:
-    """Return the figures of one network by variant, or why there are none."""
-    from zoo.catalogue import CASES
+def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
+    return result is None or again == "all" or (again == "failed" and "error" in result)
 
-    if isinstance(CASES[name], str):
-        return {"left_out": CASES[name]}
-    sent, ended = in_a_process(seconds, worker, name)
+
+def one(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
+    """Return the figures of one network by variant, or why there are none."""
+    sent, ended = run(worker, name)
     return sent.get("figures", {"error": sent.get("error", ended)})
 
 
-def worker(pipe: Connection, name: str) -> None:
+def worker(pipe: Connection, gib: float, name: str) -> None:
     silence()
     from zoo.catalogue import CASES
     from zoo.measure import Model
@@ -65,43 +50,51 @@ def worker(pipe: Connection, name: str) -> None:
         pipe.send(("error", cause(error)))
 
 
-def figures(model: Any) -> dict[str, dict[str, int]]:
-    """Return, by variant, the operators in low precision, the casts and their bytes in one training forward."""
+def figures(model: Any) -> dict[str, dict[str, list[int]]]:
+    """Return, by variant, operators in low precision, casts and their bytes: without readers' needs, and with them."""
     from mxnet.gluon import Constant
 
+    called = model.training_calls()
+    learned = [name for name, param in model.net.collect_params().items() if not isinstance(param, Constant)]
+    found = {}
+    for policy, device in VARIANTS:
+        with mock.patch("mxmp.precision.decide.raised", return_value={}):
+            without = counts(called, policy, device, learned)
+        both = zip(without.items(), counts(called, policy, device, learned).values())
+        found[f"{policy} {device}"] = {key: [old, new] for (key, old), new in both}
+    return found
+
+
+def counts(called: list[Any], policy: str, device: str, learned: list[str]) -> dict[str, int]:
     from mxmp import Policy
     from mxmp.pipeline import emitted
     from mxmp.precision.decide import decide
     from mxmp.precision.graph import Graph
     from mxmp.precision.traffic import cast_sizes
 
-    called = model.training_calls()
-    learned = [name for name, param in model.net.collect_params().items() if not isinstance(param, Constant)]
-    found: dict[str, dict[str, int]] = {}
-    for policy, device in VARIANTS:
-        total = {"low": 0, "casts": 0, "bytes": 0}
-        for symbol, known in called:
-            graph = Graph.from_symbol(symbol)
-            plan = decide(graph, Policy.parse(policy), device, parameters=learned, learned=learned)
-            casted = emitted(graph, plan)
-            there = set(casted.graph.nodes())
-            sizes = cast_sizes(casted, {each: shape for each, (shape, _) in known.items()})
-            kept = [size for cast, size in zip(casted.casts, sizes) if cast in there]
-            total["low"] += plan.num_low
-            total["casts"] += len(kept)
-            total["bytes"] += sum(size.bytes or 0 for size in kept)
-        found[f"{policy} {device}"] = total
-    return found
+    total = {"low": 0, "casts": 0, "bytes": 0}
+    for symbol, known in called:
+        graph = Graph.from_symbol(symbol)
+        plan = decide(graph, Policy.parse(policy), device, parameters=learned, learned=learned)
+        casted = emitted(graph, plan)
+        there = set(casted.graph.nodes())
+        sizes = cast_sizes(casted, {each: shape for each, (shape, _) in known.items()})
+        kept = [size for cast, size in zip(casted.casts, sizes) if cast in there]
+        total["low"] += plan.num_low
+        total["casts"] += len(kept)
+        total["bytes"] += sum(size.bytes or 0 for size in kept)
+    return total
 
 
-def compared(before: dict[str, Any], results: dict[str, Any]) -> list[str]:
-    """Return a line for each variant: the sum of bytes in both results, and the networks that move most more."""
+def summary(results: dict[str, Any]) -> list[str]:
+    """Return a line for each variant with the sums over all networks, and one for each network with over 1 % more."""
     lines = []
     for variant in [" ".join(each) for each in VARIANTS]:
-        both = [name for name in results if variant in results[name] and variant in before.get(name, {})]
-        moved = {name: (before[name][variant]["bytes"], results[name][variant]["bytes"]) for name in both}
+        moved = {name: result[variant]["bytes"] for name, result in results.items() if variant in result}
         old, new = (sum(pair[i] for pair in moved.values()) for i in range(2))
-        more = sorted((name for name in both if moved[name][0] != moved[name][1]), key=lambda n: moved[n][0] - moved[n][1])
-        lines.append(f"{variant}: {old / 1e6:.2f} MB -> {new / 1e6:.2f} MB in {len(both)}; {len(more)} differ")
-        lines += [f"    {name}: {moved[name][0]:,} -> {moved[name][1]:,} bytes" for name in more[:30]]
+        lines.append(f"{variant}: {old / 1e6:.2f} -> {new / 1e6:.2f} MB in {len(moved)} networks")
+        more = sorted(
+            (name for name, (a, b) in moved.items() if b > 1.01 * a), key=lambda n: -moved[n][1] / moved[n][0]
+        )
+        lines += [f"    {name}: {moved[name][0]:,} -> {moved[name][1]:,} bytes" for name in more]
     return lines

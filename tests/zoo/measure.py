@@ -75,9 +75,9 @@ class Model:
             self._train()
 
     def training_calls(self) -> list[Call]:
-        """Return the calls of graphs in one training step."""
-        with calls() as found:
-            self._train()
+        """Return the calls of graphs in one forward of training."""
+        with calls() as found, autograd.record():
+            self.net(*(self.case.train_inputs or self.case.inputs)())
         return found
 
     def refer(self) -> None:
