@@ -8,8 +8,9 @@ from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import CastGraph, source_of
 from ..precision.decide import decide
-from ..precision.graph import TYPE_CODES, Graph
+from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision, Plan
+from ..precision.rules import RULES
 from .folding import Params, fold_constants
 from .fusing import fuse, inner_operators
 from .sums import with_float16_sums
@@ -53,7 +54,7 @@ def lower(
     plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
     for layer, *others in groups:
         # clip's own bfloat16 kernel is slow and truncates the bounds. Fused with a layer, oneDNN computes it in FP32.
-        clips = [name for name in others if names[name].op == "clip" and plan.decisions[layer].low]
+        clips = [name for name in others if plan.decisions[layer].low and _holds_limits(names[name])]
         decided.update({name: Decision("clip", True, "fused with the layer before it") for name in clips})
     plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
     casted = _casted(graph, plan)
@@ -63,6 +64,11 @@ def lower(
             clip.op, clip.attrs, clip.inputs = source.op, dict(source.attrs), [source_of(clip.inputs[0])]
     lowered, values = fold_constants(casted.graph, params)
     return _without_marks(fuse(lowered, quantizable=quantizable)), values
+
+
+def _holds_limits(node: Node) -> bool:
+    """Return whether ``node`` is a clip whose limits bfloat16 holds, such as ReLU6."""
+    return node.op == "clip" and not RULES["clip"].loses(node.attrs, "bfloat16")
 
 
 def lower_to_float16(

@@ -14,6 +14,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
+from mxmp.serving.lowering import lower, lower_to_float16
 
 Z = S.FullyConnected(S.var("data"), S.var("weight"), no_bias=True, num_hidden=4, name="z")
 POLICIES = ["float16", "float16-fast", "bfloat16"]
@@ -101,6 +102,22 @@ def test_plans_keep_what_fp32_readers_need(kind, policy):
     symbol, z = KINDS[kind]
     plan = mxmp.tune(symbol, data=np.shape(z), policy=policy, measure=False)
     agrees(mxmp.cast_symbol(symbol, plan), symbol, z)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_served_graphs_keep_what_fp32_readers_need(kind, dtype, monkeypatch):
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")  # MXNet's own fusion is wrong in FP32
+    symbol, z = KINDS[kind]
+    params = {name: mx.nd.ones((2, 4)) for name in symbol.list_arguments() if name != "data"}
+    params["weight"] = mx.nd.eye(4)
+    graph, data = Graph.from_symbol(symbol), mx.nd.array(z)
+    low, values = lower(graph, params) if dtype == "bfloat16" else lower_to_float16(graph, params, (), "cpu")[:2]
+    got, want = (
+        served.bind(mx.cpu(), {**arrays, "data": data}).forward()[0].asnumpy()
+        for served, arrays in ((low.to_symbol(), values), (symbol, params))
+    )
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,3 +218,33 @@ def test_a_module_multiplies_two_inputs_in_fp32_and_an_input_and_a_weight_low():
     module.bind([("a", (4, 4)), ("b", (4, 4))], for_training=False)
     decisions = {row.name: row.dtype for row in mxmp.explain(module).nodes}
     assert decisions == {"ab": "float32", "aw": "float16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_classifier_with_some_wrong_labels_learns_as_in_fp32(dtype):
+    """A probability of 1 for a wrong label has a loss of log(1e-12), whose gradient moves every weight far away."""
+    rng = np.random.RandomState(0)
+    x = rng.normal(0, 1, (512, 8)).astype("float32")
+    right = (x[:, 0] * 3 + x[:, 1] > 0).astype("float32")
+    labels = np.where(rng.uniform(size=512) < 0.03, 1 - right, right)
+
+    def accuracy(policy):
+        mx.random.seed(0)
+        net = nn.HybridSequential(prefix="")
+        with net.name_scope():
+            net.add(nn.Dense(32, in_units=8, activation="relu"), nn.Dense(1, in_units=32, activation="sigmoid"))
+        net.initialize(mx.init.Xavier(magnitude=24))
+        trainer_of = mxmp.Trainer if policy else gluon.Trainer
+        if policy:
+            mxmp.convert(net, policy)
+        trainer = trainer_of(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        loss_fn = gluon.loss.SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)
+        for _ in range(60):
+            with mx.autograd.record():
+                loss = loss_fn(net(mx.nd.array(x)), mx.nd.array(labels))
+            trainer.backward(loss) if policy else loss.backward()
+            trainer.step(512)
+        return ((net(mx.nd.array(x)).asnumpy()[:, 0] > 0.5) == right).mean()
+
+    assert accuracy(dtype) > accuracy(None) - 0.01 > 0.94
