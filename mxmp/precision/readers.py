@@ -87,7 +87,9 @@ def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
         elif all_full and node in last and not any(user in shrunk for user, _ in users):
             found[node] = BEHIND
     for node in nodes:  # in FP32 it reads what is FP32 already
-        if node in through and any(_is_full(draft, entry, found) for entry in deciding_inputs(node, draft.rules[node])):
+        if node in through & last and any(
+            _is_full(draft, entry, found) for entry in deciding_inputs(node, draft.rules[node])
+        ):
             found[node] = "it follows its inputs, and one of them is FP32"
     return found
 
