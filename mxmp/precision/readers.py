@@ -54,68 +54,82 @@ def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
 
     Behind a loop's body (``is_body``) comes its next iteration, with matrix operators.
     """
+    walk = _Walk(graph, draft, is_body)
     nodes = [node for node in graph.nodes() if not node.is_variable]
-    readers = _readers(graph, draft)
     fine = _fine(nodes, draft)
-    heads = {entry.node for entry in graph.heads}
-    low_heads = heads if draft.policy.output != "float32" else set()
-    found: dict[Node, str] = {}
-    last: set[Node] = set()  # behind which no matrix operator computes in low precision
-    through: set[Node] = set()  # what only FP32 reads, and is not worth casts of its own
-    shrunk: set[Node] = set()  # in front of which a cast costs more than behind
     for node in reversed(nodes):
-        users, kind = readers.get(node, []), draft.kinds.get(node)
-        reads_full = [user in found or not _reads_low(draft, user, position) for user, position in users]
-        any_full = any(reads_full) or node in heads - low_heads
-        all_full = all(full or user in through for full, (user, _) in zip(reads_full, users)) and node not in low_heads
-        ends = node not in (heads if is_body else low_heads)
-        if ends and all(u in last and (u in found or not _is_low_matrix(draft, u)) for u, _ in users):
-            last.add(node)
+        walk.visit(node, fine)
+    for node in filter(walk.waits, nodes):
+        if any(walk.is_full(entry) for entry in deciding_inputs(node, draft.rules[node])):
+            walk.found[node] = "it follows its inputs, and one of them is FP32"
+    return walk.found
+
+
+class _Walk:
+    """One way through a graph, from the outputs back: ``found`` has the operators that must be FP32, and why."""
+
+    def __init__(self, graph: Graph, draft: Draft, is_body: bool) -> None:
+        self.found: dict[Node, str] = {}
+        self._draft = draft
+        self._readers: dict[Node, list[tuple[Node, int]]] = {}
+        for entry, users in graph.consumers().items():  # an index, a condition or a shape is not read as a value
+            read = ((user, i) for user, i in users if i not in draft.rules[user].keep)
+            self._readers.setdefault(entry.node, []).extend(read)
+        heads = {entry.node for entry in graph.heads}
+        self._full_heads, self._low_heads = (heads, set()) if draft.policy.output == "float32" else (set(), heads)
+        self._not_last = heads if is_body else self._low_heads
+        # Behind which no matrix operator computes in low precision.
+        self._last: set[Node] = set()
+        # What only FP32 reads, and is not worth casts of its own; of these, in front of which a cast would cost more.
+        self._through: set[Node] = set()
+        self._shrunk: set[Node] = set()
+
+    def visit(self, node: Node, fine: Mapping[Node, str]) -> None:
+        """Decide for ``node``, all of whose readers were visited; ``fine`` are the operators of ``_fine``."""
+        draft, rule = self._draft, self._draft.rules[node]
+        users = [user for user, _ in self._readers.get(node, ())]
+        if node not in self._not_last and all(user in self._last and not self._is_low_matrix(user) for user in users):
+            self._last.add(node)
         if not draft.decisions[node].low:
-            continue
-        if kind is Kind.LOW and node.op in _PRODUCTS and node.op not in draft.policy.low_ops:
-            found.update(dict.fromkeys(_distance(node, readers, draft), _DISTANCE))
-        if kind is not Kind.FOLLOW or draft.rules[node].kind is not Kind.FOLLOW or node in found:
-            continue
-        light = draft.rules[node].exact or draft.rules[node].shrinks
-        if node in fine and any_full:
-            found[node] = f"{fine[node]}, and FP32 reads it"
-        elif all_full and (light or not _is_cheaper_before(node, draft, fine)):
-            through.add(node)
-            if draft.rules[node].shrinks or any(user in shrunk for user, _ in users):
-                shrunk.add(node)
-        elif all_full and node in last and not any(user in shrunk for user, _ in users):
-            found[node] = BEHIND
-    for node in nodes:  # in FP32 it reads what is FP32 already
-        if node in through & last and any(
-            _is_full(draft, entry, found) for entry in deciding_inputs(node, draft.rules[node])
-        ):
-            found[node] = "it follows its inputs, and one of them is FP32"
-    return found
+            return
+        if draft.kinds.get(node) is Kind.LOW and node.op in _PRODUCTS and node.op not in draft.policy.low_ops:
+            self.found.update(dict.fromkeys(_distance(node, self._readers, draft), _DISTANCE))
+        if draft.kinds.get(node) is not Kind.FOLLOW or rule.kind is not Kind.FOLLOW or node in self.found:
+            return
+        if node in fine and (node in self._full_heads or any(map(self._reads_full, self._readers.get(node, ())))):
+            self.found[node] = f"{fine[node]}, and FP32 reads it"
+        elif self._is_read_full_alone(node):
+            if rule.exact or rule.shrinks or not _is_cheaper_before(node, draft, fine):
+                self._through.add(node)
+                if rule.shrinks or not self._shrunk.isdisjoint(users):
+                    self._shrunk.add(node)
+            elif node in self._last and self._shrunk.isdisjoint(users):
+                self.found[node] = BEHIND
 
+    def waits(self, node: Node) -> bool:
+        """Return whether ``node``, behind the last matrix operator, takes the dtype of what it reads."""
+        return node in self._through and node in self._last
 
-def _readers(graph: Graph, draft: Draft) -> dict[Node, list[tuple[Node, int]]]:
-    """Return what reads the values of each node; an index, a condition or a shape is none of them."""
-    found: dict[Node, list[tuple[Node, int]]] = {}
-    for entry, users in graph.consumers().items():
-        found.setdefault(entry.node, []).extend((u, i) for u, i in users if i not in draft.rules[u].keep)
-    return found
+    def is_full(self, entry: Entry) -> bool:
+        """Return whether an operator makes the tensor in FP32."""
+        node = entry.node
+        if node.is_variable or node in self.found:
+            return not node.is_variable
+        return not self._draft.decisions[node].low and not self._draft.norm_reads_float16(node, 0)
 
+    def _reads_full(self, reader: tuple[Node, int]) -> bool:
+        draft = self._draft
+        return reader[0] in self.found or not (draft.wants_low(*reader) or draft.norm_reads_float16(*reader))
 
-def _reads_low(draft: Draft, node: Node, position: int) -> bool:
-    return draft.wants_low(node, position) or draft.norm_reads_float16(node, position)
+    def _is_read_full_alone(self, node: Node) -> bool:
+        """Return whether all that reads ``node`` does so in FP32, perhaps behind what is not worth a cast."""
+        readers = self._readers.get(node, ())
+        return node not in self._low_heads and all(self._reads_full(r) or r[0] in self._through for r in readers)
 
-
-def _is_low_matrix(draft: Draft, node: Node) -> bool:
-    """Return whether ``node`` computes in low precision whatever reads it: a matrix operator, or by a plan."""
-    return draft.decisions[node].low and draft.kinds.get(node) is not Kind.FOLLOW
-
-
-def _is_full(draft: Draft, entry: Entry, found: Mapping[Node, str]) -> bool:
-    node = entry.node
-    if node.is_variable or node in found:
-        return not node.is_variable
-    return not draft.decisions[node].low and not draft.norm_reads_float16(node, 0)
+    def _is_low_matrix(self, node: Node) -> bool:
+        """Return whether ``node`` is in low precision whatever reads it: a matrix operator, or by a plan."""
+        draft = self._draft
+        return draft.decisions[node].low and draft.kinds.get(node) is not Kind.FOLLOW and node not in self.found
 
 
 def _fine(nodes: list[Node], draft: Draft) -> dict[Node, str]:
@@ -154,17 +168,32 @@ def _distance(product: Node, readers: _Readers, draft: Draft) -> list[Node]:
     Attention with a mask or a bias is no such sum: these do not depend on queries and keys.
     """
     operands = {_moved_from(entry, draft) for entry in product.inputs[:2]}
-    paths = [[product]]
-    while paths:
-        path = paths.pop()
-        for user, position in readers.get(path[-1], []):
+    came_from: dict[Node, Node | None] = {product: None}
+    stack = [product]
+    while stack:
+        node = stack.pop()
+        for user, position in readers.get(node, ()):
             if user.op in _SUMS:
                 others = [entry for i, entry in enumerate(user.inputs) if i != position]
                 if not draft.decisions[user].low and any(_has_square_of(entry, operands, draft) for entry in others):
-                    return path
-            elif draft.rules[user].kind is Kind.FOLLOW and len(set(deciding_inputs(user, draft.rules[user]))) == 1:
-                paths.append([*path, user])
+                    return _way_back(node, came_from)
+            elif user not in came_from and _computes_from_one(user, draft):
+                came_from[user] = node
+                stack.append(user)
     return []
+
+
+def _computes_from_one(node: Node, draft: Draft) -> bool:
+    rule = draft.rules[node]
+    return rule.kind is Kind.FOLLOW and len(set(deciding_inputs(node, rule))) == 1
+
+
+def _way_back(node: Node | None, came_from: Mapping[Node, Node | None]) -> list[Node]:
+    way = []
+    while node is not None:
+        way.append(node)
+        node = came_from[node]
+    return way
 
 
 def _moved_from(entry: Entry, draft: Draft) -> Entry:
