@@ -29,7 +29,7 @@ from . import __version__
 from .diagnose import advise, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
-from .files import check_writable, picture_format, replacing_all
+from .files import check_writable, kind_of, near_name, picture_format, replacing_all
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError, CandidateError) as error:
         # MXNetError is a RuntimeError.
         text = last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.strerror}: {error.filename!r}"  # without "[Errno 2]"
         print(f"{args.prog}: {text or type(error).__name__}", file=sys.stderr)
         return 2
     return status or 0
@@ -283,7 +285,10 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
             raw = np.load(file, allow_pickle=False)
             arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else dict(raw.items())
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({error})") from error
+        if not os.path.exists(path):
+            raise ValueError(f"no file {path!r}; expected batches, .npy or .npz{near_name(path)}") from error
+        why = kind_of(path, "array") or error
+        raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({why})") from error
     if not arrays or any(array.ndim < 2 for array in arrays.values()):
         raise ValueError(f"{path!r} holds no batches: expected arrays of shape (batches, rows, ...)")
     if len({len(array) for array in arrays.values()}) > 1:
