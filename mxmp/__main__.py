@@ -337,14 +337,19 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
     """Return the shapes of ``--shape``, ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``.
 
-    Raises ``ValueError`` for another form, or a size that is no positive number.
+    Raises ``ValueError`` for another form, a size that is no positive number, or two shapes of one input.
     """
     shapes = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")
         numbers = [int(size) if size.strip().isdecimal() and len(size) < 20 else 0 for size in sizes.split(",")]
         if not name or 0 in numbers:
-            raise ValueError(f"--shape {shorten(text)} is not NAME=N,C,H,W with positive numbers of at most 19 digits")
+            raise ValueError(
+                f"--shape {shorten(text)} is not NAME=N,C,H,W with positive numbers of at most 19 digits, such as "
+                "data=32,3,224,224"
+            )
+        if shapes.get(name, tuple(numbers)) != tuple(numbers):
+            raise ValueError(f"--shape gives two shapes of {name}: {shapes[name]} and {tuple(numbers)}")
         shapes[name] = tuple(numbers)
     return shapes
 

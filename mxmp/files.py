@@ -189,5 +189,6 @@ def _errors_named(*paths: str) -> Iterator[None]:
         what = error.strerror
         for folder in filter(None, map(os.path.dirname, paths)):
             if not os.path.isdir(folder):
-                what = f"{folder!r} is no folder" if os.path.exists(folder) else f"no folder {folder!r}, make it first"
+                what += f" ({folder!r} is a file)" if os.path.exists(folder) else f" (make the folder {folder!r} first)"
+                break
         raise OSError(error.errno, what, ", ".join(map(os.fspath, paths))) from error

@@ -12,7 +12,7 @@ from ...frontend import CalledGraph
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.graph import Graph, check_shapes
+from ...precision.graph import Graph, check_shapes, data_inputs, wanted_shapes
 from ...precision.plan import Plan, read_policy
 from ..shared.targets import blocks_of, called_graphs, policy_of, with_names_of
 from .advice import Advice, Joinable, MatrixReport
@@ -67,7 +67,8 @@ def advise(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        A net has no inputs, or nothing in it runs as a graph; inputs or shapes do not fit ``target``; the policy or
+        A net has no inputs, or nothing in it runs as a graph; inputs or shapes do not fit ``target``, or those of a
+        Symbol say the shape of no matrix operator; the policy or
         device is not known; no GPU can follow the policy (bfloat16); or the plan is of another graph, or given with
         ``exclude``.
     OSError
@@ -95,6 +96,11 @@ def advise(
                 matrices.append(_matrix(shaped, found, decided, prefix))
         joinable += _joinable(nodes, prefix)
         unmatched.append(set(decided.unmatched))
+    if isinstance(target, mx.sym.Symbol) and unknown and not matrices:
+        # Nothing is counted, and a report would say that 0 % can run on Tensor Cores.
+        missing = [name for name in data_inputs(Graph.from_symbol(target)) if name not in shapes]
+        if missing:
+            raise ValueError(f"the shapes {shapes} do not say the shape of {wanted_shapes(missing)}")
     return Advice(
         name=target.name or "symbol",
         policy=str(requested if plan is None else plan.policy),
