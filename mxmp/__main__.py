@@ -339,7 +339,7 @@ def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
 
     Raises ``ValueError`` for another form, a size that is no positive number, or two shapes of one input.
     """
-    shapes = {}
+    shapes: dict[str, tuple] = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")
         numbers = [int(size) if size.strip().isdecimal() and len(size) < 20 else 0 for size in sizes.split(",")]

@@ -186,7 +186,7 @@ def _errors_named(*paths: str) -> Iterator[None]:
         other_file = error.filename is not None and not str(error.filename).endswith(".part")
         if error.errno is None or other_file:
             raise
-        what = error.strerror
+        what = str(error.strerror)
         for folder in filter(None, map(os.path.dirname, paths)):
             if not os.path.isdir(folder):
                 what += f" ({folder!r} is a file)" if os.path.exists(folder) else f" (make the folder {folder!r} first)"

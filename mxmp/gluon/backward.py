@@ -155,17 +155,22 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
     with ``ignore_stale=True`` it leaves out that weight instead. Parameters with ``grad_req="null"`` are always left
     out.
     """
-    found = []
+    found: list[Update] = []
+    stale = ""
     for index, param in enumerate(params):
         for device, (data, grad) in enumerate(_mxnet.with_gradients(param)):
             if _is_due(param, data):
                 found.append(Update(index, device, param.name, data, grad))
-            elif not ignore_stale:
-                raise UserWarning(
-                    f"Gradient of Parameter `{param.name}` on context {data.context} has not been updated by "
-                    "backward since last `step`. If only a part of the net was used on purpose, call step with "
-                    "ignore_stale_grad=True"
-                )
+            else:
+                stale = stale or f"Gradient of Parameter `{param.name}` on context {data.context}"
+    if stale and not ignore_stale:
+        what = (
+            "If only a part of the net was used on purpose, call step with ignore_stale_grad=True"
+            if found
+            else "Nor has any other gradient of this trainer: the loss reaches none of its parameters. Was it computed "
+            "by another net? A trainer is made over the parameters of the net that it trains, net.collect_params()"
+        )
+        raise UserWarning(f"{stale} has not been updated by backward since last `step`. {what}")
     return found
 
 

@@ -25,7 +25,7 @@ from ..step.scaler import ScalerGroup, as_scaler, check_positive
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Updaters
+from ..step.updater import Updaters, check_optimizer
 from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
@@ -40,6 +40,12 @@ _NO_AMP = (
     "amp.init_trainer(trainer); in place of amp.scale_loss(loss, trainer) call trainer.backward(loss), or use `with "
     "trainer.scale_loss(loss) as scaled:`; in place of amp.unscale(trainer) call trainer.unscale(); the scale is "
     "trainer.loss_scale"
+)
+
+
+_SHARE = (
+    ". If another mxmp.Trainer ran the backward of this loss, the gradients have its scale: give all trainers of one "
+    "loss the same scaler object (scaler = mxmp.DynamicLossScaler(); loss_scale=scaler), and call backward once for all"
 )
 
 
@@ -76,8 +82,10 @@ class Trainer(StepView, gluon.Trainer):
     ------
     ValueError
         Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
-        weights) or could not be scaled (gradient compression); MXNet has no such kvstore; ``loss_scale`` is none of the
-        above; or ``params`` has a parameter twice.
+        weights) or could not be scaled (gradient compression); MXNet has no such kvstore or optimizer; ``loss_scale``
+        is none of the above; or ``params`` are no parameters, or have one twice.
+    TypeError
+        The optimizer takes no such parameter.
     ImportError
         ``kvstore="horovod"`` without Horovod; the message says how to install it.
     """
@@ -97,6 +105,11 @@ class Trainer(StepView, gluon.Trainer):
     ) -> None:
         check_kvstore(kvstore, update_on_kvstore)
         refuse_compression(compression_params)
+        check_optimizer(optimizer, optimizer_params)
+        if isinstance(params, (gluon.Block, gluon.Trainer)):
+            raise ValueError(
+                f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
+            )
         self._requested_scale = loss_scale
         self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self.progress = Progress()
@@ -222,7 +235,7 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
-        self.progress.check(Event.UNSCALE, self.loss_scale)
+        self._check(Event.UNSCALE)
         self._refuse_unscaled_gradients()
         updates = backward.due_updates(self._params, ignore_stale=True)
         found = [update.gradient for update in updates]
@@ -249,7 +262,7 @@ class Trainer(StepView, gluon.Trainer):
             ``max_norm`` is not positive.
         """
         check_positive("max_norm", max_norm)
-        self.progress.check(Event.CLIP, self.loss_scale)
+        self._check(Event.CLIP)
         self.allreduce_grads()
         updates = backward.due_updates(self._params, ignore_stale=True)
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
@@ -521,12 +534,21 @@ class Trainer(StepView, gluon.Trainer):
         ``ValueError`` if ``batch_size`` is not positive. If ``loss.backward()`` at a loss scale of 1 was the only
         backward, calls ``watch_statistics``, too. ``called`` is the method that the user called, for the message.
         """
-        self.progress.check(Event.UPDATE, self.loss_scale, called=called)
+        self._check(Event.UPDATE, called)
         check_positive("batch_size", batch_size)
         if self.progress.phase is Phase.READY:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
+
+    def _check(self, event: Event, called: str = "") -> None:
+        """Raise ``RuntimeError`` if the user may not call ``event`` now; name the cure where trainers share a loss."""
+        hint = ""
+        if self.progress.phase is Phase.READY and self.loss_scale != 1.0:
+            others = any(each.scaler_group is not self.scaler_group for each in list(living_trainers))
+            if others and _mxnet.fresh_weights(filter(_mxnet.is_initialized, self._params)):
+                hint = _SHARE
+        self.progress.check(event, self.loss_scale, called=called, hint=hint)
 
     def _prepare(self) -> None:
         """Do what must come before gradients are summed over devices and workers.

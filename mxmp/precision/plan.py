@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from glob import escape
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
 FORMAT = "mxmp-plan-1"
+# Why a graph would compute nothing in low precision, for a message.
+NOTHING_LOW = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
 
 
 @dataclass(frozen=True)
@@ -408,9 +411,14 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
     if operators == planned:
         return
-    missing = sorted(operators.items() - planned.items())[:3]
-    extra = sorted(planned.items() - operators.items())[:3]
+    missing: list = sorted(operators.items() - planned.items())
+    extra: list = sorted(planned.items() - operators.items())
     hint = ""
+    mine, theirs = Counter(operators.values()), Counter(planned.values())
+    if operators.keys().isdisjoint(planned) and mine != theirs:
+        # Of nets with other prefixes every name differs, which says nothing: the types do.
+        missing, extra = (sorted(f"{n} {op}" for op, n in each.items()) for each in (mine - theirs, theirs - mine))
+        hint = ". No name is in both, so these are counted by type"
     if sorted(operators.values()) == sorted(planned.values()):
         hint = (
             ". The types are the same, so perhaps only names differ: build the network with those that the plan has, "
@@ -418,7 +426,7 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
         )
     raise ValueError(
         f"the plan is of another graph: it has {len(planned)} operators, the graph {len(operators)}; "
-        f"only in the graph: {missing or 'none'}; only in the plan: {extra or 'none'}{hint}"
+        f"only in the graph: {missing[:3] or 'none'}; only in the plan: {extra[:3] or 'none'}{hint}"
     )
 
 

@@ -97,14 +97,14 @@ class Progress:
         """Return whether the loss scale has been divided out of the gradients."""
         return self.phase in _TRUE
 
-    def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
+    def check(self, event: Event, loss_scale: float, *, called: str = "", hint: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
         Refused are: ``backward`` after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter
         has ``grad_req="add"``; a second ``unscale``; and ``unscale``, ``clip_global_norm`` and the update if no scaled
         backward has run since the last step. At a ``loss_scale`` of 1 a plain ``loss.backward()`` gives the same
         gradients, so no scaled backward is required. ``called`` is the method's name for the message if it is not
-        ``event.value``: ``step`` checks ``Event.UPDATE``.
+        ``event.value``: ``step`` checks ``Event.UPDATE``. ``hint`` is added to the message about a missing backward.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -118,7 +118,7 @@ class Progress:
         raise RuntimeError(
             f"{called or event.value}() before a scaled backward: call trainer.backward(loss), or scale_loss(loss), "
             "instead of loss.backward() (an Estimator takes batch_processor=mxmp.BatchProcessor()); unscaled "
-            f"gradients would be divided by the loss scale {loss_scale:g}"
+            f"gradients would be divided by the loss scale {loss_scale:g}{hint}"
         )
 
     def note(self, event: Event, loss_scale: float) -> None:

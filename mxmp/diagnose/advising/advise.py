@@ -8,7 +8,7 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import CalledGraph
+from ...frontend import CalledGraph, instead
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
@@ -126,8 +126,9 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
         known = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
         return [CalledGraph(target.name or "symbol", target, known, frozenset())]
     if not isinstance(target, Block):
+        hint = instead(target)
         raise TypeError(
-            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
+            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}{hint}"
         )
     if shapes or not inputs:
         raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")

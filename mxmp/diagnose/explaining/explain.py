@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph
+from ...frontend import ConvertedGraph, instead
 from ...kernels.fit import device_of
 from ...pipeline import emitted
 from ...policy import Policy
@@ -78,7 +78,7 @@ def explain(
     if not is_network(target):
         raise TypeError(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
-            f"got {type(target).__module__}.{type(target).__name__}"
+            f"got {type(target).__module__}.{type(target).__name__}{instead(target)}"
         )
     if policy is not None or exclude or ctx is not None or shapes:
         raise ValueError(
@@ -88,6 +88,11 @@ def explain(
         raise ValueError(
             f"explain takes nothing after a module, got {_types(inputs)}: a bound module has its graphs, write "
             "explain(module)"
+        )
+    if any(isinstance(each, (str, Policy, Plan)) for each in inputs):
+        raise ValueError(
+            f"explain takes a net's inputs, got {_types(inputs)}: a net is explained as it was converted, so "
+            "convert it by that policy first, mxmp.convert(net, policy)"
         )
     graphs, unconverted = converted_graphs(target, inputs)
     return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
