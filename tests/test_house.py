@@ -28,6 +28,7 @@ HOUSE = {
     ],
     "kernels": [
         *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
+        "channels_last",
         *("table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],

@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ...frontend import CalledGraph, instead
+from ...kernels.channels_last import has_norm, norms_over_rows
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
@@ -101,6 +102,7 @@ def advise(
         missing = [name for name in data_inputs(Graph.from_symbol(target)) if name not in shapes]
         if missing:
             raise ValueError(f"the shapes {shapes} do not say the shape of {wanted_shapes(missing)}")
+    graphs = [Graph.from_symbol(graph.symbol) for graph in called]
     return Advice(
         name=target.name or "symbol",
         policy=str(requested if plan is None else plan.policy),
@@ -110,6 +112,8 @@ def advise(
         unknown=tuple(unknown),
         unmatched=tuple(sorted(set.intersection(*unmatched))),
         slowed_by=slowed_by(),
+        has_norm=any(has_norm(graph) for graph in graphs),
+        slow_norms=tuple(name for graph in graphs for name in norms_over_rows(graph)),
     )
 
 

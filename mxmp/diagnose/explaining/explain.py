@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ...frontend import ConvertedGraph, instead
+from ...kernels.channels_last import norms_over_rows
 from ...kernels.fit import device_of
 from ...pipeline import emitted
 from ...policy import Policy
@@ -136,6 +137,7 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
         {name: tuple(places) for name, places in at.items()},
+        tuple(norms_over_rows(graph)) if plan.device == "gpu" else (),
     )
 
 
