@@ -52,6 +52,6 @@ del _mxnet
 
 if not _TYPE_CHECKING:  # for a type checker every name would exist
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> object:
         """Raise ``AttributeError`` for a name that mxmp lacks, with what to write instead."""
         raise AttributeError(_missing(name, __all__))

@@ -81,7 +81,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         yield
         return
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
-    of_others = list(_reached([param for other in others for param in _mxnet.parameters_of(other)], record))
+    of_others = [(other, list(_reached(_mxnet.parameters_of(other), record))) for other in others]
     before = _mxnet.fresh_weights(own, clear=True)
     try:
         yield
@@ -90,7 +90,9 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
             note_scaled(written)
-            _mxnet.fresh_weights(of_others, clear=True)  # at this scale, which is not their trainer's
+            for other, params in of_others:
+                _mxnet.fresh_weights(params, clear=True)  # at this scale, which is not their trainer's
+                other.progress.foreign = other.progress.foreign or bool(params)
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
         else:

@@ -43,12 +43,6 @@ _NO_AMP = (
 )
 
 
-_SHARE = (
-    ". If another mxmp.Trainer ran the backward of this loss, the gradients have its scale: give all trainers of one "
-    "loss the same scaler object (scaler = mxmp.DynamicLossScaler(); loss_scale=scaler), and call backward once for all"
-)
-
-
 class Trainer(StepView, gluon.Trainer):
     """Applies an optimizer with loss scaling, FP32 master weights and skipped steps on overflow.
 
@@ -235,7 +229,7 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
-        self._check(Event.UNSCALE)
+        self.progress.check(Event.UNSCALE, self.loss_scale)
         self._refuse_unscaled_gradients()
         updates = backward.due_updates(self._params, ignore_stale=True)
         found = [update.gradient for update in updates]
@@ -262,7 +256,7 @@ class Trainer(StepView, gluon.Trainer):
             ``max_norm`` is not positive.
         """
         check_positive("max_norm", max_norm)
-        self._check(Event.CLIP)
+        self.progress.check(Event.CLIP, self.loss_scale)
         self.allreduce_grads()
         updates = backward.due_updates(self._params, ignore_stale=True)
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
@@ -534,21 +528,12 @@ class Trainer(StepView, gluon.Trainer):
         ``ValueError`` if ``batch_size`` is not positive. If ``loss.backward()`` at a loss scale of 1 was the only
         backward, calls ``watch_statistics``, too. ``called`` is the method that the user called, for the message.
         """
-        self._check(Event.UPDATE, called)
+        self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
         if self.progress.phase is Phase.READY:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
         self._optimizer.rescale_grad = self._scale / batch_size
-
-    def _check(self, event: Event, called: str = "") -> None:
-        """Raise ``RuntimeError`` if the user may not call ``event`` now; name the cure where trainers share a loss."""
-        hint = ""
-        if self.progress.phase is Phase.READY and self.loss_scale != 1.0:
-            others = any(each.scaler_group is not self.scaler_group for each in list(living_trainers))
-            if others and _mxnet.fresh_weights(filter(_mxnet.is_initialized, self._params)):
-                hint = _SHARE
-        self.progress.check(event, self.loss_scale, called=called, hint=hint)
 
     def _prepare(self) -> None:
         """Do what must come before gradients are summed over devices and workers.

@@ -79,6 +79,8 @@ class Progress:
     overflows : Overflows or None
         Which gradients were not finite when ``unscale()`` was called. None before that call. None again once the
         Trainer sums the gradients, since it first writes a NaN into each of them that was not finite.
+    foreign : bool
+        Whether the last backward that wrote gradients was that of a trainer with another scaler.
     """
 
     def __init__(self) -> None:
@@ -86,6 +88,7 @@ class Progress:
         self.clip = 1.0
         self.accumulates = False
         self.overflows: Any = None
+        self.foreign = False
 
     @property
     def reduced(self) -> bool:
@@ -97,14 +100,14 @@ class Progress:
         """Return whether the loss scale has been divided out of the gradients."""
         return self.phase in _TRUE
 
-    def check(self, event: Event, loss_scale: float, *, called: str = "", hint: str = "") -> None:
+    def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
         """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
 
         Refused are: ``backward`` after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter
         has ``grad_req="add"``; a second ``unscale``; and ``unscale``, ``clip_global_norm`` and the update if no scaled
         backward has run since the last step. At a ``loss_scale`` of 1 a plain ``loss.backward()`` gives the same
         gradients, so no scaled backward is required. ``called`` is the method's name for the message if it is not
-        ``event.value``: ``step`` checks ``Event.UPDATE``. ``hint`` is added to the message about a missing backward.
+        ``event.value``: ``step`` checks ``Event.UPDATE``.
         """
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
@@ -115,10 +118,17 @@ class Progress:
             raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
         if before is not Phase.READY:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
+        if self.foreign:
+            raise RuntimeError(
+                f"{called or event.value}() before a scaled backward of this trainer: another mxmp.Trainer's backward "
+                "has written its gradients, with another loss scale. Give all trainers of one loss the same scaler "
+                "object (scaler = mxmp.DynamicLossScaler(); loss_scale=scaler), and call backward once for all; or, "
+                "for a loss of its own, call trainer.backward(loss) of this trainer"
+            )
         raise RuntimeError(
             f"{called or event.value}() before a scaled backward: call trainer.backward(loss), or scale_loss(loss), "
             "instead of loss.backward() (an Estimator takes batch_processor=mxmp.BatchProcessor()); unscaled "
-            f"gradients would be divided by the loss scale {loss_scale:g}{hint}"
+            f"gradients would be divided by the loss scale {loss_scale:g}"
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
@@ -128,6 +138,7 @@ class Progress:
         a new Progress after a step.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
+        self.foreign = False
 
     def _effective_phase(self, loss_scale: float) -> Phase:
         """Return ``phase``, but ``SCALED`` in place of ``READY`` (no scaled backward has run) if ``loss_scale`` is 1.

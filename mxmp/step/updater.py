@@ -32,8 +32,8 @@ def check_optimizer(optimizer: Any, optimizer_params: Any) -> None:
     registered = mx.optimizer.Optimizer.opt_registry
     if isinstance(optimizer, str):
         if optimizer.lower() not in registered:
-            near = get_close_matches(optimizer.lower(), registered, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(registered)}"
+            near = get_close_matches(optimizer.lower(), registered, n=2)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(registered)}"
             raise ValueError(f"Cannot find optimizer {optimizer}{hint}")
     elif not isinstance(optimizer, mx.optimizer.Optimizer):
         got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
