@@ -5,6 +5,8 @@ precision of every operator and inserts the casts, FP32 masters and a loss scale
 Importing mxmp changes nothing in MXNet.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 try:
     import mxnet as _mxnet
 except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which NumPy 1.24 no longer has
@@ -15,6 +17,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
 
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, restore
+from .hints import missing as _missing
 from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.plan import Plan
@@ -45,3 +48,10 @@ __all__ = [
 ]
 
 del _mxnet
+
+
+if not _TYPE_CHECKING:  # for a type checker every name would exist
+
+    def __getattr__(name: str) -> object:
+        """Raise ``AttributeError`` for a name that mxmp lacks, with what to write instead."""
+        raise AttributeError(_missing(name, __all__))

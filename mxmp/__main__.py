@@ -1,4 +1,4 @@
-"""Command line: convert a checkpoint for inference, explain, find what is fast, and look inside.
+"""Command line: convert a checkpoint for inference, explain, find what is fast, look inside, and start a job.
 
 python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
@@ -6,29 +6,33 @@ python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
 python -m mxmp optimize net-symbol.json net-0010.params data.npy net-fast
 python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
 python -m mxmp profile report.sqlite
+python -m mxmp launch --workers 2 -- python train.py
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import zipfile
 import zlib
 from dataclasses import replace
 from reprlib import repr as shorten
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from . import __version__
 from .diagnose import advise, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
-from .files import check_writable, picture_format, replacing_all
+from .files import check_writable, kind_of, near_name, picture_format, replacing_all
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
+from .launch import launch, launch_horovod
 from .policy import Policy
 from .precision import safe_sums
 from .precision.graph import check_shapes
@@ -37,45 +41,69 @@ from .symbolic.checkpoint import last_line, read_parameters, read_symbol, write_
 from .symbolic.parameters import cast_parameters, check_parameters
 from .tuning import tune
 
+PROGRAM = "python -m mxmp"
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; return the exit status: 0, or 2 after an error, which is printed to stderr in one line.
+    """Run a command line; return the exit status.
 
-    Errors of other types than ``ValueError``, ``OSError``, ``ImportError``, ``MemoryError``, ``RuntimeError`` and
-    ``CandidateError`` are raised. ``arguments`` are the words after ``python -m mxmp``; None: those of the process.
-    argparse ends the process with status 2 at an unknown command or option, and with 0 after ``--help``.
+    It is 0, or 2 after an error, which is printed to stderr in one line, 130 after Ctrl-C and 141 if what reads stdout
+    has gone, as in ``| head``; of ``launch``, that of the job. Errors of other types than ``ValueError``, ``OSError``,
+    ``ImportError``, ``MemoryError``, ``RuntimeError`` and ``CandidateError`` are raised. ``arguments`` are the words
+    after ``python -m mxmp``; None: those of the process. argparse ends the process with status 2 at an unknown command
+    or option, and with 0 after ``--help`` and ``--version``.
     """
     args = parser().parse_args(arguments)
     try:
-        args.run(args)
+        status = args.run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print(f"{args.prog}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError, CandidateError) as error:
         # MXNetError is a RuntimeError.
         text = last_line(error) if isinstance(error, mx.MXNetError) else " ".join(str(error).splitlines())
-        print(f"mxmp {args.command}: {text or type(error).__name__}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.strerror}: {error.filename!r}"  # without "[Errno 2]"
+        print(f"{args.prog}: {text or type(error).__name__}", file=sys.stderr)
         return 2
-    return 0
+    return status or 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as those of the commands are."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required") and self.prog != PROGRAM:
+            message += "; an option that takes several values, such as --shape, goes behind them"
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the argparse parser of the command line, with a subparser for each command."""
-    top = argparse.ArgumentParser("python -m mxmp", description="Mixed precision for MXNet checkpoints.")
+    top = _Parser(PROGRAM, description="Mixed precision for MXNet: checkpoints, plans, and jobs on this machine.")
+    top.add_argument("--version", action="version", version=f"mxmp {__version__}, with MXNet {mx.__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     recipes = ", ".join(Policy.recipes())
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
         # ``policy`` is the default of --policy; "" for a command without --policy, symbol, --exclude and --shape.
-        command = commands.add_parser(run.__name__[1:], help=purpose)
-        command.set_defaults(run=run)
+        command = commands.add_parser(run.__name__[1:], help=purpose, description=purpose)
+        command.set_defaults(run=run, prog=command.prog)
         if policy:
             command.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
             command.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
             command.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
             others = ", a policy string or a plan (.json)" if plan else " or a policy string"
-            command.add_argument("--policy", default=policy, help=recipes + others)
+            command.add_argument("--policy", default=policy, help=f"{recipes}{others} (default: %(default)s)")
         return command
 
     cast = add(_cast, "write a low-precision checkpoint for inference", "float16", plan=True)
-    cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params")
+    cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params; without them only the symbol")
     cast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
     show = add(_explain, "say what each operator would compute in, and why", "float16", plan=True)
     show.add_argument("--nodes", action="store_true", help="one line per operator as well")
@@ -85,7 +113,9 @@ def parser() -> argparse.ArgumentParser:
     find.add_argument("--bytes", action="store_true", help="measure nothing: cast the fewest bytes")
     find.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
     for command in (cast, show, find):
-        command.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where it will run")
+        command.add_argument(
+            "--device", choices=("cpu", "gpu"), default="cpu", help="where it will run (default: %(default)s)"
+        )
 
     fast = add(_optimize, "write the fastest graph for inference on this CPU that is still right")
     fast.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
@@ -95,19 +125,37 @@ def parser() -> argparse.ArgumentParser:
     )
     fast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
     fast.add_argument(
-        "--dtypes", nargs="*", default=["int8", "bfloat16"], help="allowed besides FP32; or float16, for a GPU"
+        "--dtypes",
+        nargs="*",
+        default=["int8", "bfloat16"],
+        help="allowed besides FP32; or float16, for a GPU (default: int8 bfloat16)",
     )
     fast.add_argument(
-        "--max-drop", type=float, default=0.01, help="share of top answers that may be others than FP32's"
+        "--max-drop",
+        type=float,
+        default=0.01,
+        help="share of top answers, 0 to 1, that may be others than FP32's (default: %(default)s)",
     )
-    fast.add_argument("--min-sqnr", type=float, default=20.0, help="least signal to noise ratio of the outputs, in dB")
+    fast.add_argument(
+        "--min-sqnr",
+        type=float,
+        default=20.0,
+        help="least signal to noise ratio of the outputs, in dB (default: %(default)s)",
+    )
     fast.add_argument("--save", metavar="REPORT.json", help="write the report too")
     fast.add_argument("--plot", metavar="PICTURE", help="draw time against accuracy: .png, .svg or .pdf")
 
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
-    shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU")
+    shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU (default: %(default)s)")
     read = add(_profile, "say what ran on Tensor Cores, from what Nsight Systems recorded")
     read.add_argument("file", help="what nsys export --type sqlite wrote")
+
+    job = add(_launch, "run a training script as a distributed job on this machine")
+    job.add_argument("--workers", type=int, default=2, help="how many (default: %(default)s)")
+    job.add_argument("--servers", type=int, default=1, help="how many (default: %(default)s)")
+    job.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole job (default: no limit)")
+    job.add_argument("--horovod", action="store_true", help="workers of Horovod (Gloo): no scheduler, no servers")
+    job.add_argument("program", nargs=argparse.REMAINDER, help="what every worker runs, after --: python train.py")
     return top
 
 
@@ -237,7 +285,10 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
             raw = np.load(file, allow_pickle=False)
             arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else dict(raw.items())
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({error})") from error
+        if not os.path.exists(path):
+            raise ValueError(f"no file {path!r}; expected batches, .npy or .npz{near_name(path)}") from error
+        why = kind_of(path, "array") or error
+        raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({why})") from error
     if not arrays or any(array.ndim < 2 for array in arrays.values()):
         raise ValueError(f"{path!r} holds no batches: expected arrays of shape (batches, rows, ...)")
     if len({len(array) for array in arrays.values()}) > 1:
@@ -260,6 +311,14 @@ def _profile(args: argparse.Namespace) -> None:
     print(profile(args.file))
 
 
+def _launch(args: argparse.Namespace) -> int:
+    """Run ``launch``: start the processes of a distributed job; return how the job ended."""
+    program = args.program[args.program[:1] == ["--"] :]
+    if args.horovod:
+        return launch_horovod(program, args.workers, args.timeout)
+    return launch(program, args.workers, args.servers, args.timeout)
+
+
 def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
     """Return the parameters in the file ``path``, by names such as ``"arg:fc_weight"`` and ``"aux:bn_moving_mean"``.
 
@@ -278,14 +337,19 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
     """Return the shapes of ``--shape``, ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``.
 
-    Raises ``ValueError`` for another form, or a size that is no positive number.
+    Raises ``ValueError`` for another form, a size that is no positive number, or two shapes of one input.
     """
-    shapes = {}
+    shapes: dict[str, tuple] = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")
         numbers = [int(size) if size.strip().isdecimal() and len(size) < 20 else 0 for size in sizes.split(",")]
         if not name or 0 in numbers:
-            raise ValueError(f"--shape {shorten(text)} is not NAME=N,C,H,W with positive numbers of at most 19 digits")
+            raise ValueError(
+                f"--shape {shorten(text)} is not NAME=N,C,H,W with positive numbers of at most 19 digits, such as "
+                "data=32,3,224,224"
+            )
+        if shapes.get(name, tuple(numbers)) != tuple(numbers):
+            raise ValueError(f"--shape gives two shapes of {name}: {shapes[name]} and {tuple(numbers)}")
         shapes[name] = tuple(numbers)
     return shapes
 

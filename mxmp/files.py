@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import threading
+import zipfile
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Iterator
 
 
@@ -35,6 +37,55 @@ def read_json(path: str) -> Any:
             return json.load(file)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
+
+
+# By their first bytes. MXNet's number of a list of arrays: kMXAPINDArrayListMagic, src/ndarray/ndarray.cc.
+_BEGINNINGS = {
+    b"SQLite format 3\0": "an SQLite database",
+    b"\x93NUMPY": "an array of NumPy, as in a .npy file",
+    b"\x12\x01\0\0\0\0\0\0": "parameters of MXNet",
+    b"\x80": "a pickle, as in a file of optimizer states",
+}
+_KEYS = {"nodes": "a Symbol in JSON", "operators": "a precision plan, as Plan.save writes it"}
+
+
+def kind_of(path: str, unless: str = "") -> str:
+    """Return what a file is by its content, such as ``"it holds a Symbol in JSON"``; ``""`` where that is not known.
+
+    It is the end of an error message about a file of the wrong kind, so it is ``""`` for a file of the kind ``unless``.
+    """
+    if os.path.isdir(path):
+        return "it is a folder"
+    with open(path, "rb") as file:
+        begin = file.read(1024)
+    found = next((kind for first, kind in _BEGINNINGS.items() if begin.startswith(first)), "")
+    if not begin:
+        return "it is empty"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            is_states = {"tree.npy", "digest.npy"} <= set(archive.namelist())
+        found = "optimizer states of mxmp" if is_states else "arrays of NumPy, as in a .npz file"
+    elif not found:
+        try:
+            raw = read_json(path)
+            keys = raw if isinstance(raw, dict) else ()
+            found = next((kind for key, kind in _KEYS.items() if key in keys), "JSON of another kind")
+        except UnicodeDecodeError:
+            return ""
+        except ValueError:
+            found = "text that is no JSON"
+    return "" if unless and found.startswith(unless) else f"it holds {found}"
+
+
+def near_name(path: str) -> str:
+    """Return a suggestion for the message about a file that is missing, ``"; did you mean 'net-0010.params'?"``."""
+    folder, name = os.path.split(path)
+    try:
+        there = os.listdir(folder or ".")
+    except OSError:
+        return f"; there is no folder {folder!r}"
+    near = get_close_matches(name, there, n=1, cutoff=0.8)
+    return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else ""
 
 
 @contextmanager
@@ -135,4 +186,9 @@ def _errors_named(*paths: str) -> Iterator[None]:
         other_file = error.filename is not None and not str(error.filename).endswith(".part")
         if error.errno is None or other_file:
             raise
-        raise OSError(error.errno, error.strerror, ", ".join(map(os.fspath, paths))) from error
+        what = str(error.strerror)
+        for folder in filter(None, map(os.path.dirname, paths)):
+            if not os.path.isdir(folder):
+                what += f" ({folder!r} is a file)" if os.path.exists(folder) else f" (make the folder {folder!r} first)"
+                break
+        raise OSError(error.errno, what, ", ".join(map(os.fspath, paths))) from error

@@ -7,9 +7,11 @@ theirs. ``gluon.reading`` and ``symbolic.reading`` return ``ConvertedGraph`` and
 from __future__ import annotations
 
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any, Callable, Collection, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
@@ -32,6 +34,33 @@ OTHER_WORKERS = (
 Listener = Callable[[str, NDArray], None]
 # Called with a name and an array that no operator of the network made: an input, the loss, its gradient.
 Note = Callable[[str, NDArray], None]
+
+
+def instead(got: Any, wants_symbol: bool = False) -> str:
+    """Return the end of a message about ``got``, which is no network of the right kind: what to write instead.
+
+    ``wants_symbol`` says whether a Symbol was expected, and not a net. Returns ``""`` where nothing is known.
+    """
+    if isinstance(got, type):
+        return f": that is a class, make an object of it, {got.__name__}(...)"
+    if isinstance(got, mx.sym.Symbol):
+        return ": for a Symbol use mxmp.cast_symbol, or mxmp.Module to train it"
+    if isinstance(got, mx.gluon.Block):
+        return ": for a Block use mxmp.convert and mxmp.Trainer"
+    if isinstance(got, mx.mod.BaseModule):
+        return ": a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is .symbol"
+    if isinstance(got, mx.gluon.Trainer):
+        return ": that is a trainer, pass the network that it trains"
+    if isinstance(got, mx.gluon.ParameterDict):
+        return ": those are parameters, pass the net itself"
+    if isinstance(got, (str, PathLike)):
+        load = "mx.sym.load(file)" if wants_symbol else "gluon.SymbolBlock.imports(symbol_file, ['data'], params_file)"
+        return f": load it from its files first, {load}"
+    if isinstance(got, (list, tuple, set, dict)):
+        return ": call it for each network"
+    if isinstance(got, (NDArray, np.ndarray)):
+        return ": that is an array, the network comes first"
+    return ""
 
 
 class ConvertedGraph(NamedTuple):

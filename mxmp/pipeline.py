@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Set, Union
 
 import mxnet as mx
 
+from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import UNKNOWN, fit_to_device
 from .policy import Policy, as_policy
 from .precision.casts import CastGraph, insert_casts, strip
@@ -240,6 +241,8 @@ class Conversion:
         self._warn_of_control_flow(original, grad_req)
         if device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
             _log_that_float16_is_emulated()
+        if device == "gpu":
+            self._warn_of_norms(original)
         return graph, plan
 
     def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
@@ -253,6 +256,13 @@ class Conversion:
                 "leave the block as Python: mxmp.convert(net, exclude=lambda name, block: ...)",
                 ", ".join(found),
             )
+
+    def _warn_of_norms(self, graph: Graph) -> None:
+        """Log a warning, once for each BatchNorm, if it is slow on a GPU because its axis is not 1."""
+        found = [name for name in norms_over_rows(graph) if name not in self._wrong]
+        self._wrong.update(found)
+        if found:
+            logger.warning("%s: BatchNorm with another axis than 1. %s", ", ".join(found[:3]), WHY_SLOW)
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one FP32 graph, which is to run on ``device``. A subclass may decide otherwise.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from fnmatch import translate
 from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
@@ -157,7 +158,13 @@ class Policy:
             field, eq, value = part.partition("=")
             field = field.strip()
             if not eq or field not in known:
-                raise ValueError(f"Policy.parse({text!r}): {part!r} is no FIELD=VALUE with FIELD one of {known}")
+                last, near = next(reversed(values), ""), get_close_matches(field, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                if not eq and last in _LISTS:
+                    hint = f"; the names in a list are separated by ';', {last}={';'.join([*values[last], part])}"
+                elif ";" in field or " " in field:
+                    hint = "; fields are separated by ','"
+                raise ValueError(f"Policy.parse({text!r}): {part!r} is no FIELD=VALUE with FIELD one of {known}{hint}")
             if field in values:
                 raise ValueError(f"Policy.parse({text!r}): field {field!r} is given twice")
             value = value.strip()
@@ -287,7 +294,7 @@ def _as_names(field: str, values: object) -> tuple[str, ...]:
     Raises ``ValueError`` for anything else, a single string too.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
-        hint = f", such as [{values!r}]" if isinstance(values, str) else ""
+        hint = f", such as {re.split('[,;] *', values)!r}" if isinstance(values, str) else ""
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")
     names = tuple(values)
     for name in names:

@@ -47,7 +47,6 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check words": ("checks.words", "lists names and docstrings that the language rules exclude"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
     "check gpu-acceptance": ("checks.gpu_acceptance", "tries mxmp on a GPU; scripts/gpu_acceptance.sh sets it up"),
-    "launch": ("launch_local", "runs a training script as a distributed job on this machine"),
     "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),
     "digits": ("make_digits", "packs scikit-learn's digits into RecordIO files"),
 }

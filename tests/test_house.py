@@ -21,13 +21,14 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["cpu", "files", "callbacks", "child", "policy"],
+    "": ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
         *("plan", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
         *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
+        "channels_last",
         *("table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],
@@ -73,7 +74,7 @@ HOUSE = {
     "top": ["__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "policy"]
+WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]

@@ -97,11 +97,17 @@ def plot_loss_scale(
 
     Raises
     ------
+    TypeError
+        ``run`` is none of these, such as a net.
     ImportError
         matplotlib is not installed.
     ValueError
         The history is empty, or ``path`` has another ending.
     """
+    if not isinstance(run, StepView) and not all(isinstance(each, ScaleEvent) for each in run):
+        raise TypeError(
+            f"plot_loss_scale takes what trains, a Trainer or Module, or its scale_history, got {type(run).__name__}"
+        )
     events = list(run.scale_history if isinstance(run, StepView) else run)
     if not events:
         raise ValueError("scale_history is empty: the first scale is its first event")

@@ -226,21 +226,22 @@ def undo_load(block: Block) -> None:
 # -- calls of a block --------------------------------------------------------------------------------
 
 
-def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable) -> None:
+def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable, **methods: Callable) -> None:
     """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    ``forward`` gets the arguments of the block's call. ``call_graph`` gets those of ``HybridBlock.forward``, which
-    calls it if the block is active (see ``set_active``). Neither gets the block. The graph and the CachedOp that are
-    stored on the block are deleted (a SymbolBlock keeps its graph).
+    ``methods`` take the place of other methods, by name: ``hybridize`` and ``cast``. ``forward`` gets the arguments of
+    the block's call. ``call_graph`` gets those of ``HybridBlock.forward``, which calls it if the block is active (see
+    ``set_active``). None of them gets the block. The graph and the CachedOp that are stored on the block are deleted (a
+    SymbolBlock keeps its graph).
     """
-    block.__dict__.update(forward=forward, _call_cached_op=call_graph)
+    block.__dict__.update(forward=forward, _call_cached_op=call_graph, **methods)
     block._clear_cached_op()
 
 
 def restore_calls(block: HybridBlock) -> None:
     """Undo ``redirect_calls``, so that MXNet runs calls of ``block`` again. Deletes the same graph and CachedOp."""
-    block.__dict__.pop("forward", None)
-    block.__dict__.pop("_call_cached_op", None)
+    for name in ("forward", "_call_cached_op", "hybridize", "cast"):
+        block.__dict__.pop(name, None)
     block._clear_cached_op()
 
 

@@ -81,7 +81,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         yield
         return
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
-    of_others = list(_reached([param for other in others for param in _mxnet.parameters_of(other)], record))
+    of_others = [(other, list(_reached(_mxnet.parameters_of(other), record))) for other in others]
     before = _mxnet.fresh_weights(own, clear=True)
     try:
         yield
@@ -90,7 +90,9 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
             note_scaled(written)
-            _mxnet.fresh_weights(of_others, clear=True)  # at this scale, which is not their trainer's
+            for other, params in of_others:
+                _mxnet.fresh_weights(params, clear=True)  # at this scale, which is not their trainer's
+                other.progress.foreign = other.progress.foreign or bool(params)
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
         else:
@@ -155,17 +157,22 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
     with ``ignore_stale=True`` it leaves out that weight instead. Parameters with ``grad_req="null"`` are always left
     out.
     """
-    found = []
+    found: list[Update] = []
+    stale = ""
     for index, param in enumerate(params):
         for device, (data, grad) in enumerate(_mxnet.with_gradients(param)):
             if _is_due(param, data):
                 found.append(Update(index, device, param.name, data, grad))
-            elif not ignore_stale:
-                raise UserWarning(
-                    f"Gradient of Parameter `{param.name}` on context {data.context} has not been updated by "
-                    "backward since last `step`. If only a part of the net was used on purpose, call step with "
-                    "ignore_stale_grad=True"
-                )
+            else:
+                stale = stale or f"Gradient of Parameter `{param.name}` on context {data.context}"
+    if stale and not ignore_stale:
+        what = (
+            "If only a part of the net was used on purpose, call step with ignore_stale_grad=True"
+            if found
+            else "Nor has any other gradient of this trainer: the loss reaches none of its parameters. Was it computed "
+            "by another net? A trainer is made over the parameters of the net that it trains, net.collect_params()"
+        )
+        raise UserWarning(f"{stale} has not been updated by backward since last `step`. {what}")
     return found
 
 

@@ -19,7 +19,7 @@ from ..pipeline import Conversion, Decider
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
-from ..precision.plan import Plan
+from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
@@ -240,7 +240,7 @@ class NetConversion(Conversion):
             return
         if not self._any_low:
             warnings.warn(
-                f"nothing in {self._net!r} computes in {plan.policy.compute}: it has no matrix operator that may; "
+                f"nothing in {self._net!r} computes in {plan.policy.compute}: {NOTHING_LOW}; "
                 "print(mxmp.explain(net)) says why",
                 stacklevel=5,
             )

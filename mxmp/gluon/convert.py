@@ -11,12 +11,15 @@ from typing import Callable, Iterable
 import mxnet as mx
 from mxnet.gluon import Block
 
+from ..frontend import instead
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
 from .blocks import blocks_of, divide, with_names_of
 from .conversion import NetConversion
 from .hook import conversions_in, install, remove
+
+_SYMBOLIC = (mx.sym.Symbol, mx.mod.BaseModule)
 
 
 def convert(
@@ -63,8 +66,7 @@ def convert(
         ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process.
     """
     if not isinstance(net, Block):
-        hint = ": for a Symbol use mxmp.cast_symbol" if isinstance(net, mx.sym.Symbol) else ""
-        raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{hint}")
+        raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{instead(net)}")
     _mxnet.refuse_contrib_amp()
     requested, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
@@ -93,7 +95,8 @@ def restore(net: Block) -> Block:
         Restore the larger or the other net.
     """
     if not isinstance(net, Block):
-        raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}")
+        hint = ": cast_symbol and Module leave the FP32 Symbol as it is" if isinstance(net, _SYMBOLIC) else instead(net)
+        raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}{hint}")
     blocks = blocks_of(net)
     complete, partial = conversions_in(blocks)
     if partial and not complete:

@@ -9,8 +9,12 @@ stored on the block as well, so exports and checkpoints stay FP32.
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
+from inspect import signature
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
+import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
@@ -23,6 +27,10 @@ from .parameter import conversions_of, replace_conversions
 
 # The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
 _CALLED = "mxmp_conversion"
+_NO_BACKEND = (
+    "{}: hybridize(backend={}) partitions the FP32 graph, and a converted net runs its own: drop the backend, or call "
+    "mxmp.restore(net) first"
+)
 
 
 class Hook:
@@ -117,7 +125,28 @@ class Hook:
                 )
             with ctx:
                 return self.call_graph(*args)
+        elif any(isinstance(each, np.ndarray) for each in args):
+            raise TypeError(f"{block.name!r} was called with a NumPy array: call it with mx.nd.array(x)")
         return _mxnet.forward(block, args)
+
+    def hybridize(self, active: bool = True, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Hybridize the block as its class does; raise ``ValueError`` for a backend. Replaces ``block.hybridize``."""
+        if backend:
+            raise ValueError(_NO_BACKEND.format(self._block.name, repr(backend)))
+        type(self._block).hybridize(self._block, active, backend, *args, **kwargs)
+
+    def cast(self, dtype: Any) -> None:
+        """Cast the block as its class does; raise ``ValueError`` for float16 and bfloat16. Replaces ``block.cast``."""
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:  # "bfloat16"
+            name = dtype
+        if name not in ("float32", "float64"):
+            raise ValueError(
+                f"{self._block.name}: cast({name!r}) of a converted net, which needs FP32 parameters and casts by "
+                "itself: leave it out, or call mxmp.restore(net) first for MXNet's own cast"
+            )
+        type(self._block).cast(self._block, dtype)
 
     def call_graph(self, *args: Any) -> Any:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
@@ -129,10 +158,7 @@ class Hook:
         """
         block, conversion = self._block, self.conversion
         if _mxnet.backend(block):
-            raise ValueError(
-                f"{block.name}: hybridize(backend={_mxnet.backend(block)!r}) partitions the FP32 graph, and a "
-                "converted net runs its own: drop the backend, or call mxmp.restore(net) first"
-            )
+            raise ValueError(_NO_BACKEND.format(block.name, repr(_mxnet.backend(block))))
         try:
             flat, structure = _mxnet.flatten(args)
         except ValueError as error:
@@ -152,12 +178,14 @@ class Hook:
             with BUILDING:
                 built = _serving(graphs, key, inputs)
                 if built is None:
-                    built = self._build(args, key.device)
+                    with _dtypes_explained(inputs):
+                        built = self._build(args, key.device)
                     graphs[key._replace(dtypes=built.dtypes)] = built
         if autograd.is_recording():
             conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
-        return built.run(inputs, _mxnet.monitor(block))
+        with _dtypes_explained(inputs):
+            return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
         """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
@@ -186,6 +214,7 @@ class Hook:
             return build(self._block, args, device, self.conversion)
         except UntraceableError as found:
             culprit, reason = found.args
+            _refuse_wrong_arguments(self._block, args, reason)
             raise ValueError(
                 f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
                 "a graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
@@ -243,6 +272,39 @@ def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
         return built
     built = graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
     return built if built is not None and built.serves(inputs) else None
+
+
+def _refuse_wrong_arguments(block: HybridBlock, args: tuple, reason: Exception) -> None:
+    """Raise ``TypeError`` if ``block`` failed on Symbols because it was called with wrong arguments.
+
+    ``reason`` is what it failed with: at the number of arguments, or at a list where an array is expected.
+    """
+    called = f"{block.name!r} ({type(block).__name__}) was called with {len(args)} input{'s'[: len(args) != 1]}"
+    if isinstance(reason, TypeError) and "hybrid_forward() " in str(reason) and "positional argument" in str(reason):
+        names = list(signature(block.hybrid_forward).parameters)[1:]
+        takes = [name for name in names if not isinstance(getattr(block, name, None), Parameter)]
+        raise TypeError(f"{called}, and takes {', '.join(takes) or 'none'}") from reason
+    nested = [type(each).__name__ for each in args if isinstance(each, (list, tuple))]
+    if nested and "must be Symbol instances, but got [" in str(reason):
+        raise TypeError(
+            f"{called}, a {nested[0]} among them, where an operator takes one array ({reason}): write net(x), or "
+            "net(*arrays) for a net of several inputs"
+        ) from reason
+
+
+@contextmanager
+def _dtypes_explained(inputs: list) -> Iterator[None]:
+    """Say what to do where MXNet refuses an input that is not FP32 beside weights, such as uint8 images in bfloat16."""
+    try:
+        yield
+    except mx.MXNetError as error:
+        odd = sorted({np.dtype(array.dtype).name for array in inputs} - {"float32"})
+        if not odd or "requires uniform type" not in str(error):
+            raise
+        raise mx.MXNetError(
+            f"an input is {' or '.join(odd)}, and an operator multiplies it by weights of another dtype: call "
+            f"x.astype('float32') first. MXNet says: {str(error).strip().splitlines()[-1]}"
+        ) from error
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
@@ -409,4 +471,4 @@ def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mappi
     if before is not None:
         before.undo()
     if after.conversions:
-        _mxnet.redirect_calls(block, after, after.call_graph)
+        _mxnet.redirect_calls(block, after, after.call_graph, hybridize=after.hybridize, cast=after.cast)

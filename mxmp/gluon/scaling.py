@@ -73,7 +73,8 @@ def explain_unrecorded() -> Iterator[None]:
         raise RuntimeError(
             "the loss was not recorded: compute net(x) and the loss inside `with autograd.record():`. Where they are, "
             "nothing of it asks for a gradient (grad_req='null'), or an earlier backward used its record up "
-            "(retain_graph=True keeps it)"
+            "(retain_graph=True keeps it), or the net is a copy (copy.deepcopy, pickle), whose arrays MXNet gives no "
+            "gradients before the grad_req of each parameter was set to 'null' and back"
         ) from error
 
 

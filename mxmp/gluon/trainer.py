@@ -25,7 +25,7 @@ from ..step.scaler import ScalerGroup, as_scaler, check_positive
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Updaters
+from ..step.updater import Updaters, check_optimizer
 from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
@@ -76,8 +76,10 @@ class Trainer(StepView, gluon.Trainer):
     ------
     ValueError
         Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
-        weights) or could not be scaled (gradient compression); MXNet has no such kvstore; ``loss_scale`` is none of the
-        above; or ``params`` has a parameter twice.
+        weights) or could not be scaled (gradient compression); MXNet has no such kvstore or optimizer; ``loss_scale``
+        is none of the above; or ``params`` are no parameters, or have one twice.
+    TypeError
+        The optimizer takes no such parameter.
     ImportError
         ``kvstore="horovod"`` without Horovod; the message says how to install it.
     """
@@ -97,6 +99,11 @@ class Trainer(StepView, gluon.Trainer):
     ) -> None:
         check_kvstore(kvstore, update_on_kvstore)
         refuse_compression(compression_params)
+        check_optimizer(optimizer, optimizer_params)
+        if isinstance(params, (gluon.Block, gluon.Trainer)):
+            raise ValueError(
+                f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
+            )
         self._requested_scale = loss_scale
         self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
         self.progress = Progress()

@@ -33,7 +33,10 @@ class TrainedNet:
 
     def __init__(self, net: Block, trainer: Any) -> None:
         if not isinstance(trainer, Trainer):
-            raise TypeError(f"pass the net's mxmp.Trainer, got {type(trainer).__module__}.{type(trainer).__name__}")
+            raise TypeError(
+                f"pass the net's mxmp.Trainer, got {type(trainer).__module__}.{type(trainer).__name__}: the net comes "
+                "first, then the trainer, as in watch(net, trainer)"
+            )
         self._net = net
         self._trainer = trainer
         if not self._hooks:

@@ -156,6 +156,10 @@ def _check_limits(evaluate: Any, max_drop: Any, min_sqnr: Any) -> None:
         raise ValueError(f"evaluate={evaluate!r:.200}: expected a function that takes a network and returns a number")
     if not (isinstance(max_drop, Real) and float(max_drop) >= 0):
         raise ValueError(f"max_drop={max_drop!r}: expected a number from 0, in the unit of evaluate")
+    if evaluate is None and float(max_drop) > 1:
+        raise ValueError(
+            f"max_drop={max_drop!r}: expected a share of the top answers, 0 to 1, as evaluate is not given; 0.05 is 5 %"
+        )
     if not isinstance(min_sqnr, Real) or isnan(min_sqnr):
         raise ValueError(f"min_sqnr={min_sqnr!r}: expected a number of dB, such as 20")
 

@@ -15,6 +15,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.ndarray import NDArray
 
 from ..files import replacing_all
+from ..frontend import instead
 from ..gluon.graphs import traced_alone
 from ..gluon.parameter import weight_of
 from ..precision.casts import strip
@@ -119,7 +120,9 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
     trace the block. Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it is no HybridBlock.
     """
     if not isinstance(block, Block):
-        raise TypeError(f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}")
+        raise TypeError(
+            f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}{instead(block)}"
+        )
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no graph: optimize the HybridBlocks in it")
     nested = [_as_arrays(_data_of(batch)) for batch in batches]

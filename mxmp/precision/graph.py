@@ -11,6 +11,7 @@ from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Seq
 import mxnet as mx
 import numpy as np
 
+from ..policy import Policy, is_policy_text
 from . import _mxnet
 
 VARIABLE = "null"
@@ -250,7 +251,23 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
         raise ValueError(f"{start}a NumPy array: give mx.nd.array(x), or its shape {value.shape}")
     else:
         hint = "a shape is a tuple, such as (32, 3, 224, 224)"
+        if isinstance(value, Policy) or (isinstance(value, str) and is_policy_text(value)):
+            hint = f"a policy is given by name, policy={str(value)!r}"
     raise ValueError(f"{start}{value!r} is neither an MXNet array nor a shape: {hint}")
+
+
+def data_inputs(graph: Graph) -> list[str]:
+    """Return the names of the variables that are the first input of an operator: data, rarely a weight or a label."""
+    first = (node.inputs[0].node for node in graph.nodes() if node.inputs)
+    return list(dict.fromkeys(node.name for node in first if node.is_variable))
+
+
+def wanted_shapes(names: Sequence[str]) -> str:
+    """Return the end of a message about inputs of a Symbol whose shape is not known: their names, how to give it."""
+    return (
+        f"{', '.join(names[:5])}: give those of all inputs, such as {names[0]}=(32, 3, 224, 224), or "
+        f"--shape {names[0]}=32,3,224,224 on the command line"
+    )
 
 
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:

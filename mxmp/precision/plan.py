@@ -6,14 +6,16 @@ plan give the same low-precision graph.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from glob import escape
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
-from ..files import replacing
+from ..files import kind_of, near_name, replacing
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from . import safe_sums
 from .graph import Entry, Graph, Node
@@ -22,6 +24,8 @@ from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
 FORMAT = "mxmp-plan-1"
+# Why a graph would compute nothing in low precision, for a message.
+NOTHING_LOW = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
 
 
 @dataclass(frozen=True)
@@ -152,8 +156,13 @@ class Plan:
         try:
             with open(path, encoding="utf-8") as file:
                 return cls.from_json(file.read())
+        except FileNotFoundError as error:
+            what = f"{error.strerror}; expected a precision plan{near_name(os.fspath(path))}"
+            raise FileNotFoundError(errno.ENOENT, what, os.fspath(path)) from error
         except ValueError as error:
-            raise ValueError(f"{os.fspath(path)!r}: {error}") from error
+            other = kind_of(os.fspath(path), "a precision plan")
+            why = f"not a precision plan as Plan.save writes it; {other}" if other else error
+            raise ValueError(f"{os.fspath(path)!r}: {why}") from error
 
     def to_json(self) -> str:
         """Return the plan as JSON text, with one line for each operator: its name, type, dtype and reason."""
@@ -178,8 +187,9 @@ class Plan:
         """Return the plan that ``to_json`` wrote as ``text``; raises ``ValueError`` for any other text."""
         try:
             raw = json.loads(text)
-            if raw["format"] != FORMAT:
-                raise ValueError(f"format {raw['format']!r}")
+            given = raw.get("format") if isinstance(raw, dict) else None
+            if given != FORMAT:
+                raise ValueError(f"expected an object with the format {FORMAT!r}, got {given!r}")
             (policy,) = map(Policy.parse, texts([raw["policy"]]))
             dtypes = {policy.compute: True, "float32": False}
             rows = [texts(row) for row in raw["operators"]]
@@ -190,9 +200,8 @@ class Plan:
             stored, unmatched = frozenset(texts(raw["low_variables"])), texts(raw["unmatched"])
             return cls(policy, raw["device"], decisions, stored, unmatched, tuned, texts(raw.get("blocks", [])))
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"not a precision plan as Plan.save writes it ({type(error).__name__}: {error})"
-            ) from error
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"not a precision plan as Plan.save writes it ({why})") from error
 
     def __str__(self) -> str:
         """Return a summary: how many operators compute in low precision, what tuning measured, what is FP32 and why."""
@@ -315,9 +324,9 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
     ----------
     policy : str, os.PathLike, Policy or Plan
         A recipe's name or other text for ``Policy.parse``, such as ``"float16-fast,exclude=*head*"``; the path of a
-        file that ``Plan.save`` wrote; or a Policy or Plan itself. A string that ends in ``.json`` is a path, unless its
-        first word, up to a comma or ``=``, is the name of a recipe or a field of Policy. For a plan, the first value
-        returned is the plan's policy.
+        file that ``Plan.save`` wrote; or a Policy or Plan itself. A string that ends in ``.json``, or names a file, is
+        a path, unless its first word, up to a comma or ``=``, is the name of a recipe or a field of Policy. For a plan,
+        the first value returned is the plan's policy.
     exclude : iterable of str
         Patterns to add to ``exclude`` of the policy.
 
@@ -329,7 +338,7 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
         The file of a plan cannot be read.
     """
     if isinstance(policy, os.PathLike) or (
-        isinstance(policy, str) and policy.endswith(".json") and not is_policy_text(policy)
+        isinstance(policy, str) and not is_policy_text(policy) and (policy.endswith(".json") or os.path.isfile(policy))
     ):
         policy = Plan.load(os.fspath(policy))
     if not isinstance(policy, Plan):
@@ -402,9 +411,14 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
     if operators == planned:
         return
-    missing = sorted(operators.items() - planned.items())[:3]
-    extra = sorted(planned.items() - operators.items())[:3]
+    missing: list = sorted(operators.items() - planned.items())
+    extra: list = sorted(planned.items() - operators.items())
     hint = ""
+    mine, theirs = Counter(operators.values()), Counter(planned.values())
+    if operators.keys().isdisjoint(planned) and mine != theirs:
+        # Of nets with other prefixes every name differs, which says nothing: the types do.
+        missing, extra = (sorted(f"{n} {op}" for op, n in each.items()) for each in (mine - theirs, theirs - mine))
+        hint = ". No name is in both, so these are counted by type"
     if sorted(operators.values()) == sorted(planned.values()):
         hint = (
             ". The types are the same, so perhaps only names differ: build the network with those that the plan has, "
@@ -412,7 +426,7 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
         )
     raise ValueError(
         f"the plan is of another graph: it has {len(planned)} operators, the graph {len(operators)}; "
-        f"only in the graph: {missing or 'none'}; only in the plan: {extra or 'none'}{hint}"
+        f"only in the graph: {missing[:3] or 'none'}; only in the plan: {extra[:3] or 'none'}{hint}"
     )
 
 

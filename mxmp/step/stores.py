@@ -73,11 +73,20 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
             "update_on_kvstore=True applies gradients before they are checked, so an overflow would reach the "
             "weights: leave it None or False"
         )
+    if not (kvstore is None or isinstance(kvstore, (str, mx.kv.KVStoreBase))):
+        raise ValueError(
+            f"kvstore must be a name such as 'device' or 'dist_sync', an open kvstore or None, got "
+            f"{type(kvstore).__name__}{'; a scaler is given by name, loss_scale=scaler' if _is_scaler(kvstore) else ''}"
+        )
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if "async" in kind.lower():
         raise ValueError(
             f"kvstore {kind!r} applies each worker's gradients on the server, before any check: use 'dist_sync'"
         )
+
+
+def _is_scaler(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("loss_scale", "adjust"))
 
 
 def refuse_compression(compression_params: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from math import prod
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
 
@@ -18,6 +20,39 @@ from .gradients import Gradient, largest_on_cpu
 from .masters import round_master
 from .multi_tensor import round_all, widen_all
 from .resume import InitialOptimizer
+
+_ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
+
+
+def check_optimizer(optimizer: Any, optimizer_params: Any) -> None:
+    """Raise an error if MXNet has no such optimizer, or its class takes no such parameter.
+
+    ``ValueError`` for the optimizer, ``TypeError`` for ``optimizer_params``, which are a dict, pairs or None.
+    """
+    registered = mx.optimizer.Optimizer.opt_registry
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in registered:
+            near = get_close_matches(optimizer.lower(), registered, n=2)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(registered)}"
+            raise ValueError(f"Cannot find optimizer {optimizer}{hint}")
+    elif not isinstance(optimizer, mx.optimizer.Optimizer):
+        got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        raise ValueError(f"optimizer must be a name such as 'sgd' or an object such as mx.optimizer.SGD(), got {got}")
+    try:
+        given = dict(optimizer_params or {})
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"optimizer_params must be a dict, such as {{'learning_rate': 0.1}}, got {optimizer_params!r}"
+        ) from error
+    kind = registered[optimizer.lower()] if isinstance(optimizer, str) else None
+    if kind is not None and kind.__module__.startswith("mxnet."):  # another may read what it likes
+        known = [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]
+        for name in given:
+            if name not in known:
+                near = [_ALIASES[name]] if name in _ALIASES else get_close_matches(str(name), known, n=1)
+                others = ", ".join(sorted({*known} - {"self", "args", "kwargs"}))
+                hint = f"did you mean {near[0]!r}?" if near else f"it takes {others}"
+                raise TypeError(f"the optimizer {kind.__name__} takes no {name!r}; {hint}")
 
 
 class Update(NamedTuple):

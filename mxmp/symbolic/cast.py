@@ -7,12 +7,13 @@ from typing import Iterable
 
 import mxnet as mx
 
+from ..frontend import instead
 from ..kernels.fit import device_of
 from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full
 from ..precision.graph import Graph
-from ..precision.plan import Plan, read_policy
+from ..precision.plan import NOTHING_LOW, Plan, read_policy
 
 
 def cast_symbol(
@@ -54,7 +55,7 @@ def cast_symbol(
         The file of a Plan cannot be read.
     """
     if not isinstance(sym, mx.sym.Symbol):
-        raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}: for a Block use mxmp.convert")
+        raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}{instead(sym, True)}")
     requested, override = read_policy(policy, exclude)
     graph, plan = low_graph(Graph.from_symbol(sym), override or requested, device_of(ctx), keep_output_names=True)
     warn_of_unmatched(plan)
@@ -83,6 +84,6 @@ def message_if_nothing_low(plan: Plan) -> str | None:
         return None
     reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
     return (
-        f"nothing in this Symbol would run in {plan.policy.compute}: it has no matrix operator that may. "
+        f"nothing in this Symbol would run in {plan.policy.compute}: {NOTHING_LOW}. "
         f"Reasons: {'; '.join(reasons) or 'it has no operator at all'}"
     )

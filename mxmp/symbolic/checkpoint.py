@@ -12,7 +12,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..files import read_json, replacing
+from ..files import kind_of, near_name, read_json, replacing
 
 
 class SavesParams(mx.mod.BaseModule):
@@ -72,7 +72,7 @@ def read_symbol(path: str) -> mx.sym.Symbol:
     it exists but cannot be read.
     """
     if not os.path.isfile(path):
-        raise ValueError(f"no file {path!r}; expected a Symbol in JSON, NAME-symbol.json")
+        raise _missing(path, "a Symbol in JSON, NAME-symbol.json")
     try:
         _check_graph(read_json(path))
         symbol = mx.sym.load(path)
@@ -80,7 +80,10 @@ def read_symbol(path: str) -> mx.sym.Symbol:
         symbol.infer_type_partial()  # counts the inputs of each operator
         return symbol
     except (mx.MXNetError, ValueError) as error:
-        raise ValueError(f"{path!r} is no Symbol in JSON, or it is damaged: {last_line(error)}") from error
+        why = kind_of(path, "a Symbol") or last_line(error)
+        raise ValueError(
+            f"{path!r} is no Symbol in JSON, or it is damaged: {why}; expected NAME-symbol.json"
+        ) from error
 
 
 def _check_graph(raw: Any) -> None:
@@ -145,14 +148,27 @@ def read_parameters(path: str) -> dict[str, NDArray]:
     without such a name.
     """
     if not os.path.isfile(path):
-        raise ValueError(f"no file {path!r}; expected parameters, NAME-0000.params")
+        raise _missing(path, "parameters, NAME-0000.params")
     try:
         params = mx.nd.load(path)
     except mx.MXNetError as error:
-        raise ValueError(f"{path!r} holds no MXNet parameters, or it is damaged: {last_line(error)}") from error
+        why = kind_of(path, "parameters") or last_line(error)
+        raise ValueError(
+            f"{path!r} holds no MXNet parameters, or it is damaged: {why}; expected NAME-0000.params"
+        ) from error
     if not isinstance(params, dict) or not all(k.startswith(("arg:", "aux:")) for k in params):
-        raise ValueError(f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight'; use net.export()")
+        other = [name for name in params if not name.startswith(("arg:", "aux:"))] if isinstance(params, dict) else []
+        raise ValueError(
+            f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight', got "
+            f"{repr(other[0]) if other else 'a list of arrays'}; use net.export() instead of net.save_parameters()"
+        )
     return params
+
+
+def _missing(path: str, expected: str) -> ValueError:
+    if os.path.isdir(path):
+        return ValueError(f"no file {path!r}, it is a folder; expected {expected}")
+    return ValueError(f"no file {path!r}; expected {expected}{near_name(path)}")
 
 
 def last_line(error: Exception) -> str:

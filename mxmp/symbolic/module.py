@@ -14,9 +14,10 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..files import replacing
+from ..frontend import instead
 from ..kernels.fit import UNKNOWN, device_of
 from ..kernels.fusion import Unfused
-from ..policy import Policy
+from ..policy import Policy, is_policy_text
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan
@@ -26,7 +27,7 @@ from ..step.gradients import Gradient
 from ..step.masters import Weight, assign, share_drawn, share_initial
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Update
+from ..step.updater import Update, check_optimizer
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
 from .core import Core, NamedUpdaters
@@ -96,8 +97,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         **kwargs: Any,
     ) -> None:
         if not isinstance(symbol, mx.sym.Symbol):
-            hint = ": for a Block use mxmp.convert and mxmp.Trainer" if isinstance(symbol, mx.gluon.Block) else ""
-            raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{hint}")
+            raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{instead(symbol, True)}")
+        _check_names({**dict(zip(("data_names", "label_names"), args)), **kwargs})
         self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
         self.requested_gradients: Mapping[str, str] = {}
@@ -400,8 +401,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind`` or ``init_params`` was not called.
         ValueError
-            The kvstore is ``dist_async``, which applies gradients before any check, or one that MXNet does not have; or
-            a parameter is row-sparse.
+            The kvstore is ``dist_async``, which applies gradients before any check, or one that MXNet does not have;
+            MXNet does not have the optimizer; or a parameter is row-sparse.
+        TypeError
+            The optimizer takes no such parameter.
         ImportError
             ``"horovod"`` without Horovod.
         """
@@ -410,6 +413,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         check_kvstore(kvstore)
+        check_optimizer(optimizer, optimizer_params)
         kvstore = open_store(kvstore)
         arrays = self.arrays()
         for name, copies in arrays.items():
@@ -730,6 +734,15 @@ class Module(SavesParams, StepView, mx.mod.Module):
             fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
         )
         self._params_dirty = True
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if ``data_names`` or ``label_names`` is one string, of which MXNet takes every letter."""
+    for which in ("data_names", "label_names"):
+        names = given.get(which)
+        if isinstance(names, str) and len(names) > 1:
+            fix = f"the policy is a keyword, policy={names!r}" if is_policy_text(names) else f"write [{names!r}]"
+            raise ValueError(f"{which} must be a list of names, got {names!r}: {fix}")
 
 
 def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from ..policy import Policy
 from ..precision.decide import NO_SHAPES, decide, may_compute_low
-from ..precision.graph import Entry, Graph, Node
+from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, cheapest
@@ -208,10 +208,8 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
                 f"{dynamic[0].name!r} is a {dynamic[0].op}, of which MXNet knows no shape before it runs: tune what is "
                 "before and behind it"
             )
-        names = missing or [node.name for node in unknown]
-        raise ValueError(
-            f"the shapes {dict(known)} do not say the shape of {', '.join(names[:5])}: give those of all inputs"
-        )
+        names = [name for name in data_inputs(graph) if name in missing] or missing or [node.name for node in unknown]
+        raise ValueError(f"the shapes {dict(known)} do not say the shape of {wanted_shapes(names)}")
     return dict(zip(entries, found))
 
 

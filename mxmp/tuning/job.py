@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 from mxnet.ndarray import NDArray
 
+from ..frontend import instead
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_alone
 from ..policy import Policy
@@ -126,7 +127,7 @@ def job_of(
         shapes = {name: value.shape if name in values else as_shape(value, name) for name, value in named.items()}
     else:
         if not isinstance(target, Block):
-            raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(target).__name__}")
+            raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(target).__name__}{instead(target)}")
         if named or not inputs:
             raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
         if not isinstance(target, HybridBlock):

@@ -14,11 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import launch_local
 from support.options import parse
 from support.pages import table
 from support.processes import share_path
 from support.results import ROOT
+
+from mxmp import launch as launcher
 
 sys.path.insert(0, str(ROOT / "tests"))
 STORES = ("dist_sync", "horovod")
@@ -50,7 +51,7 @@ def cell(found: dict[str, Any]) -> str:
 
 def run(store: str, name: str, steps: str, devices: str) -> dict:
     """Run one job: steps, skipped ones, and the first difference between the workers, empty where there is none."""
-    launch = launch_local.launch_horovod if store == "horovod" else launch_local.launch
+    launch = launcher.launch_horovod if store == "horovod" else launcher.launch
     with tempfile.TemporaryDirectory() as folder:
         share_path()
         work = "from checks.equal_workers import work; import sys; work(*sys.argv[1:])"

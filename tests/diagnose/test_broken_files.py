@@ -210,7 +210,7 @@ def test_a_deep_plan_is_a_value_error(folder):
 def assert_one_line(capsys, message, *arguments):
     assert main(list(arguments)) == 2
     out, error = capsys.readouterr()
-    assert error.startswith(f"mxmp {arguments[0]}: ")
+    assert error.startswith(f"python -m mxmp {arguments[0]}: ")
     assert message in error
     assert error.count("\n") == 1
     assert len(error) < 1000

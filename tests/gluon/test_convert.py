@@ -171,7 +171,9 @@ def test_convert_keeps_objects_names_sharing_settings_and_hooks(policy):
     before = picture(net)
     assert mxmp.convert(net, policy) is net
     by_gluon(net, [x])
-    assert picture(net, ours=frozenset({"forward", "_call_cached_op", "mxmp_conversion"})) == before
+    assert (
+        picture(net, ours=frozenset({"forward", "_call_cached_op", "hybridize", "cast", "mxmp_conversion"})) == before
+    )
     assert calls == ["before", "after"]
     assert net[1].weight is weight
 
@@ -824,9 +826,24 @@ def test_a_bad_second_policy_keeps_the_first():
 def test_a_backend_is_refused_with_the_way_out():
     net, x = made("mlp")
     mxmp.convert(net)
-    net.hybridize(backend="MKLDNN")
-    with pytest.raises(ValueError, match=r"backend='MKLDNN'.*mxmp\.restore"):
-        net(mx.nd.array(x))
+    want = net(mx.nd.array(x)).asnumpy()
+    for call in (lambda: net.hybridize(backend="MKLDNN"), lambda: net.optimize_for(mx.nd.array(x), backend="MKLDNN")):
+        with pytest.raises(ValueError, match=r"backend='MKLDNN'.*mxmp\.restore"):
+            call()
+    np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float16, "bfloat16", "int8"])
+def test_a_cast_is_refused_at_once_and_changes_nothing(dtype):
+    net, x = made("mlp")
+    mxmp.convert(net)
+    want = net(mx.nd.array(x)).asnumpy()
+    with pytest.raises(ValueError, match=r"cast\('.*'\) of a converted net.*mxmp\.restore"):
+        net.cast(dtype)
+    net.cast("float32")
+    np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
+    mxmp.restore(net).cast("float16")
+    assert "float16" in {np.dtype(p.dtype).name for p in net.collect_params().values()}
 
 
 def test_restore_takes_a_block():

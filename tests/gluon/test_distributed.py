@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import dist_worker
-import launch_local
 import mxnet as mx
 import numpy as np
 import pytest
 from tiny import two_layers
 
 import mxmp
+from mxmp import launch as launcher
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ needs_horovod = pytest.mark.skipif(
 def job(monkeypatch, store, *args, timeout=120):
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parent}:{Path(mxmp.__file__).parents[1]}")
     command = [sys.executable, "-W", "ignore", str(HERE / "dist_worker.py"), store, *map(str, args)]
-    launch = launch_local.launch_horovod if store == "horovod" else launch_local.launch
+    launch = launcher.launch_horovod if store == "horovod" else launcher.launch
     return launch(command, workers=2, timeout=timeout)
 
 
@@ -98,14 +98,14 @@ def test_a_worker_that_dies_ends_the_job_with_its_code_instead_of_a_hang(monkeyp
 def test_a_job_that_hangs_is_ended_at_its_time_limit(capfd):
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     start = time.monotonic()
-    assert launch_local.launch(command, workers=2, timeout=1) == 124
+    assert launcher.launch(command, workers=2, timeout=1) == 124
     assert time.monotonic() - start < 15
     assert "past its time limit" in capfd.readouterr().err
 
 
 def test_a_worker_killed_by_a_signal_is_an_error_too():
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    assert launch_local.launch(command, workers=1, timeout=30) == 137
+    assert launcher.launch(command, workers=1, timeout=30) == 137
 
 
 @pytest.mark.parametrize(

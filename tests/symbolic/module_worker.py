@@ -1,4 +1,4 @@
-"""One worker of a distributed job: ``python module_worker.py STORE PARAMS OUT``, started by launch_local."""
+"""One worker of a distributed job: ``python module_worker.py STORE PARAMS OUT``, started by ``mxmp.launch``."""
 
 import sys
 import warnings

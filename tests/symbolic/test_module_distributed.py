@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch_local import launch, launch_horovod
+
+from mxmp.launch import launch, launch_horovod
 
 pytestmark = pytest.mark.slow
 

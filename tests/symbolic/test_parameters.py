@@ -73,7 +73,7 @@ def test_a_parameter_of_another_size_is_named_with_both_sizes(key, shape, tmp_pa
         line = refused(tmp_path, capsys, {**good, key: mx.nd.ones(size)}, *shape)
         assert "does not fit the symbol" in line
         assert f"has shape {tuple(size)}, expected (" in line
-        assert line.startswith(f"mxmp cast: '{tmp_path / 'net.params'}'")
+        assert line.startswith(f"python -m mxmp cast: '{tmp_path / 'net.params'}'")
         if shape or key != "arg:dense_weight":
             assert f" {key[4:]} has shape" in line
     refused(tmp_path, capsys, {**good, key: good[key].expand_dims(0)}, *shape)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Iterator, Sequence
 
+from ...kernels.channels_last import WHY_SLOW
 from ..shared.report import section, some, table
 from .gemm import Gemm, Size
 from .gpus import Gpu, gpu_named
@@ -13,7 +14,9 @@ from .gpus import Gpu, gpu_named
 _ITEMSIZE = {"float16": 2, "int8": 1, "tf32": 4, "float32": 4}
 _LONGEST = 20
 # NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs NHWC".
-_TRANSPOSED = "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution"
+_TRANSPOSED = "NCHW: cuDNN's Tensor Core kernels read NHWC, and transpose around each convolution; "
+_NHWC = "layout='NHWC' saves that in this network, which has no BatchNorm"
+_NCHW = "keep it nevertheless: this network has BatchNorm, which is slow with axis=3"
 _WORTH = 0.1  # of a matrix operator's FLOPs: padding that costs more is named, not advised
 
 
@@ -191,6 +194,10 @@ class Advice:
         block in any of the network's graphs.
     slowed_by : tuple of str
         Sentences on settings of this process that slow down what MXNet computes on a CPU, and what to set instead.
+    has_norm : bool
+        Whether the network has a BatchNorm, with which ``layout="NHWC"`` does not pay in MXNet 1.9.1.
+    slow_norms : tuple of str
+        The names of each BatchNorm whose axis is not 1, for which cuDNN has slow kernels.
     """
 
     name: str
@@ -201,6 +208,8 @@ class Advice:
     unknown: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     slowed_by: tuple[str, ...] = ()
+    has_norm: bool = False
+    slow_norms: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> Gpu:
@@ -237,7 +246,6 @@ class Advice:
         names = {"float16": "float16", "tf32": "TF32", "float32": "FP32"}
         dtypes = [dtype for dtype in names if dtype == "float32" or dtype in self.gpu.tensor]
         ridges = ", ".join(f"{self.gpu.ridge(dtype):.0f} ({names[dtype]})" for dtype in dtypes)
-        is_transposed = any(m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(self.gpu) for m in self.matrices)
         return "\n".join(
             [
                 f"{self.name} ({self.policy}) on {self.gpu.name}",
@@ -249,7 +257,7 @@ class Advice:
                 "",
                 *self._table(),
                 *section("Sizes", self._paddings()),
-                *section("Layout", [_TRANSPOSED] if is_transposed else []),
+                *section("Layout", self._layout()),
                 *section("Not on Tensor Cores", self._off_tensor_cores()),
                 *section("Products of one input that could be one", map(str, self.joinable)),
                 *section("In no figure, because shapes or products are not known", self.unknown[:8]),
@@ -278,6 +286,12 @@ class Advice:
         yield from table(rows, "<" * len(rows[0]))
         if len(order) > _LONGEST:
             yield f"  and {len(order) - _LONGEST} more"
+
+    def _layout(self) -> Iterator[str]:
+        if any(m.layout in ("NCHW", "NCDHW") and m.on_tensor_cores(self.gpu) for m in self.matrices):
+            yield _TRANSPOSED + (_NCHW if self.has_norm else _NHWC)
+        if self.slow_norms:
+            yield f"BatchNorm with another axis than 1: {some(self.slow_norms, 3)}. {WHY_SLOW}"
 
     def _paddings(self) -> Iterator[str]:
         """Yield a line for each Padding, with its cost: the share by which it raises the FLOPs of its operator.

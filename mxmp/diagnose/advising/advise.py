@@ -8,11 +8,12 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import CalledGraph
+from ...frontend import CalledGraph, instead
+from ...kernels.channels_last import has_norm, norms_over_rows
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.graph import Graph, check_shapes
+from ...precision.graph import Graph, check_shapes, data_inputs, wanted_shapes
 from ...precision.plan import Plan, read_policy
 from ..shared.targets import blocks_of, called_graphs, policy_of, with_names_of
 from .advice import Advice, Joinable, MatrixReport
@@ -67,7 +68,8 @@ def advise(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        A net has no inputs, or nothing in it runs as a graph; inputs or shapes do not fit ``target``; the policy or
+        A net has no inputs, or nothing in it runs as a graph; inputs or shapes do not fit ``target``, or those of a
+        Symbol say the shape of no matrix operator; the policy or
         device is not known; no GPU can follow the policy (bfloat16); or the plan is of another graph, or given with
         ``exclude``.
     OSError
@@ -95,6 +97,12 @@ def advise(
                 matrices.append(_matrix(shaped, found, decided, prefix))
         joinable += _joinable(nodes, prefix)
         unmatched.append(set(decided.unmatched))
+    if isinstance(target, mx.sym.Symbol) and unknown and not matrices:
+        # Nothing is counted, and a report would say that 0 % can run on Tensor Cores.
+        missing = [name for name in data_inputs(Graph.from_symbol(target)) if name not in shapes]
+        if missing:
+            raise ValueError(f"the shapes {shapes} do not say the shape of {wanted_shapes(missing)}")
+    graphs = [Graph.from_symbol(graph.symbol) for graph in called]
     return Advice(
         name=target.name or "symbol",
         policy=str(requested if plan is None else plan.policy),
@@ -104,6 +112,8 @@ def advise(
         unknown=tuple(unknown),
         unmatched=tuple(sorted(set.intersection(*unmatched))),
         slowed_by=slowed_by(),
+        has_norm=any(has_norm(graph) for graph in graphs),
+        slow_norms=tuple(name for graph in graphs for name in norms_over_rows(graph)),
     )
 
 
@@ -120,8 +130,9 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
         known = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
         return [CalledGraph(target.name or "symbol", target, known, frozenset())]
     if not isinstance(target, Block):
+        hint = instead(target)
         raise TypeError(
-            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}"
+            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}{hint}"
         )
     if shapes or not inputs:
         raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")

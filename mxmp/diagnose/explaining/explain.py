@@ -8,7 +8,8 @@ from typing import Any, Iterable, Mapping
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph
+from ...frontend import ConvertedGraph, instead
+from ...kernels.channels_last import norms_over_rows
 from ...kernels.fit import device_of
 from ...pipeline import emitted
 from ...policy import Policy
@@ -78,7 +79,7 @@ def explain(
     if not is_network(target):
         raise TypeError(
             "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
-            f"got {type(target).__module__}.{type(target).__name__}"
+            f"got {type(target).__module__}.{type(target).__name__}{instead(target)}"
         )
     if policy is not None or exclude or ctx is not None or shapes:
         raise ValueError(
@@ -88,6 +89,11 @@ def explain(
         raise ValueError(
             f"explain takes nothing after a module, got {_types(inputs)}: a bound module has its graphs, write "
             "explain(module)"
+        )
+    if any(isinstance(each, (str, Policy, Plan)) for each in inputs):
+        raise ValueError(
+            f"explain takes a net's inputs, got {_types(inputs)}: a net is explained as it was converted, so "
+            "convert it by that policy first, mxmp.convert(net, policy)"
         )
     graphs, unconverted = converted_graphs(target, inputs)
     return Explanation(tuple(map(_report_graph, graphs)), tuple(unconverted))
@@ -131,6 +137,7 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
         tuple(sorted(plan.low_variables)),
         tuple(name for name in variables if name not in plan.low_variables),
         {name: tuple(places) for name, places in at.items()},
+        tuple(norms_over_rows(graph)) if plan.device == "gpu" else (),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
+from ...kernels.channels_last import WHY_SLOW
 from ...policy import Policy
 from ...precision.plan import Plan
 from ...precision.traffic import CastSize
@@ -67,6 +68,8 @@ class GraphReport:
     workarounds : mapping of str to tuple of str
         The names of the operators and variables that need a workaround, by the name of the workaround. In the body of a
         loop or branch, they have a prefix: ``"loop/fc1"``.
+    slow_norms : tuple of str
+        On a GPU, the names of each BatchNorm whose axis is not 1, for which cuDNN has slow kernels.
     """
 
     name: str
@@ -77,6 +80,7 @@ class GraphReport:
     low_params: tuple[str, ...]
     full_params: tuple[str, ...]
     workarounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slow_norms: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -122,6 +126,8 @@ class GraphReport:
         if self.workarounds:
             rows = [(name, str(len(nodes)), some(nodes, 3)) for name, nodes in self.workarounds.items()]
             lines += ["", *table([("workaround for the kernels", "places", "for"), *rows], "<><")]
+        if self.slow_norms:
+            lines += ["", f"  BatchNorm with another axis than 1: {some(self.slow_norms)}", f"    {WHY_SLOW}"]
         return "\n".join(lines)
 
     def _table(self) -> list[str]:

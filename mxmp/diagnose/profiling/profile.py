@@ -12,6 +12,7 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, Iterator
 
+from ...files import kind_of
 from .report import CAST, TENSOR, KernelReport, Profile, is_cast, kind_of_kernel
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def profile(path: str) -> Profile:
     try:
         if not is_database:
             raise ValueError(
-                "is no SQLite export of Nsight Systems: nsys export --type sqlite -o report.sqlite report.nsys-rep"
+                "is no SQLite export of Nsight Systems: nsys export --type sqlite -o report.sqlite report.nsys-rep; "
+                f"{kind_of(path) or 'it holds something else'}"
             )
         return Profile(path, _read(path))
     except ValueError as error:

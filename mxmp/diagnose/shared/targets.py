@@ -6,7 +6,7 @@ from typing import Any, Sequence, Union
 
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph, TrainedNetwork
+from ...frontend import ConvertedGraph, TrainedNetwork, instead
 from ...gluon import Trainer
 from ...gluon import reading as of_nets
 from ...gluon.blocks import blocks_of, with_names_of
@@ -62,6 +62,6 @@ def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
     if not isinstance(target, Block):
         raise TypeError(
             "expected a converted gluon Block and its mxmp.Trainer, or an mxmp.Module or BucketingModule, got "
-            f"{type(target).__module__}.{type(target).__name__}"
+            f"{type(target).__module__}.{type(target).__name__}{instead(target)}"
         )
     return TrainedNet(target, trainer)
