@@ -405,7 +405,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ImportError
             ``"horovod"`` without Horovod.
         """
-        _require(self, optimizer=False)
+        require(self, optimizer=False)
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
@@ -585,7 +585,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind`` or ``init_params`` was not called.
         """
-        _require(self, optimizer=False)
+        require(self, optimizer=False)
         group = self._exec_group
         self.scaled_step.note_own_backward(adds="add" in group.grad_req.values())
         scale = self.core.scaled_by = self.loss_scale
@@ -619,7 +619,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             The third skipped step in a row at a loss scale that cannot fall (the lowest, a fixed one, or no loss
             scaling); names the parameters.
         """
-        _require(self, optimizer=True)
+        require(self, optimizer=True)
         if not self.for_training:
             raise RuntimeError("there are no gradients: call bind(..., for_training=True, force_rebind=True) first")
         group, kvstore = self._exec_group, self._kvstore
@@ -685,7 +685,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if not self.params_initialized:
             raise RuntimeError("call init_params() first: there are no parameters to save")
         if save_optimizer_states:
-            _require(self, optimizer=True)
+            require(self, optimizer=True)
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -700,7 +700,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         appears completely or not at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``,
         ``OSError`` if the file cannot be written.
         """
-        _require(self, optimizer=True)
+        require(self, optimizer=True)
         states.save(fname, self.scaled_step, self._updater, self._weights_of_optimizer())
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -724,7 +724,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         OSError
             The file cannot be read.
         """
-        _require(self, optimizer=True)
+        require(self, optimizer=True)
         weights = self._weights_of_optimizer()
         states.load(
             fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
@@ -732,7 +732,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._params_dirty = True
 
 
-def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
+def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
     """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
 
     If ``optimizer`` is True, the error is also raised if ``module`` has no optimizer.
