@@ -324,13 +324,14 @@ class Trainer(StepView, gluon.Trainer):
         states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
 
     def load_states(self, fname: str) -> None:
-        """Continue from a file of ``save_states``, or of MXNet's own Trainer. Runs no code from the file.
+        """Continue from a file of ``save_states``, or of MXNet's own Trainer or Module. Runs no code from the file.
 
         May be called before or after the first step, with another number of devices, with parameters in FP32 or
         float16. If the file has master weights, the parameters get their values, whether they are stored in float16 or
         FP32. Gradients that were not applied yet are dropped. The parameters may have other numbers in their names than
-        in the file, because the same code built the net again in one process. In a file of MXNet's Trainer, a state
-        belongs to the parameter at the same position.
+        in the file, because the same code built the net again in one process. In a file of MXNet's, a state belongs to
+        the parameter at the same position, unless the file has names. A file that holds states only, such as the bytes
+        of ``trainer._updaters[0].get_states()``, leaves counts and learning rate as they are.
 
         Raises
         ------

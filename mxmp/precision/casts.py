@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping
+from typing import Any, Iterable, Mapping
+
+import mxnet as mx
 
 from .graph import TYPE_CODES, Entry, Graph, Node
 from .plan import Plan, PlannedGraph
-from .rules import RULES, Rule
+from .rules import Rule
 from .subgraphs import Body, bodies, set_bodies
 
 # The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the
@@ -244,33 +246,30 @@ def _take_layout(ours: Node, source: Node) -> None:
         ours.attrs[_LAYOUT] = source.attrs[_LAYOUT]
 
 
-def declare_full(graph: Graph) -> None:
-    """Declare as FP32, in place, each variable that has no declared dtype and that only inserted nodes read.
+def declare_full(graph: Graph, given: Mapping[str, Any] | None = None) -> None:
+    """Declare as FP32, in place, each variable whose dtype MXNet cannot infer any more because of what mxmp inserted.
 
-    An inserted node is, for example, a cast; control flow counts as one here. Operators that only move values
-    (``Rule.exact``), such as a transpose, may stand between the variable and the inserted nodes if they read nothing
-    but such variables. MXNet infers the dtype of a weight from the operator that reads it, but not through a cast.
-    Without the declaration (the attribute ``__dtype__``), ``bind`` fails if the caller gives dtypes for some inputs
-    only, as Module does.
+    MXNet infers the dtype of a weight from the operator that reads it, but not through a cast, even if operators stand
+    between them. Without the declaration (the attribute ``__dtype__``) ``bind`` fails if the caller gives dtypes for
+    some inputs only, as Module does. It is a default: a dtype that the caller gives overrules it. ``given`` has the
+    dtypes of data and labels by name; None if they are not known.
     """
-    readers: dict[Node, set[Node]] = {}
-    for entry, users in graph.consumers().items():
-        readers.setdefault(entry.node, set()).update(user for user, _ in users)
-    untyped = {node for node in graph.nodes() if node.is_variable and "__dtype__" not in node.attrs}
-    for node in graph.nodes():
-        moves = not is_ours(node) and node.op in RULES and RULES[node.op].exact
-        if moves and all(entry.node in untyped for entry in node.inputs):
-            untyped.add(node)
-
-    def is_typed(node: Node) -> bool:
-        read = {entry.node for entry in node.inputs}
-        passed_on = (is_ours(each) or each in untyped or each.subgraphs for each in readers.get(node, ()))
-        return not (read <= untyped and all(passed_on))
-
-    while typed := set(filter(is_typed, untyped)):
-        untyped -= typed
-    for node in untyped:
-        if node.is_variable and node in readers:
+    nodes = [*graph.nodes()]
+    cut: set[Node] = set()  # what inserted nodes read, also through operators, in a body of control flow too
+    for node in reversed(nodes):
+        if node in cut or is_ours(node) or node.subgraphs:
+            cut.update(entry.node for entry in node.inputs)
+    symbol, inferred = graph.to_symbol(), set(given or ())
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    try:
+        # The dtypes of a Custom operator come from the user's code, which may not know what to do with None.
+        if given is not None or all(node.op != "Custom" for node in nodes):
+            found, _, rest = symbol.infer_type_partial(**{k: v for k, v in (given or {}).items() if k in arguments})
+            inferred |= {name for name, dtype in zip([*arguments, *states], [*found, *rest]) if dtype is not None}
+    except mx.MXNetError:
+        pass  # an operator, such as Dropout, asks for the dtype of what it reads: declare all
+    for node in cut:
+        if node.is_variable and "__dtype__" not in node.attrs and node.name not in inferred:
             _declare_dtype(node, FULL)
 
 

@@ -35,7 +35,7 @@ class OptimizerStates(NamedTuple):
     step : dict or None
         Scaler and step counters, from ``ScaledStep.state_dict``; None in a file that MXNet wrote.
     optimizer : str or None
-        Class name of the optimizer (``"Adam"``); None in a file of MXNet's Module, which holds states only.
+        Class name of the optimizer (``"Adam"``); None in a file that holds states only, as MXNet's Module writes it.
     progress : dict
         The optimizer's attributes by name: update counts, hyper-parameters, and other values that updates change
         (``"m_schedule"`` of Nadam).
@@ -43,7 +43,7 @@ class OptimizerStates(NamedTuple):
         The learning-rate schedule when it was saved, as plain data from ``describe``; None without one.
     states : dict
         From a parameter's index to the optimizer's state for it, in the form for an FP32 weight. ``read`` returns the
-        dict in a file of MXNet's Module as it is: NDArrays, by Module's own numbers or by parameters' names.
+        dict in a file of states only as it is: NDArrays, by the Updater's own numbers or by parameters' names.
     masters : dict
         From the index of each parameter that was stored in float16 to its FP32 master weights.
     shapes : list or None
@@ -102,7 +102,7 @@ def load(
     settings: str = "file",
     names_identify: bool = False,
 ) -> None:
-    """Continue from a file that ``save`` or MXNet's ``gluon.Trainer`` wrote; the number of devices may differ.
+    """Continue from a file of ``save``, or of MXNet's Trainer, Module or Updater; the number of devices may differ.
 
     FP32 master weights in the file become the values of a Gluon net's parameters, whatever dtype these have now. In a
     Module this holds only for the parameters that have masters now. Runs no code from the file.
@@ -121,8 +121,8 @@ def load(
         Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
         With ``"caller"``, a schedule that equals the file's continues where that was saved; any other starts at the
         saved update count. A schedule is equal if its class and attributes, before this run's first update, are those
-        of the file's schedule, either before that one's first update or when it was saved. ``"caller"`` also reads the
-        file of MXNet's ``Module``; that has no update counts and no schedule, so those stay as they are.
+        of the file's schedule, either before that one's first update or when it was saved. A file that holds states
+        only, as MXNet's ``Module`` and ``Updater.get_states()`` write it, leaves all else as it is.
     names_identify : bool
         How saved parameters are matched with ``weights``. True, for a Module, whose weights are saved by name: by equal
         names, in any order, if the file has just the names of ``weights``. Otherwise, and with False, ``positions``
@@ -132,16 +132,14 @@ def load(
     Raises
     ------
     ValueError
-        The file is damaged, or is of other parameters or of another optimizer. With ``settings="file"`` also: MXNet's
-        ``Module`` wrote it, or its schedule is of another class. In each case nothing has changed.
+        The file is damaged, or is of other parameters or of another optimizer. With ``settings="file"`` also: its
+        schedule is of another class. In each case nothing has changed.
     OSError
         The file cannot be read.
     """
     found = read(path)
     if found.optimizer is None:
-        if settings == "file":
-            raise ValueError(f"{path!r} is of a plain Module and holds no optimizer; mxmp.Module reads it")
-        found = _of_module(found.states, updaters.optimizer, weights)
+        found = _without_optimizer(found.states, updaters.optimizer, weights, of_trainer=settings == "file")
     shapes = [tuple(weight.shape or ()) for weight in weights]
     found = _in_order_of(found, [weight.name for weight in weights], shapes, names_identify)
     commit = _check(found, updaters, shapes, contexts, settings)
@@ -205,13 +203,16 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
     )
 
 
-def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> OptimizerStates:
-    """Return an OptimizerStates with one device's ``states`` from a file of MXNet's ``Module``, by parameters' indices.
+def _without_optimizer(
+    states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight], *, of_trainer: bool
+) -> OptimizerStates:
+    """Return an OptimizerStates with ``states`` from a file without an optimizer, by parameters' indices.
 
-    A Module on ``n`` devices saves the state of weight ``i`` on device ``k`` by the number ``i * n + k``. But a Module
-    whose kvstore updated the weights saves one state by each weight's name. The file does not say ``n``: the largest
-    number is taken for which the states are the same on all ``n`` devices. The result has the class name of
-    ``optimizer`` and these states only. Raises ``ValueError`` for a name that no parameter has.
+    ``Updater.get_states`` writes one device's states. A gluon.Trainer numbers them as the parameters, a Module on ``n``
+    devices by ``i * n + k`` for weight ``i`` on device ``k``; and where a kvstore updated a Module's weights, their
+    names are the keys. The file does not say ``n``: the largest number is taken for which the states are the same on
+    all ``n`` devices, or 1 for a Trainer (``of_trainer``), if it has so many parameters. The result has the class name
+    of ``optimizer`` and these states only. Raises ``ValueError`` for a name that no parameter has.
     """
     names = {weight.name: i for i, weight in enumerate(weights)}
     is_by_name = any(isinstance(key, str) for key in states)
@@ -225,10 +226,20 @@ def _of_module(states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequenc
             first + k in states and equal(states[first], states[first + k]) for first in blocks for k in range(count)
         )
 
-    count = 1 if is_by_name else next((n for n in range(len(states), 0, -1) if copies_are_equal(n)), 1)
-    mine = {key // count: state for key, state in states.items() if key % count == 0}
-    # A pair may be Adam's two moments, or momentum and FP32 master of a float16 weight: it is not divided.
-    return OptimizerStates(None, type(optimizer).__name__, {}, None, mine, {}, None)
+    count = 1
+    if not is_by_name and not (of_trainer and max(states, default=0) < len(weights)):
+        count = next((n for n in range(len(states), 0, -1) if copies_are_equal(n)), 1)
+    found = OptimizerStates(None, type(optimizer).__name__, {}, None, {}, {}, None)
+    layout = Layout(optimizer)
+    for key, state in states.items():
+        index = key // count
+        if key % count == 0:
+            # A pair may be Adam's two moments, or momentum and FP32 master: only what updates itself divides it.
+            pairs = optimizer.multi_precision and index < len(weights) and _is_half_alone(weights[index])
+            found.states[index], master = layout.split(state) if pairs else (state, None)
+            if master is not None:
+                found.masters[index] = master
+    return found
 
 
 def _in_order_of(
@@ -281,7 +292,7 @@ def _check(
         if accumulated is None:  # the file of MXNet's gluon.Trainer does not hold the optimizer as it was made
             accumulated = InitialOptimizer({}, None).accumulated(optimizer)
         progress = {k: v for k, v in progress.items() if k in accumulated}
-    else:
+    elif found.progress:  # otherwise the file holds states only
         own = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
         if class_names(found.scheduler) != own:
             raise ValueError(
@@ -294,7 +305,7 @@ def _check(
         for name, value in progress.items():
             setattr(optimizer, name, _to_device(value, contexts[0]))
         _mxnet.replicate_update_counts(optimizer, contexts)
-        if settings == "file":
+        if settings == "file" and progress:
             restore_schedule(optimizer, found.scheduler, found.scheduler_start)
         elif progress:
             # The file of MXNet's gluon.Trainer does not hold the schedule as it was made.
@@ -312,13 +323,17 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
     master or, if the file has none, the present weight in FP32. Without ``multi_precision``, the state's arrays become
     float16.
     """
-    if weight.masters or not weight.arrays:
+    if not _is_half_alone(weight):
         return found.states[index]
-    array = weight.arrays[0]
     master = found.masters.get(index)
-    if master is None and array.dtype == np.float16:
-        master = array.asnumpy().astype(np.float32)
-    return for_weight(optimizer, found.states[index], master, array.dtype)
+    if master is None:
+        master = weight.arrays[0].asnumpy().astype(np.float32)
+    return for_weight(optimizer, found.states[index], master, np.float16)
+
+
+def _is_half_alone(weight: Weight) -> bool:
+    """Return whether a weight is float16 without masters: ``multi_precision`` keeps its FP32 value in the state."""
+    return bool(weight.arrays) and not weight.masters and weight.arrays[0].dtype == np.float16
 
 
 def _check_array(leaf: Any) -> None:

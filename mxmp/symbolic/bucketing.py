@@ -12,7 +12,7 @@ from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core
-from .module import Module
+from .module import Module, require
 
 
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
@@ -122,25 +122,33 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
         """Create the optimizer and the master weights that all buckets share; see ``mxmp.Module.init_optimizer``.
 
-        Any bucket may be the current one: the default bucket's module, which has all parameters, creates them. Raises
-        the errors of ``mxmp.Module.init_optimizer``.
+        Any bucket may be the current one: the default bucket's module, which has all parameters, creates them. After
+        ``load(..., load_optimizer_states=True)`` it also reads the states file. Raises the errors of
+        ``mxmp.Module.init_optimizer``.
         """
         current, self._curr_module = self._curr_module, self._default_module()
         try:
             super().init_optimizer(*args, **kwargs)
+            self._params_dirty = True  # a states file that ``load`` was asked for may have set master weights
         finally:
             self._curr_module = current
 
-    def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = False
+    ) -> None:
         """Save the FP32 parameters, and the FP32 Symbol of each bucket that was used, as MXNet's method does.
 
         For epoch 1 and a bucket with the key 10 the files are ``PREFIX-0001.params``, ``PREFIX-10-symbol.json`` and
-        ``PREFIX.buckets``, an int32 NDArray of the keys. Each file appears completely or not at all. With
-        ``remove_amp_cast=True``, ``amp_cast`` operators of the user's own Symbols are left out. Waits for the device.
-        Raises ``OSError``, which names the file, if one cannot be written; the files that this call has written before
-        it stay. Raises ``TypeError``, and writes nothing, if an int32 array cannot hold the keys, such as ``"a"``.
+        ``PREFIX.buckets``, an int32 NDArray of the keys. With ``save_optimizer_states``, which MXNet's method lacks and
+        ``mx.callback.module_checkpoint`` passes, ``PREFIX-0001.states`` has what ``save_optimizer_states`` writes. Each
+        file appears completely or not at all. With ``remove_amp_cast=True``, ``amp_cast`` operators of the user's own
+        Symbols are left out. Waits for the device. Raises ``OSError``, which names the file, if one cannot be written;
+        the files that this call has written before it stay. Raises ``TypeError``, and writes nothing, if an int32 array
+        cannot hold the keys, such as ``"a"``; likewise ``RuntimeError`` for states before ``init_optimizer``.
         """
         keys = mx.nd.array(list(self._buckets), dtype="int32")
+        if save_optimizer_states:
+            require(self, optimizer=True)
         self.save_params(f"{prefix}-{epoch:04d}.params")
         for key in self._buckets:
             symbol, _, _ = self._call_sym_gen(key)
@@ -148,6 +156,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
                 write_symbol(path, symbol, remove_amp_cast)
         with replacing(f"{prefix}.buckets") as path:
             write_arrays(path, [keys])
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
 
     def save_optimizer_states(self, fname: str) -> None:
         """Save optimizer states, master weights, the loss scale and the counters of steps in one file.
@@ -187,26 +197,35 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
 
     @classmethod
     def load(
-        cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any
+        cls,
+        prefix: str,
+        epoch: int,
+        sym_gen: Any = None,
+        default_bucket_key: Any = None,
+        load_optimizer_states: bool = False,
+        **kwargs: Any,
     ) -> BucketingModule:
         """Return a BucketingModule with the FP32 parameters of a checkpoint, ``PREFIX-0001.params`` for epoch 1.
 
         ``sym_gen`` and ``default_bucket_key`` have defaults but are required: the Symbols come from ``sym_gen``, not
-        from the checkpoint. ``kwargs`` are the constructor's other arguments: ``policy``, ``exclude``, ``loss_scale``,
-        ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged, ``AssertionError`` without
-        ``default_bucket_key`` and ``TypeError`` without ``sym_gen``.
+        from the checkpoint. With ``load_optimizer_states=True``, ``init_optimizer`` will load ``PREFIX-0001.states``,
+        and raise ``OSError`` if it cannot be read. ``kwargs`` are the constructor's other arguments: ``policy``,
+        ``exclude``, ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged,
+        ``AssertionError`` without ``default_bucket_key`` and ``TypeError`` without ``sym_gen``.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
-        module.start_from(*mx.model.load_params(prefix, epoch))
+        states = f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None
+        module.start_from(*mx.model.load_params(prefix, epoch), states)
         return module
 
-    def start_from(self, arg_params: dict, aux_params: dict) -> None:
+    def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
         """Set the FP32 parameters and auxiliary states, by name, of a BucketingModule that is not bound yet.
 
         ``load`` calls it with those of a checkpoint. Makes the module of the default bucket, which holds them until
-        ``bind`` copies them into executors.
+        ``bind`` copies them into executors. ``states`` is the path of a file of ``save_optimizer_states`` for
+        ``init_optimizer`` to load; None for no file.
         """
         default = self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
-        default.start_from(arg_params, aux_params)
+        default.start_from(arg_params, aux_params, states)
         self.params_initialized = True
         self._curr_module = default

@@ -146,7 +146,7 @@ class Core:
                 warnings.warn(useless, stacklevel=3)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, dtypes)
-        declare_full(graph)
+        declare_full(graph, {name: dtypes.get(name, np.float32) for name in shapes})
         if gpu_shapes is not None:
             _declare_parameters(graph, symbol, parameters, gpu_shapes, dtypes)
         return graph.to_symbol(), plan

@@ -408,7 +408,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ImportError
             ``"horovod"`` without Horovod.
         """
-        _require(self, optimizer=False)
+        require(self, optimizer=False)
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
@@ -589,7 +589,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         RuntimeError
             ``bind`` or ``init_params`` was not called.
         """
-        _require(self, optimizer=False)
+        require(self, optimizer=False)
         group = self._exec_group
         self.scaled_step.note_own_backward(adds="add" in group.grad_req.values())
         scale = self.core.scaled_by = self.loss_scale
@@ -623,7 +623,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             The third skipped step in a row at a loss scale that cannot fall (the lowest, a fixed one, or no loss
             scaling); names the parameters.
         """
-        _require(self, optimizer=True)
+        require(self, optimizer=True)
         if not self.for_training:
             raise RuntimeError("there are no gradients: call bind(..., for_training=True, force_rebind=True) first")
         group, kvstore = self._exec_group, self._kvstore
@@ -689,7 +689,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if not self.params_initialized:
             raise RuntimeError("call init_params() first: there are no parameters to save")
         if save_optimizer_states:
-            _require(self, optimizer=True)
+            require(self, optimizer=True)
         with replacing(f"{prefix}-symbol.json") as path:
             write_symbol(path, self._symbol, remove_amp_cast)
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -704,7 +704,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         appears completely or not at all. Waits for the device. Raises ``RuntimeError`` before ``init_optimizer``,
         ``OSError`` if the file cannot be written.
         """
-        _require(self, optimizer=True)
+        require(self, optimizer=True)
         states.save(fname, self.scaled_step, self._updater, self._weights_of_optimizer())
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -728,7 +728,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         OSError
             The file cannot be read.
         """
-        _require(self, optimizer=True)
+        require(self, optimizer=True)
         weights = self._weights_of_optimizer()
         states.load(
             fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
@@ -745,7 +745,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{which} must be a list of names, got {names!r}: {fix}")
 
 
-def _require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
+def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
     """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
 
     If ``optimizer`` is True, the error is also raised if ``module`` has no optimizer.

@@ -9,11 +9,11 @@ from typing import Any, Container
 import numpy as np
 import pytest
 from pages import kernels as page
+from registered import FORWARD
 from sweep.operators import errors
 from sweep.operators import run as sweep_operators
 from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed
 from sweep.operators.runner import Runner
-from test_rules import FORWARD
 
 from mxmp.precision.missing_kernels import TABLE
 

@@ -163,6 +163,73 @@ def test_resuming_is_bit_exact_and_files_are_plain_fp32(tmp_path):
     assert plain._curr_module._arg_params["inner_weight"].dtype == np.float32
 
 
+class Sentences(mx.io.DataIter):
+    """Batches of both lengths, the default bucket's first."""
+
+    def __init__(self):
+        super().__init__(BATCH)
+        longest = batch(max(LENGTHS))
+        self.default_bucket_key = max(LENGTHS)
+        self.provide_data, self.provide_label = longest.provide_data, longest.provide_label
+        self.reset()
+
+    def reset(self):
+        self.left = iter([batch(LENGTHS[(i + 1) % 2], seed=i) for i in range(5)])
+
+    def next(self):
+        return next(self.left)
+
+
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+@pytest.mark.parametrize("policy", [LOW_PARAMS, "float16", "bfloat16"], ids=["f16 masters", "f16", "bf16"])
+def test_fit_with_module_checkpoint_resumes_bit_for_bit(policy, tmp_path):
+    """Three epochs in one run, and one and two in two; MXNet's callback writes the states."""
+    prefix = str(tmp_path / "b")
+    scaler = {"loss_scale": mxmp.DynamicLossScaler(2.0**10, growth_interval=4)}
+    options = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.02}}
+    whole = mxmp.BucketingModule(sym_gen, max(LENGTHS), policy=policy, **scaler)
+    saving = mx.callback.module_checkpoint(whole, prefix, 1, True)
+    whole.fit(Sentences(), num_epoch=3, initializer=mx.init.Xavier(), epoch_end_callback=saving, **options)
+
+    scaler = {"loss_scale": mxmp.DynamicLossScaler(2.0**10, growth_interval=4)}
+    resumed = mxmp.BucketingModule.load(
+        prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=policy, **scaler
+    )
+    resumed.fit(Sentences(), num_epoch=3, begin_epoch=1, **options)
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
+    assert resumed.loss_scale == whole.loss_scale > 2.0**10
+    assert resumed.scaled_step.steps == whole.scaled_step.steps == 15
+
+
+def test_masters_of_the_states_file_are_the_parameters_that_are_saved_next(tmp_path):
+    """The states are of a later step than the parameters; what ``get_params`` gives is what trains."""
+    prefix = str(tmp_path / "b")
+    module = bound(policy=LOW_PARAMS)
+    module.save_checkpoint(prefix, 1)
+    train(module, 2)
+    module.save_optimizer_states(f"{prefix}-0001.states")
+    resumed = mxmp.BucketingModule.load(
+        prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=LOW_PARAMS, loss_scale=8.0
+    )
+    longest = batch(max(LENGTHS))
+    resumed.bind(longest.provide_data, longest.provide_label)
+    resumed.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.02})
+    np.testing.assert_array_equal(weights(resumed)["inner_weight"], weights(module)["inner_weight"])
+
+
+def test_states_before_there_is_an_optimizer_are_refused_and_nothing_is_written(tmp_path):
+    module = mxmp.BucketingModule(sym_gen, max(LENGTHS))
+    longest = batch(max(LENGTHS))
+    module.bind(longest.provide_data, longest.provide_label)
+    module.init_params()
+    with pytest.raises(RuntimeError, match=r"init_optimizer\(\) first"):
+        module.save_checkpoint(str(tmp_path / "b"), 1, True)
+    assert not list(tmp_path.iterdir())
+    module.save_checkpoint(str(tmp_path / "b"), 1, remove_amp_cast=True)
+    assert not list(tmp_path.glob("*.states"))
+
+
 def test_a_key_that_cannot_be_saved_is_refused_before_a_file_is_written(tmp_path):
     module = mxmp.BucketingModule(lambda key: sym_gen(6), default_bucket_key="long", policy=LOW_PARAMS)
     longest = batch(6)

@@ -324,13 +324,13 @@ def test_a_trainer_reads_a_resumed_module_s_file_with_its_schedule(tmp_path):
     assert [scheduler(n) for n in (6, 7, 9)] == pytest.approx([0.5, 0.05, 0.005])
 
 
-def test_a_trainer_refuses_a_plain_module_s_file(tmp_path):
+def test_a_trainer_of_other_parameters_refuses_a_plain_module_s_file(tmp_path):
     plain = ready(mx.mod.Module(symbol()), **sgd())
     train(plain, range(2))
     plain.save_optimizer_states(str(tmp_path / "s"))
     param = mx.gluon.Parameter("w", shape=(2,))
     param.initialize()
-    with pytest.raises(ValueError, match=r"plain Module.*mxmp\.Module reads it"):
+    with pytest.raises(ValueError, match="the states are of other parameters"):
         mxmp.Trainer([param], "sgd", kvstore=None).load_states(str(tmp_path / "s"))
 
 
