@@ -22,6 +22,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "home")
 _log_that_float16_is_emulated()  # once in a process; tests of the log see their own lines only
 
 
+def pytest_configure(config):
+    """Tests read scaled gradients, to compare them; ``gluon/test_scaled_reads.py`` says when users are warned."""
+    config.addinivalue_line("filterwarnings", "ignore:the gradient .*is read between a scaled backward:UserWarning")
+
+
 def pytest_collection_modifyitems(items):
     """What is not marked `slow` is `quick`; tests marked `gpu` skip, with the reason, where MXNet sees no GPU."""
     for item in items:

@@ -34,12 +34,23 @@ HOUSE = {
     "spine": ["pipeline"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
+        *(
+            "_mxnet",
+            "scaler",
+            "adaptive",
+            "phase",
+            "stores",
+            "gradients",
+            "floor",
+            "multi_tensor",
+            "masters",
+            "statistics",
+        ),
         *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
+        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "scaled_reads", "graphs", "hook", "convert"),
         *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [

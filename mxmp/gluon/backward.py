@@ -21,6 +21,7 @@ from mxnet.ndarray import NDArray
 from ..step.phase import Event, Phase, Progress
 from ..step.updater import Update
 from . import _mxnet
+from .scaled_reads import stop_warning, warn_of_reads
 from .scaling import (
     Record,
     living_trainers,
@@ -83,6 +84,8 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
     of_others = [(other, list(_reached(_mxnet.parameters_of(other), record))) for other in others]
     before = _mxnet.fresh_weights(own, clear=True)
+    if factors:  # the user's code runs in the block
+        _warn_of_reads(peers, own)
     try:
         yield
     finally:
@@ -97,6 +100,8 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
             mark_fresh(array for _, array in before if id(array) not in names)
         else:
             mark_fresh(array for _, array in [*before, *written])
+        stop_warning(param for param in own if factors and not getattr(param, "mxmp_scaled", ()))
+        _warn_of_reads(peers, [param for param, _ in written] if scaled else ())
     if not scaled and written:
         for peer in peers:
             peer.progress = Progress()
@@ -104,6 +109,13 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
             "a backward within scale_loss was not of the scaled loss, so its gradients are not scaled, and the update "
             f"would divide them by {trainer.loss_scale:g}: with trainer.scale_loss(loss) as scaled: scaled.backward()"
         )
+
+
+def _warn_of_reads(peers: Sequence[Any], params: Iterable[Parameter]) -> None:
+    """Let reads of the gradients of ``params`` get a warning, each of the trainer, one of ``peers``, that has it."""
+    ids = set(map(id, params))
+    for peer in peers:
+        warn_of_reads([param for param in _mxnet.parameters_of(peer) if id(param) in ids], peer)
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
@@ -197,6 +209,7 @@ def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
+    stop_warning(params[index] for index in {update.index for update in updates})
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:

@@ -154,17 +154,19 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
     """Return an array full of ``scale``: with this head gradient, a backward of ``loss`` is one of ``loss * scale``.
 
     The array has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device.
-    Raises ``TypeError`` if ``loss`` is no NDArray. Raises ``ValueError`` if ``loss`` is float16 and ``scale`` is above
-    2**15; also if ``loss`` is float16 or bfloat16 and this dtype would round ``scale``, since the update divides by the
-    exact one.
+    Raises ``TypeError`` if ``loss`` is no NDArray. Raises ``ValueError`` if ``loss`` is float16 and ``scale`` is not
+    from 2**-14 to 2**15; also if ``loss`` is float16 or bfloat16 and this dtype would round ``scale``, since the update
+    divides by the exact one.
     """
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
     name, digits = _NARROW.get(np.dtype(loss.dtype), ("", 53))
-    if (name == "float16" and scale > 2.0**15) or not (math.frexp(scale)[0] * 2.0**digits).is_integer():
+    if (name == "float16" and not 2.0**-14 <= scale <= 2.0**15) or not (
+        math.frexp(scale)[0] * 2.0**digits
+    ).is_integer():
         raise ValueError(
             f"the loss is {name}, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
-            "(loss_fn(net(x).astype('float32'), y)), or use a power of two up to 2**15"
+            "(loss_fn(net(x).astype('float32'), y)), or use a power of two from 2**-14 to 2**15"
         )
     kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
     return kind.ones_like(loss) * scale

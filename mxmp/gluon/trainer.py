@@ -30,6 +30,7 @@ from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
 from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
+from .scaled_reads import stop_warning
 from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by, living_trainers
 
 logger = logging.getLogger("mxmp")
@@ -110,6 +111,7 @@ class Trainer(StepView, gluon.Trainer):
         self._statistics = RunningStatistics()
         self._last_update = next_forward_number()
         self._warned = False
+        self._warned_of_reads = False
         store = open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         times = Counter(map(id, self._params))
@@ -235,6 +237,7 @@ class Trainer(StepView, gluon.Trainer):
         found = [update.gradient for update in updates]
         grads.unscale(found, 1.0 / self.loss_scale)
         self.progress.overflows = grads.Overflows(found)
+        stop_warning(self._params)
         # They are true gradients now, which any optimizer may apply.
         backward.mark_fresh(update.weight for update in updates)
         self.progress.note(Event.UNSCALE, self.loss_scale)
@@ -421,6 +424,21 @@ class Trainer(StepView, gluon.Trainer):
                     stacklevel=4,
                 )
                 return
+
+    def warn_of_scaled_gradients(self, name: str) -> None:
+        """Call ``warnings.warn``, once per trainer: user code reads a gradient with the loss scale in it.
+
+        ``name`` is the Parameter's, or ``""`` where it is not known.
+        """
+        if not self._warned_of_reads:
+            self._warned_of_reads = True
+            warnings.warn(
+                f"the gradient {f'of {name!r} ' * bool(name)}is read between a scaled backward and the step, and is "
+                f"multiplied by the loss scale, {self.loss_scale:g} now: norms and limits of clipping are off by it. "
+                "Call trainer.unscale() first, or trainer.clip_global_norm(max_norm) in place of "
+                "gluon.utils.clip_global_norm",
+                stacklevel=4,
+            )
 
     def _notice_plain_backward(self) -> None:
         """Record which gradients ``loss.backward()`` has written at a loss scale of 1, as after ``trainer.backward``.

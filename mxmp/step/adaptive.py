@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 from typing import Any, ClassVar
 
-from .scaler import DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
+from .scaler import MIN_SCALE, DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
 
 _LARGEST = 65504.0  # of float16
 # A rise was useful if at most this part of the zeros remains.
@@ -92,7 +92,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
-        min_scale: float = 1.0,
+        min_scale: float = MIN_SCALE,
         max_scale: float = 2.0**40,
         hysteresis: int = 1,
         max_zeros: float = 1e-3,

@@ -138,6 +138,17 @@ def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     return [shares, peaks]
 
 
+def largest_finite(gradients: Sequence[Gradient]) -> list[float]:
+    """Return the largest finite absolute value of each gradient; 0 if it has none. Waits for the device."""
+    found = []
+    for i, gradient in enumerate(gradients):
+        values = _dense_values(gradient.array).astype("float32", copy=False)
+        nothing = mx.nd.zeros(1, values.ctx)
+        peak = mx.nd.where(is_finite(values), values.abs(), mx.nd.zeros_like(values)).max() if values.size else nothing
+        found.append((peak, [i]))
+    return [float(peak) for peak in fetch(found)[0]]
+
+
 def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:
     """Return the positions in ``arrays`` of the dense CPU arrays of at least ``least`` elements, the largest first.
 
@@ -213,16 +224,16 @@ class Overflows:
 def norm(gradients: Sequence[Gradient]) -> float:
     """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
 
-    The norm is inf or NaN only if an element is, or is a float64 value beyond FP32's range. If all elements are in this
-    range and a sum of their squares is not, the norm is computed again from copies of the gradients that are multiplied
-    by 2**-80.
+    The norm is inf or NaN only if an element is, or is a float64 value beyond FP32's range. Where all elements are in
+    this range and a sum of their squares is not, or is so small that squares may be 0, the norm is computed again from
+    copies of the gradients that are multiplied by a power of two.
     """
     total = _root_of_sum(gradients)
-    if math.isfinite(total) or non_finite(gradients):
+    if _TINY < total < math.inf or (not math.isfinite(total) and non_finite(gradients)):
         return total
-    # Finite elements whose squares overflow FP32: sum the squares of a rescaled copy.
-    shrunk = [Gradient(g.name, _dense_values(g.array).astype("float32") * _SHRINK) for g in gradients]
-    return _root_of_sum(shrunk) / _SHRINK
+    factor = _GROW if total <= _TINY else 1 / _GROW
+    moved = [Gradient(g.name, _dense_values(g.array).astype("float32") * factor) for g in gradients]
+    return _root_of_sum(moved) / factor
 
 
 def is_finite(array: NDArray) -> NDArray:
@@ -253,7 +264,7 @@ def unscale(gradients: Sequence[Gradient], factor: float) -> None:
         array *= factor
 
 
-_SHRINK = 2.0**-80
+_TINY, _GROW = 2.0**-50, 2.0**80
 
 
 def _root_of_sum(gradients: Sequence[Gradient]) -> float:

@@ -20,6 +20,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, TypeVar
 
 T = TypeVar("T")
+# The default floor: true gradients of up to 1e9, as of a regression without normalized targets, then fit into float16.
+MIN_SCALE = 2.0**-14
 # Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
@@ -239,7 +241,8 @@ class DynamicLossScaler(StaticLossScaler):
     growth_interval : int
         How many steps in a row without overflow raise the scale.
     min_scale, max_scale : float
-        The scale never leaves this range. Both from 2**-126 to 2**127.
+        The scale never leaves this range. Both from 2**-126 to 2**127. A scale below 1 is for gradients above 65504,
+        as of a regression whose targets are in the hundreds.
     hysteresis : int
         The first ``hysteresis - 1`` overflows leave the scale as it is; every further one lowers it. The count starts
         again after ``growth_interval`` steps in a row without overflow, as in Megatron-LM. 1: every overflow lowers it.
@@ -261,7 +264,7 @@ class DynamicLossScaler(StaticLossScaler):
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
-        min_scale: float = 1.0,
+        min_scale: float = MIN_SCALE,
         max_scale: float = 2.0**24,
         hysteresis: int = 1,
     ) -> None:

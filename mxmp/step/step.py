@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
+from .floor import cure
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .masters import MasterPair, distances, take_over
 from .scaler import Scaler, group_of
@@ -191,7 +192,7 @@ class ScaledStep:
                 for pair in written:
                     take_over(*pair)
                 apply()
-            self._note(bad)
+            self._note(gradients, bad, unscaled)
         finally:
             for observer in list(self.observers):
                 observer.after_step()
@@ -280,11 +281,11 @@ class ScaledStep:
             self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[attr-defined]
         return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
-    def _note(self, bad: Sequence[Gradient]) -> None:
+    def _note(self, gradients: Sequence[Gradient], bad: Sequence[Gradient], unscaled: bool) -> None:
         """Record a finished step: update counters, history and the loss scale, and log a skip or a change of the scale.
 
-        ``bad`` holds the gradients with an overflow. Raises ``FloatingPointError`` after the third (``FLOOR_PATIENCE``)
-        skipped step in a row at a loss scale that an overflow cannot lower.
+        ``bad`` holds the ``gradients`` with an overflow. Raises ``FloatingPointError`` after the third
+        (``FLOOR_PATIENCE``) skipped step in a row at a loss scale that an overflow cannot lower.
         """
         self.steps += 1
         self.last_step_skipped = bool(bad)
@@ -300,10 +301,9 @@ class ScaledStep:
             self._log(bad, before, after)
         skips = self.group.skips_at_floor[self] = self.group.skips_at_floor.get(self, 0) + 1 if bad and at_floor else 0
         if skips >= FLOOR_PATIENCE:
-            cause = "lower it, or look at" if before > 1 else "so scaling is not the cause: look at"
             raise FloatingPointError(
                 f"{skips} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
-                f"{self.scaler!r} does not lower; {cause} the learning rate, the data and the loss. Weights are "
+                f"{self.scaler!r} does not lower; {cure(gradients, bad, before, self.scaler, unscaled)}. Weights are "
                 f"unchanged. Non-finite: {_some(self.overflow_params)}"
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -89,6 +91,31 @@ def test_an_overflow_in_backward_is_named_with_what_the_scale_has_to_do_with_it(
     assert "A lower loss scale avoids it" in found.cause
     assert {"last_fwd -> middle_fwd", "middle_weight", "first_fwd"} <= {r.name for r in found.inputs}
     assert all(r.finite for r in found.inputs)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("scale", [1.0, 2.0**14])
+def test_blame_computes_whether_a_lower_scale_avoids_the_overflow(door, scale):
+    net, (x, y) = three(first=1e-4, middle=64.0), batch()
+    factor = 2.0**14 / scale
+    found = blamed(door, net, x, y, loss_scale=scale, factor=factor)
+    assert (found.where, found.name) == ("backward", "middle_fwd")
+    avoiding = float(re.search(r"A lower loss scale avoids it: (\S+) or less", found.cause).group(1))
+    assert avoiding < scale
+    if door == "gluon":
+        trainer = gluon_run(net, loss_scale=scale)
+        again = [
+            blame(net, trainer, x, loss=lambda out: LOSS(out, y) * factor, loss_scale=each).reproduced
+            for each in (avoiding, 4 * avoiding)
+        ]
+        assert again == [False, True]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_blame_does_not_advise_a_lower_scale_for_what_no_scale_avoids(door):
+    net, (x, y) = three(first=1e-4, middle=6e4), batch()
+    found = blamed(door, net, x, y, loss_scale=2.0, factor=2.0**30)
+    assert "The loss scale is 2, and not the cause: none down to 6.1e-05 avoids it" in found.cause
 
 
 @pytest.mark.parametrize("door", DOORS)

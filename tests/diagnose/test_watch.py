@@ -630,3 +630,60 @@ def test_an_inference_of_a_module_between_two_steps_is_not_part_of_the_next_snap
         counted = [{name: t.histogram.counted for name, t in tensors(each, kind).items()} for each in (before, after)]
         assert counted[0] == counted[1]
         assert counted[0]
+
+
+def vanishing():
+    """Seven sigmoids: each makes the gradient several times smaller, until float16 has none of it."""
+    layers = [(f"layer{i}", nn.Dense(8, "sigmoid", in_units=8, prefix=f"layer{i}_")) for i in range(7)]
+    return values(Chain(("in", nn.Dense(8, in_units=6, prefix="in_")), *layers, dense("last", 4, 8)))
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+def test_watch_leads_with_the_parameters_that_get_no_gradient(door):
+    def watched(factor):
+        net, (x, y) = vanishing(), batch()
+        if door == "gluon":
+            trainer = gluon_run(net, loss_scale=1.0)
+            net(x)
+            with watch(net, trainer) as found:
+                gluon_step(net, trainer, x, y, factor)
+        else:
+            module = module_of(net, x, y, loss_scale=1.0, factor=factor)
+            with watch(module) as found:
+                module_step(module, x, y)
+        return found.latest
+
+    snapshot = watched(1e-4)
+    gradients = tensors(snapshot, "parameter gradient")
+    dead = [name for name, t in gradients.items() if t.histogram.zeros == t.histogram.counted]
+    assert 5 < len(dead) < len(gradients)
+    assert sorted(snapshot.without_gradient) == sorted(dead)
+    last = max(int(name[5]) for name in dead if name.startswith("layer"))
+    lines = str(snapshot).splitlines()
+    assert lines[1].split("; ") == [
+        f"  {len(dead)} of {len(gradients)} parameters get no gradient, all of it is 0",
+        f"first, from the loss on, at layer{last}_fwd",
+    ]
+    assert all(gradients[name].lost == 1 for name in dead)  # by what was rounded before
+    counted = sum(t.histogram.counted for t in snapshot.gradients)
+    of_dead = sum(gradients[name].histogram.counted for name in dead)
+    assert of_dead / counted < snapshot.underflow <= 1
+    assert "nan" not in str(snapshot)
+    assert "get no gradient" not in str(watched(1e4))
+    assert watched(1e4).underflow < 0.01
+
+
+@pytest.mark.parametrize("door", ["gluon", "module"])
+def test_zeros_that_no_rounding_made_are_not_lost(door):
+    """Relu's zeros, and a layer behind a relu that lets nothing through."""
+    relu = ("relu", lambda ops, x: ops.relu(x, name="relu"))
+    down = ("down", lambda ops, x: ops.broadcast_sub(x, ops.ones((1, 1)) * 1e3, name="down"))
+    net = values(Chain(dense("first", 8, 6), down, relu, dense("last", 4, 8)))
+    x, y = batch()
+    target = (net, gluon_run(net)) if door == "gluon" else (module_of(net, x, y),)
+    with watch(*target) as watched:
+        gluon_step(net, target[1], x, y) if door == "gluon" else module_step(target[0], x, y)
+    snapshot = watched.latest
+    assert "first_weight" in snapshot.without_gradient
+    assert snapshot.underflow == 0
+    assert all(t.lost == 0 for t in snapshot.tensors)

@@ -82,7 +82,7 @@ def test_growth_stops_at_the_ceiling_and_goes_on_from_there():
 
 
 def test_backoff_stops_at_the_floor_and_says_so():
-    scaler = DynamicLossScaler(init_scale=4)
+    scaler = DynamicLossScaler(init_scale=4, min_scale=1)
     assert not scaler.at_floor
     assert trace(scaler, [False] * 4) == [2.0, 1.0, 1.0, 1.0]
     assert scaler.at_floor
@@ -103,7 +103,7 @@ def test_the_defaults_are_those_of_the_literature():
     state = DynamicLossScaler().state_dict()
     assert state["scale"] == 2.0**16
     assert [state[k] for k in ("growth_factor", "backoff_factor", "growth_interval")] == [2, 0.5, 2000]
-    assert [state[k] for k in ("min_scale", "max_scale", "hysteresis")] == [1, 2.0**24, 1]
+    assert [state[k] for k in ("min_scale", "max_scale", "hysteresis")] == [2.0**-14, 2.0**24, 1]
 
 
 @pytest.mark.parametrize("scaler", [StaticLossScaler(128), NoLossScaler(), DynamicLossScaler()], ids=repr)

@@ -7,6 +7,7 @@ from typing import Any, Callable
 from mxnet import autograd
 from mxnet.gluon import Block
 
+from ...observed import ObservedGraph
 from ...probe import Probe
 from ..shared.targets import Network, trained_network
 from .recording import Recording
@@ -27,7 +28,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
         if module.last_step_skipped:
             print(mxmp.diagnose.blame(module, batch))
 
-    The replay is one forward and backward of the batch in training mode. It runs the same converted graphs as a
+    The replay is one forward and backward of the batch in training mode; where a gradient overflows, there is another
+    one at a loss scale of 2**-14, which shows whether a lower scale avoids that. It runs the same converted graphs as a
     training step, with the weights as they are now; a skipped step has not changed them. Gradients, running statistics,
     loss scale and counters are the same afterwards, also those of other nets with an mxmp.Trainer that ``loss`` calls,
     such as the discriminator of a GAN; but if ``loss`` calls a net without an mxmp.Trainer, BatchNorm's running
@@ -77,18 +79,24 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     scale = step.loss_scale if loss_scale is None else float(loss_scale)
     if loss_scale is None and step.last_step_skipped:  # its loss scale may have been higher
         scale = [event.loss_scale for event in step.history if event.step <= step.steps][-1]
-    recording = Recording()
-    probe = Probe(network, recording.note_observed)
     network.prepare(batch, loss)
     weights = network.weights(frozen=True)
-    recording.note_weights(weights)
-    with network.unchanged(), autograd.pause():
-        try:
-            probe.start()
-            network.replay(batch, loss, scale, recording.note)
-        finally:
-            probe.stop()
-        recording.note_gradients(network.gradients())
+
+    def replayed(scale: float) -> tuple[Recording, list[ObservedGraph]]:
+        recording = Recording()
+        probe = Probe(network, recording.note_observed)
+        recording.note_weights(weights)
+        with network.unchanged(), autograd.pause():
+            try:
+                probe.start()
+                network.replay(batch, loss, scale, recording.note)
+            finally:
+                probe.stop()
+            recording.note_gradients(network.gradients())
+        return recording, probe.graphs
+
+    recording, graphs = replayed(scale)
     if not recording.has_operators:
         raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
-    return verdict(recording.records(), probe.graphs, [weight.name for weight in weights], scale)
+    names = [weight.name for weight in weights]
+    return verdict(recording.records(), graphs, names, scale, lambda scale: replayed(scale)[0].records())

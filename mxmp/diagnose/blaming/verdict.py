@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
+
+import numpy as np
 
 from ...observed import SUM, Observed, ObservedGraph
 from ...precision.graph import VARIABLE
+from ...step.scaler import MIN_SCALE
 from ..watching.histogram import FORMATS
 from .report import Blame, Range
 
@@ -24,7 +28,46 @@ class Record(NamedTuple):
     range: Range
 
 
-def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: Sequence[str], scale: float) -> Blame:
+class _Scale(NamedTuple):
+    """The loss scale of the step, and a function that replays it at another scale, or None (see ``verdict``)."""
+
+    scale: float
+    replayed: Callable[[float], Sequence[Record]] | None
+
+    def advice(self, found: Range, unrounded: Range | None = None) -> str:
+        """Return a sentence that says whether a lower loss scale avoids the overflow of ``found``, and which."""
+        if self.scale <= MIN_SCALE:
+            return f"The loss scale is {self.scale:g}, and not the cause"
+        limit = FORMATS[found.dtype].largest if found.dtype in FORMATS else float(np.finfo(np.float32).max)
+        if self.replayed is not None:
+            replay = self.replayed(MIN_SCALE)
+            peak = max(_gradients_in(found.dtype, replay), default=0.0)
+            true = peak / MIN_SCALE if all(record.range.finite for record in replay) else math.inf
+        elif unrounded is not None:
+            true = unrounded.largest / self.scale
+        else:
+            return "A lower loss scale may avoid it"
+        if true * MIN_SCALE > limit:
+            return f"The loss scale is {self.scale:g}, and not the cause: none down to {MIN_SCALE:.3g} avoids it"
+        most = self.scale / 2 if true == 0 else min(self.scale / 2, 2.0 ** math.floor(math.log2(limit / true)))
+        return f"A lower loss scale avoids it: {most:g} or less"
+
+
+def _gradients_in(dtype: str, records: Sequence[Record]) -> Iterator[float]:
+    """Yield the largest absolute value of each gradient in ``dtype`` that has a finite one."""
+    for observed, found in records:
+        is_gradient = found.name.startswith("the gradient of") if observed is None else observed.backward
+        if is_gradient and found.dtype == dtype and not math.isnan(found.largest):
+            yield found.largest
+
+
+def verdict(
+    records: Sequence[Record],
+    graphs: Sequence[ObservedGraph],
+    params: Sequence[str],
+    scale: float,
+    replayed: Callable[[float], Sequence[Record]] | None = None,
+) -> Blame:
     """Return a Blame, the report on the first tensor that is not finite; its ``reproduced`` is False if all are finite.
 
     Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
@@ -32,13 +75,16 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     the loss; the report then names the tensor itself.
     ``records`` has all tensors of one step, in the order in which they were computed, ``graphs`` the converted graphs
     that computed them, and ``params`` the names of the parameters, frozen ones too; ``scale`` is the loss scale.
+    ``replayed(scale)`` returns the records of the same step at another scale. Without it, whether a lower scale helps
+    is computed from ``records`` where they have the tensor before it was rounded.
     """
+    at = _Scale(scale, replayed)
     for i, (observed, found) in enumerate(records):
         if not found.finite:
             past = records[:i]
             if observed is None:
-                return _blame_other(past, found, params, scale)
-            return _blame_operator(past, observed, found, graphs, params, scale)
+                return _blame_other(past, found, params, at)
+            return _blame_operator(past, observed, found, graphs, params, at)
     cause = (
         "every value and gradient was finite. The batch is not the one that failed, or the weights have changed since, "
         "or dropout drew other numbers, or another batch of an accumulated gradient is at fault"
@@ -46,11 +92,11 @@ def verdict(records: Sequence[Record], graphs: Sequence[ObservedGraph], params: 
     return Blame(False, "nowhere", "", "", "", cause, None, (), scale)
 
 
-def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], scale: float) -> Blame:
+def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], at: _Scale) -> Blame:
     """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
 
     ``found`` is the tensor's range. ``past`` has the records of the tensors that the same step computed before it.
-    ``params`` has the names of all parameters, and ``scale`` is the loss scale.
+    ``params`` has the names of all parameters, and ``at`` the loss scale.
     """
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
@@ -62,7 +108,7 @@ def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], sc
     elif found.name.startswith("the loss"):
         where, cause = "loss", "the loss is not finite, and what the net returned is"
     elif found.name.startswith("the gradient of the loss"):
-        where, cause = "loss", f"the loss is finite, and its gradient is not. {_scale_advice(scale)}"
+        where, cause = "loss", f"the loss is finite, and its gradient is not. {at.advice(found)}"
     elif found.name.startswith("the gradient of"):
         where = "update"
         cause = "finite gradients of several blocks were added up, or a block that runs as Python computed it"
@@ -70,7 +116,7 @@ def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], sc
         where, cause = "input", "the input data are not finite"
     if where == "loss":
         inputs = tuple(r.range for r in past if r.observed is not None and not r.observed.backward)[-1:]
-    return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, scale)
+    return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, at.scale)
 
 
 def _blame_operator(
@@ -79,7 +125,7 @@ def _blame_operator(
     found: Range,
     graphs: Sequence[ObservedGraph],
     params: Sequence[str],
-    scale: float,
+    at: _Scale,
 ) -> Blame:
     """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
 
@@ -92,7 +138,8 @@ def _blame_operator(
     unrounded = _unrounded(past, observed, found) if observed.inserted else None
     dtype = low if observed.low or observed.inserted else "float32"
     inputs = () if graph is None else _inputs_of(past, graph, observed)
-    advice = f". {_scale_advice(scale)}" if observed.backward else ""
+    has_no_result = unrounded is None and found.dtype == "float32" and found.nans
+    advice = f". {at.advice(found, unrounded)}" if observed.backward and not has_no_result else ""
     name, op = observed.operator, observed.op
     if unrounded is not None:
         cause, dtype = _overflow_text(unrounded, low), low
@@ -111,10 +158,10 @@ def _blame_operator(
     else:
         dtype = "float32"
         cause = "NaN from finite inputs: it has no result for some of them, as 0/0 or the root of a negative number"
-        if not found.nans:
+        if not has_no_result:
             cause = "inf in FP32 from finite inputs: a division by zero, a logarithm of zero, or beyond FP32's range"
             cause += advice
-    return Blame(True, where, name, op, dtype, cause, found, inputs, scale)
+    return Blame(True, where, name, op, dtype, cause, found, inputs, at.scale)
 
 
 def _overflow_text(unrounded: Range, dtype: str) -> str:
@@ -150,8 +197,3 @@ def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed)
     names = [graph.original_name(entry.node) for entry in graph.inputs(observed.operator)]
     data = [] if set(names) <= set(known) else [r for n, r in known.items() if n.startswith(("the input", "input "))]
     return tuple(dict.fromkeys([*sent, *data, *(known[name] for name in names if name in known)]))
-
-
-def _scale_advice(scale: float) -> str:
-    """Return a sentence: a lower loss scale avoids the overflow, or the scale, if at most 1, is not the cause."""
-    return "A lower loss scale avoids it" if scale > 1 else f"The loss scale is {scale:g}, and not the cause"

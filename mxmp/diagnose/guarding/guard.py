@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Collection, Iterable, NamedTuple, Sequence
 
 from mxnet.ndarray import NDArray
@@ -14,6 +15,7 @@ from ...precision.graph import Entry, Node
 from ...precision.plan import rule_under
 from ...precision.rules import Kind
 from ...probe import StepObserver
+from ...step.floor import lower_scale_fits
 from ...step.gradients import Gradient
 from ...step.scaler import check_count, check_scale
 from ..blaming.recording import Recording
@@ -73,8 +75,8 @@ class Guard(StepObserver):
         """Start to watch the training of a network for operators whose overflows make it skip steps.
 
         An operator is moved to FP32 when its overflows were counted in ``patience`` steps, in a row or not, at least
-        once in a skipped step. An overflow of a gradient is counted only at a loss scale of at most ``low_scale``, or
-        at one that the scaler cannot lower. Raises ``ValueError`` if operators of the network cannot be moved.
+        once in a skipped step. ``guard`` says which overflows are counted. Raises ``ValueError`` if operators of the
+        network cannot be moved.
         """
         network.check_excludable()
         self.moved: list[Moved] = []
@@ -118,8 +120,9 @@ class Guard(StepObserver):
         if first is None:
             return
         is_gradient = first.observed is not None and first.observed.backward
-        if is_gradient and self._step.loss_scale > self._low_scale and not self._step.at_floor:
-            return  # the loss scale was too high
+        too_high = self._step.loss_scale > self._low_scale or self._has_large_gradients(records)
+        if is_gradient and too_high and not self._step.at_floor:
+            return
         planned = self._network.is_planned
         layers = (_layer_at_fault(graph, first, params, with_followers=planned) for graph in graphs)
         layer = next(filter(None, layers), None)
@@ -133,6 +136,15 @@ class Guard(StepObserver):
         overflows = max(self.overflows[name] for name in layer)
         if overflows >= self._patience and not self._harmful.isdisjoint(layer):
             self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
+
+    def _has_large_gradients(self, records: Sequence[Record]) -> bool:
+        """Return whether the parameters' gradients in ``records`` are large everywhere: see ``lower_scale_fits``."""
+        factor = self._step.loss_scale / self._network.gradient_scale
+        found = [
+            r for _, r in records if r.name.startswith("the gradient of ") and r.name != "the gradient of the loss"
+        ]
+        peaks = [0.0 if math.isnan(each.largest) else each.largest * factor for each in found]
+        return lower_scale_fits(peaks, [i for i, each in enumerate(found) if each.finite])
 
     def after_step(self) -> None:
         """Move the layer to FP32 that ``before_update`` found to have ``patience`` overflows, if any.
@@ -183,9 +195,11 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     precision are at fault; if that tensor is a gradient, the operator whose backward reads it.
 
     The overflow of an activation does not depend on the loss scale, and is always counted. That of a gradient is
-    counted only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it. An inf or NaN that
-    appears in FP32 is not counted. In a skipped step, an output without consequences, such as the inf that a sigmoid
-    turns into 1, is ignored, and the next tensor with an inf or NaN matters.
+    counted only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it; and not where the
+    scaler can lower it and the gradients of all parameters are large, as in a regression on targets in the hundreds:
+    there the lower scale is the cure. An inf or NaN that appears in FP32 is not counted. In a skipped step, an output
+    without consequences, such as the inf that a sigmoid turns into 1, is ignored, and the next tensor with an inf or
+    NaN matters.
 
     When an operator's overflows were counted in ``patience`` steps, at least one of them skipped, it is added to the
     policy's ``exclude``, with the operators of its type that share a parameter with it. The next forward runs the new

@@ -36,6 +36,9 @@ class TensorReport:
     histogram : Histogram
         How many values lie between which powers of two. Gradients are multiplied by the loss scale. Where an operator
         computes in FP32 and then rounds (float16 on a CPU), these are the values before they are rounded.
+    lost : float
+        Of a gradient: the share of its values, 0 to 1, that are 0 because the gradient that it was computed from was
+        rounded to zero. Estimated: at most the share of zeros in that gradient after rounding.
     """
 
     kind: str
@@ -43,11 +46,21 @@ class TensorReport:
     op: str
     low: bool
     histogram: Histogram
+    lost: float = 0.0
 
     @property
     def is_scaled(self) -> bool:
         """Return whether the loss scale multiplies the values: for kind ``"gradient"`` or ``"parameter gradient"``."""
         return self.kind in _SCALED
+
+    def to_zero(self, form: Format) -> float:
+        """Return the share of the values, 0 to 1, that rounding has made 0: in this tensor (if ``low``), or before."""
+        return self.lost + (self.histogram.underflow(form) if self.low else 0.0)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Return whether not all values are 0."""
+        return self.histogram.zeros < self.histogram.counted
 
     def true(self, loss_scale: float) -> Histogram:
         """Return the tensor's histogram without the loss scale; if not ``is_scaled``, the histogram as it is.
@@ -123,11 +136,12 @@ class Snapshot:
 
     @property
     def underflow(self) -> float:
-        """Return the share, 0 to 1, of the values of ``gradients`` that the compute dtype rounds to zero.
+        """Return the share, 0 to 1, of the values of ``gradients`` that are zero because the compute dtype rounds.
 
         ``gradients`` has only those tensors that are rounded to the compute dtype. Their values are multiplied by the
-        loss scale of this step. Values that are zero before rounding are part of the total only. 0 if ``gradients`` is
-        empty.
+        loss scale of this step. A value counts that rounds to zero, and one that is zero because the gradient that it
+        was computed from was rounded to zero (``TensorReport.lost``); other zeros are part of the total only. 0 if
+        ``gradients`` is empty. Where a GPU's kernel rounds its result, its zeros are not seen to come from rounding.
         """
         return self._underflow([t.histogram for t in self.gradients])
 
@@ -135,19 +149,37 @@ class Snapshot:
     def underflow_unscaled(self) -> float:
         """Return the share of the values of all ``gradients``, 0 to 1, that would round to zero without loss scaling.
 
-        Values that are zero before rounding are part of the total only. 0 if there are no gradients.
+        Values that are zero at the loss scale of this step count as for ``underflow``. 0 if there are no gradients.
         """
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
         lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
+        lost += sum(t.lost * t.histogram.counted for t in self.gradients)
         return lost / max(sum(h.counted for h in histograms), 1)
+
+    @property
+    def without_gradient(self) -> tuple[str, ...]:
+        """Return the names of the parameters whose gradient is all zeros, in the order of the parameters."""
+        return tuple(t.name for t in self.of("parameter gradient") if not t.has_gradient)
+
+    def _of_lost_parameters(self) -> list[str]:
+        """Return a line on the parameters without a gradient, and the first layer of them in the backward; or none."""
+        names, total = self.without_gradient, len(self.of("parameter gradient"))
+        if not names:
+            return []
+        senders = (t.name.rpartition(" -> ")[::2] for t in self.of("gradient"))
+        first = next((layer for layer, to in senders if to in names), names[-1])
+        return [
+            f"  {len(names)} of {total} parameters get no gradient, all of it is 0; first, from the loss on, at {first}"
+        ]
 
     def __str__(self) -> str:
         skipped = ", skipped" if self.skipped else ""
         return "\n".join(
             [
                 f"step {self.step}{skipped}: loss scale {self.loss_scale:g}, {self.compute}",
+                *self._of_lost_parameters(),
                 f"  {self.underflow:.2%} of gradient values round to zero; "
                 f"unscaled {self.underflow_unscaled:.2%} would",
                 *([f"  {_headroom(self.tightest, self.format)}"] if self.tightest else []),
@@ -166,7 +198,7 @@ class Snapshot:
 
         def out_of_range(tensor: TensorReport) -> float:
             found = tensor.histogram
-            return found.underflow(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
+            return tensor.to_zero(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
         rows: list[tuple[str, ...]] = [
             ("", "", "rounded to", "is 0", "to 0", "subnormal", "overflow", "smallest", "largest")
@@ -174,8 +206,10 @@ class Snapshot:
         for kind in KINDS:
             for number, tensor in enumerate(sorted(self.of(kind), key=out_of_range, reverse=True)[:5]):
                 found, dtype = tensor.histogram, form.name if tensor.low else ""
-                shares = found.zero_share, found.underflow(form), found.subnormal(form), found.overflow(form)
-                numbers = [*(f"{share:.1%}" for share in shares), f"{found.smallest:.2g}", f"{found.largest:.2g}"]
+                lost = tensor.lost + found.underflow(form)
+                shares = found.zero_share - tensor.lost, lost, found.subnormal(form), found.overflow(form)
+                ends = ("-" if math.isnan(end) else f"{end:.2g}" for end in (found.smallest, found.largest))
+                numbers = [*(f"{share:.1%}" for share in shares), *ends]
                 rows.append(("" if number else kind, tensor.name, dtype, *numbers))
         return table(rows, "<<<>>>>>>")
 
@@ -193,6 +227,31 @@ def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
             tensor = replace(tensor, histogram=found[key].histogram + tensor.histogram)
         found[key] = tensor
     return tuple(found.values())
+
+
+def with_lost(tensors: Iterable[TensorReport], form: Format) -> tuple[TensorReport, ...]:
+    """Return ``tensors``, in the order of their computation, with ``lost`` of each gradient.
+
+    The gradient ``"fc -> relu"`` is computed from ``"... -> fc"``, and zeros in this make zeros in it. Which of its own
+    are such zeros is not known: taken are as many as there are in the source, or all that it has.
+    """
+
+    def zeros(tensor: TensorReport) -> float:
+        return tensor.histogram.zero_share + tensor.to_zero(form) - tensor.lost
+
+    sent: dict[str, TensorReport] = {}
+    found = []
+    for tensor in tensors:
+        if tensor.is_scaled:
+            sender, _, to = tensor.name.rpartition(" -> ")
+            source = sent.get(sender or to)
+            if source is not None and zeros(source):
+                part = source.to_zero(form) / zeros(source)
+                tensor = replace(tensor, lost=part * min(tensor.histogram.zero_share, zeros(source)))
+            # Several readers of a tensor send a gradient each, and only where all are zero the sum must be.
+            sent[to] = min(sent.get(to, tensor), tensor, key=zeros)
+        found.append(tensor)
+    return tuple(found)
 
 
 def _headroom(tensor: TensorReport, form: Format) -> str:

@@ -16,8 +16,8 @@ from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
 from ..shared.targets import Network, Trainer, trained_network
-from .histogram import Histogram
-from .snapshot import Snapshot, TensorReport, merged
+from .histogram import FORMATS, Histogram
+from .snapshot import Snapshot, TensorReport, merged, with_lost
 
 
 class Watch(StepObserver):
@@ -116,9 +116,9 @@ class Watch(StepObserver):
                         new = values_of(array)
                         if new is not None:
                             self._note_tensor("update", weight.name, "", weight.name in low, new - old)
-        reports = merged(report() for report in self._pending)
-        self._forget()
         compute = self._probe.graphs[0].plan.policy.compute  # the net may be restored by now
+        reports = with_lost(merged(report() for report in self._pending), FORMATS[compute])
+        self._forget()
         snapshot = Snapshot(self._step.steps, self._scale, self._step.last_step_skipped, compute, reports)
         self.snapshots.append(snapshot)
         if self._callback is not None:

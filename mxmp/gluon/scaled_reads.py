@@ -1,0 +1,105 @@
+"""A warning where user code reads a gradient that contains the loss scale: between a scaled backward and its step.
+
+Norms for a log, ``gluon.utils.clip_global_norm`` and clipping by value would be wrong without a word. While gradients
+are scaled, and no longer, their Parameters have a ``grad`` and a ``list_grad`` of their own, which hide those of the
+class, and the weight arrays a class whose ``grad`` warns (d2l reads ``param.data().grad``). ``param._grad`` is not
+seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import MethodType
+from typing import Any, Callable, Iterable
+
+import mxnet as mx
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from ..step._mxnet import is_called_by_user
+from . import _mxnet
+
+_METHODS = ("grad", "list_grad")
+
+
+class _Read:
+    """The method ``name`` (``"grad"``) of a Parameter with scaled gradients: warns, and calls that of its class."""
+
+    def __init__(self, param: Parameter, name: str, warn: Callable[[str], None]) -> None:
+        self._param, self._name, self._warn = weakref.ref(param), name, warn
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        param: Any = self._param()
+        written = any(map(_mxnet.is_fresh, _mxnet.arrays(param)))  # by the backward of ``scale_loss``, just now
+        if is_called_by_user() and (written or getattr(param, "mxmp_scaled", ())):
+            self._warn(param.name)
+        return getattr(type(param), self._name)(param, *args, **named)
+
+    def __reduce__(self) -> tuple:
+        """Return how ``copy`` and ``pickle`` make a copy: as the method of the copied Parameter's class."""
+        return _method, (self._param(), self._name)
+
+
+def _method(param: Parameter, name: str) -> Any:
+    return MethodType(getattr(type(param), name), param)
+
+
+# Global: the class of scaled weight arrays of each trainer, by MXNet's class (``mx.nd`` or ``mx.np``).
+_array_classes: weakref.WeakKeyDictionary[Any, dict[type, type]] = weakref.WeakKeyDictionary()
+
+
+def _array_class(trainer: Any, kind: type) -> type:
+    """Return a subclass of the array class ``kind`` whose ``grad`` warns of the loss scale of ``trainer``."""
+    classes = _array_classes.setdefault(trainer, {})
+    if kind not in classes:
+        warn = _warner(trainer)
+
+        def grad(array: Any) -> Any:
+            if is_called_by_user():
+                warn("")
+            return kind.grad.fget(array)  # type: ignore[attr-defined]
+
+        def reduce(array: Any) -> tuple:
+            return (kind, *kind.__reduce__(array)[1:])  # type: ignore[misc]
+
+        own = {"__slots__": (), "mxmp_kind": kind, "grad": property(grad), "__reduce__": reduce}
+        classes[kind] = type(kind.__name__, (kind,), own)
+    return classes[kind]
+
+
+def _warner(trainer: Any) -> Callable[[str], None]:
+    """Return the trainer's ``warn_of_scaled_gradients``, without keeping the trainer alive."""
+    method = weakref.WeakMethod(trainer.warn_of_scaled_gradients)
+
+    def warn(name: str) -> None:
+        found = method()
+        if found is not None:
+            found(name)
+
+    return warn
+
+
+def warn_of_reads(params: Iterable[Parameter], trainer: Any) -> None:
+    """Let user code that reads gradients of ``params`` get one warning of ``trainer``, until ``stop_warning``."""
+    warn = _warner(trainer)
+    for param in params:
+        own = vars(param)
+        for name in _METHODS:
+            if name not in own or isinstance(own[name], _Read):  # a user may have set one
+                own[name] = _Read(param, name, warn)
+        for array in _mxnet.arrays(param):
+            kind = getattr(type(array), "mxmp_kind", type(array))
+            if kind in (NDArray, mx.np.ndarray):
+                array.__class__ = _array_class(trainer, kind)
+
+
+def stop_warning(params: Iterable[Parameter]) -> None:
+    """Undo ``warn_of_reads``: the Parameters and their arrays have nothing of it any more."""
+    for param in params:
+        for name in _METHODS:
+            if isinstance(vars(param).get(name), _Read):
+                del vars(param)[name]
+        for array in _mxnet.arrays(param):
+            kind = getattr(type(array), "mxmp_kind", None)
+            if kind is not None:
+                array.__class__ = kind
