@@ -23,8 +23,9 @@ from mxnet.ndarray import NDArray
 
 INHERITED = {
     "Trainer": (
-        "_allreduce_grads _contexts _distributed _init_kvstore _init_optimizer _init_params _kv_initialized "
-        "_kvstore _kvstore_params _optimizer _params _params_to_init _reset_kvstore _scale _update _updaters"
+        "_allreduce_grads _check_and_rescale_grad _contexts _distributed _init_kvstore _init_optimizer _init_params "
+        "_kv_initialized _kvstore _kvstore_params _optimizer _params _params_to_init _reset_kvstore _scale _update "
+        "_updaters"
     ),
     "LowParameter": "_check_and_get _data _init_grad _init_impl _reduce _set_trainer",
     "BatchProcessor": "_get_data_and_label",
@@ -188,9 +189,18 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Infer the shapes of the Parameters of ``clone``, traced with ``args``; initialize those that wait for a shape.
 
     ``clone`` is a block that ``copied`` and ``trace`` have made; it shares the Parameters with the original block.
-    After this call ``traced_graph(clone).op_args`` says where the value of each input of the graph comes from.
+    After this call ``traced_graph(clone).op_args`` says where the value of each input of the graph comes from. Raises
+    ``ValueError`` if the graph and the inputs do not tell a shape.
     """
-    clone._build_cache(*args)
+    try:
+        clone._build_cache(*args)
+    except ValueError as error:
+        if "Deferred initialization failed" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}. A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or "
+            "make its layers with in_units or in_channels"
+        ) from error
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:
@@ -269,6 +279,11 @@ def overrides_forward(block: Block) -> bool:
     Such a ``forward`` may run no graph, or call ``HybridBlock.forward`` with other arguments than the block got.
     """
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
+
+
+def overrides_graph_calls(block: HybridBlock) -> bool:
+    """Return whether the block's class overrides ``_call_cached_op``, which ``redirect_calls`` replaces."""
+    return type(block)._call_cached_op is not HybridBlock._call_cached_op
 
 
 def lacks_states(block: HybridBlock) -> bool | None:

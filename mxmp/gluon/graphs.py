@@ -28,6 +28,7 @@ from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .conversion import NetConversion, requested_gradient
+from .parameter import overridden
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
@@ -428,6 +429,8 @@ class _LowPrecisionOp:
         self.has_unscaled_heads = has_unscaled_heads
         self._reads_scale = SCALE_NAME in names
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
+        # The ``data`` of a user's own class may compute what the net reads, such as a weight with dropout.
+        self._computed = frozenset(at for is_input, at in self._sources if not is_input and "data" in overridden(at))
         indices: dict[bool, list[int]] = {True: [], False: []}
         for i, (is_input, _) in enumerate(self._sources):
             indices[is_input].append(i)
@@ -465,8 +468,11 @@ class _LowPrecisionOp:
         """
         if self._is_fused:
             inputs = [array if _mxnet.is_aligned(array) else array.copy() for array in inputs]
-        values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
+            values = [
+                inputs[at] if is_input else at.data() if at in self._computed else _mxnet.data(at)
+                for is_input, at in self._sources
+            ]
             # Calls that autograd does not record belong to no training step: mxmp's own listeners do not get them.
             if monitor is not None and (autograd.is_recording() or not isinstance(monitor[0], GraphListener)):
                 with hold_interrupts():

@@ -182,6 +182,27 @@ def store_full(param: gluon.Parameter) -> None:
         param.store_full()
 
 
+def overridden(param: gluon.Parameter) -> set[str]:
+    """Return the names of those methods and properties of Parameter that the user's own class of ``param`` overrides.
+
+    A Parameter that overrides any stays in FP32, because such a method may read or set the arrays in its own way; it
+    then does what it does without mxmp.
+    """
+    kinds = [kind for kind in type(param).__mro__ if kind.__module__.partition(".")[0] not in ("mxnet", "mxmp")]
+    names = {name for kind in kinds for name in vars(kind) if kind is not object and not name.startswith("__")}
+    return names & {*vars(gluon.Parameter)}
+
+
+def refuse_own_arrays(param: gluon.Parameter) -> None:
+    """Raise ``ValueError`` if the user's class of ``param`` overrides what MXNet's Trainer reads arrays by."""
+    for name in sorted({"list_data", "list_grad"} & overridden(param)):
+        raise ValueError(
+            f"{type(param).__name__} {param.name!r} overrides {name}(), which gluon.Trainer reads in its update. An "
+            "mxmp.Trainer checks, unscales and applies the arrays that backward writes, so it would pass that method "
+            "by. Change gradients between trainer.unscale() and trainer.step(), and weights after step, or use data()"
+        )
+
+
 # Global: the subclass of LowParameter for each class of Parameters; copies of a Parameter must have the same class.
 _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 
