@@ -480,6 +480,16 @@ def set_fresh(array: NDArray, *, fresh: bool) -> None:
 # -- what autograd recorded --------------------------------------------------------------------------
 
 
+def recorded_node(recorded: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+    """Return the node ``name`` of ``recorded``, a graph that autograd recorded: the node itself, not a copy."""
+    return recorded.get_internals()[f"{name}_output"]
+
+
+def set_attribute(node: mx.sym.Symbol, name: str, text: str) -> None:
+    """Set an attribute of the operator ``node``, in place; a ``recorded_node`` has it in the next backward."""
+    node._set_attr(**{name: text})
+
+
 def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
     """Return, for each output of calls of hybridized blocks, whether the backward of the call reads its head gradient.
 
