@@ -38,7 +38,7 @@ HOUSE = {
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
+        *("_mxnet", "nesting", "known", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
         *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [

@@ -161,28 +161,36 @@ class _GraphCalledError(Exception):
     """
 
 
-def trace(clone: HybridBlock, args: tuple) -> Any:
-    """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return its output Symbols.
+def trace(clone: HybridBlock, args: tuple, called: Callable) -> bool:
+    """Trace the FP32 graph of ``clone`` for a call with ``args``, and store it on ``clone``; return whether it did.
 
-    ``clone`` is a block that ``copied`` returned. The Symbols are nested in the same lists, tuples and namedtuples as
-    in the result of ``hybrid_forward``; MXNet itself does not keep these types. A SymbolBlock is not traced: None is
-    returned.
+    ``clone`` is a block that ``copied`` returned. MXNet calls ``called(hybrid_forward, F, args, params)`` in place of
+    ``hybrid_forward(F, *args, **params)``, with Symbols in ``args`` and ``params``. A SymbolBlock, which has a graph
+    already, is not traced: False is returned.
     """
     if isinstance(clone, SymbolBlock):
-        return None
-    forward, answers = clone.hybrid_forward, []
+        return False
+    forward = clone.hybrid_forward
 
-    def noting(*given: Any, **params: Any) -> Any:
-        answers.append(forward(*given, **params))
-        return answers[-1]
+    def replaced(functions: Any, *given: Any, **params: Any) -> Any:
+        return called(forward, functions, given, params)
 
     clone._in_format = clone._out_format = None
-    clone.__dict__["hybrid_forward"] = noting
+    clone.__dict__["hybrid_forward"] = replaced
     try:
         clone._get_graph(*args)
     finally:
         del clone.__dict__["hybrid_forward"]
-    return answers[-1]
+    return True
+
+
+def hybrid_forward(block: HybridBlock, functions: Any, args: tuple, prepare: Callable) -> Any:
+    """Call ``hybrid_forward`` on Symbols as ``HybridBlock.forward`` does, with ``functions`` as ``F``.
+
+    ``prepare`` is applied to the dict of the block's own Parameters as Symbols.
+    """
+    with block.name_scope():
+        return block.hybrid_forward(functions, *args, **prepare({n: p.var() for n, p in block._reg_params.items()}))
 
 
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:

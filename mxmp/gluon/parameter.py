@@ -77,7 +77,8 @@ class LowParameter(gluon.Parameter):
             raise ValueError(
                 f"Parameter {self.name!r} is stored in {self._low_dtype} for a converted net and shared with "
                 f"{reader.name!r}, which is not converted and computes in FP32: mxmp.convert that net too, or keep "
-                "the parameters in FP32 with Policy(params='float32')"
+                "the parameters in FP32 with Policy(params='float32'). To predict with it after training, call "
+                "mxmp.restore on the converted net first"
             )
         self._exposed = self._exposed or is_called_by_user()
         return super().data(ctx)

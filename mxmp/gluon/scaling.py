@@ -339,9 +339,9 @@ _NO_GRADIENT = re.compile(
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
     """Raise ``ValueError`` if autograd recorded a loss head, such as ``MakeLoss``, that ignores the loss scale.
 
-    Loss heads in converted graphs do not ignore it, nor do those of ``Record.heads_with_attribute``. Only operators that autograd recorded one by one are examined; for
-    those inside hybridized blocks see ``refuse_hidden_heads``. ``scale`` is for the message. Takes 0.7 ms for a
-    ResNet-50.
+    Loss heads in converted graphs do not ignore it, nor do those of ``Record.heads_with_attribute``. Only operators
+    that autograd recorded one by one are examined; for those inside hybridized blocks see ``refuse_hidden_heads``.
+    ``scale`` is for the message. Takes 0.7 ms for a ResNet-50.
     """
     ignoring = HEAD_OPERATORS - _SCALED_BY_ATTRIBUTE
     if ignoring.isdisjoint(record.operators):
