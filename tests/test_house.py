@@ -50,7 +50,8 @@ HOUSE = {
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
-        *("_mxnet", "blocks", "parameter", "conversion", "scaling", "scaled_reads", "graphs", "hook", "convert"),
+        *("_mxnet", "nesting", "known", "blocks", "parameter", "conversion", "scaling", "scaled_reads", "graphs"),
+        *("hook", "convert"),
         *("backward", "trainer", "training", "reading", "__init__"),
     ],
     "symbolic": [

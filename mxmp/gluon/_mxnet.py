@@ -23,8 +23,9 @@ from mxnet.ndarray import NDArray
 
 INHERITED = {
     "Trainer": (
-        "_allreduce_grads _contexts _distributed _init_kvstore _init_optimizer _init_params _kv_initialized "
-        "_kvstore _kvstore_params _optimizer _params _params_to_init _reset_kvstore _scale _update _updaters"
+        "_allreduce_grads _check_and_rescale_grad _contexts _distributed _init_kvstore _init_optimizer _init_params "
+        "_kv_initialized _kvstore _kvstore_params _optimizer _params _params_to_init _reset_kvstore _scale _update "
+        "_updaters"
     ),
     "LowParameter": "_check_and_get _data _init_grad _init_impl _reduce _set_trainer",
     "BatchProcessor": "_get_data_and_label",
@@ -160,37 +161,54 @@ class _GraphCalledError(Exception):
     """
 
 
-def trace(clone: HybridBlock, args: tuple) -> Any:
-    """Trace the FP32 graph of ``clone`` for a call with ``args``, store it on ``clone``, and return its output Symbols.
+def trace(clone: HybridBlock, args: tuple, called: Callable) -> bool:
+    """Trace the FP32 graph of ``clone`` for a call with ``args``, and store it on ``clone``; return whether it did.
 
-    ``clone`` is a block that ``copied`` returned. The Symbols are nested in the same lists, tuples and namedtuples as
-    in the result of ``hybrid_forward``; MXNet itself does not keep these types. A SymbolBlock is not traced: None is
-    returned.
+    ``clone`` is a block that ``copied`` returned. MXNet calls ``called(hybrid_forward, F, args, params)`` in place of
+    ``hybrid_forward(F, *args, **params)``, with Symbols in ``args`` and ``params``. A SymbolBlock, which has a graph
+    already, is not traced: False is returned.
     """
     if isinstance(clone, SymbolBlock):
-        return None
-    forward, answers = clone.hybrid_forward, []
+        return False
+    forward = clone.hybrid_forward
 
-    def noting(*given: Any, **params: Any) -> Any:
-        answers.append(forward(*given, **params))
-        return answers[-1]
+    def replaced(functions: Any, *given: Any, **params: Any) -> Any:
+        return called(forward, functions, given, params)
 
     clone._in_format = clone._out_format = None
-    clone.__dict__["hybrid_forward"] = noting
+    clone.__dict__["hybrid_forward"] = replaced
     try:
         clone._get_graph(*args)
     finally:
         del clone.__dict__["hybrid_forward"]
-    return answers[-1]
+    return True
+
+
+def hybrid_forward(block: HybridBlock, functions: Any, args: tuple, prepare: Callable) -> Any:
+    """Call ``hybrid_forward`` on Symbols as ``HybridBlock.forward`` does, with ``functions`` as ``F``.
+
+    ``prepare`` is applied to the dict of the block's own Parameters as Symbols.
+    """
+    with block.name_scope():
+        return block.hybrid_forward(functions, *args, **prepare({n: p.var() for n, p in block._reg_params.items()}))
 
 
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Infer the shapes of the Parameters of ``clone``, traced with ``args``; initialize those that wait for a shape.
 
     ``clone`` is a block that ``copied`` and ``trace`` have made; it shares the Parameters with the original block.
-    After this call ``traced_graph(clone).op_args`` says where the value of each input of the graph comes from.
+    After this call ``traced_graph(clone).op_args`` says where the value of each input of the graph comes from. Raises
+    ``ValueError`` if the graph and the inputs do not tell a shape.
     """
-    clone._build_cache(*args)
+    try:
+        clone._build_cache(*args)
+    except ValueError as error:
+        if "Deferred initialization failed" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}. A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or "
+            "make its layers with in_units or in_channels"
+        ) from error
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:
@@ -270,6 +288,11 @@ def overrides_forward(block: Block) -> bool:
     Such a ``forward`` may run no graph, or call ``HybridBlock.forward`` with other arguments than the block got.
     """
     return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
+
+
+def overrides_graph_calls(block: HybridBlock) -> bool:
+    """Return whether the block's class overrides ``_call_cached_op``, which ``redirect_calls`` replaces."""
+    return type(block)._call_cached_op is not HybridBlock._call_cached_op
 
 
 def lacks_states(block: HybridBlock) -> bool | None:
@@ -464,6 +487,16 @@ def set_fresh(array: NDArray, *, fresh: bool) -> None:
 
 
 # -- what autograd recorded --------------------------------------------------------------------------
+
+
+def recorded_node(recorded: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+    """Return the node ``name`` of ``recorded``, a graph that autograd recorded: the node itself, not a copy."""
+    return recorded.get_internals()[f"{name}_output"]
+
+
+def set_attribute(node: mx.sym.Symbol, name: str, text: str) -> None:
+    """Set an attribute of the operator ``node``, in place; a ``recorded_node`` has it in the next backward."""
+    node._set_attr(**{name: text})
 
 
 def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:

@@ -23,7 +23,7 @@ from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
-from .parameter import BFLOAT16, conversions_of, is_scaling, store_low
+from .parameter import BFLOAT16, conversions_of, is_scaling, overridden, store_low
 
 # Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
@@ -50,8 +50,9 @@ class NetConversion(Conversion):
     Raises
     ------
     ValueError
-        A parameter is float16 or bfloat16, or is on another device than the plan is for; or MXNet cannot compute as the
-        policy says, anywhere (``low_ops`` has a name of no operator) or on a parameter's device (bfloat16 on a GPU).
+        A parameter is float16 or bfloat16, or is on another device than the plan is for; a block's class overrides
+        MXNet's ``_call_cached_op``; or MXNet cannot compute as the policy says, anywhere (``low_ops`` has a name of no
+        operator) or on a parameter's device (bfloat16 on a GPU).
 
     Attributes
     ----------
@@ -66,6 +67,13 @@ class NetConversion(Conversion):
         super().__init__(how)
         net = division.blocks[0]
         self._check_parameters(net)
+        for block in division.graphs:
+            if _mxnet.overrides_graph_calls(block):
+                raise ValueError(
+                    f"{block.name!r} ({type(block).__name__}) overrides _call_cached_op, by which MXNet calls the FP32 "
+                    "graph, and a converted block calls another one. Override forward, or leave the block as Python: "
+                    f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r})"
+                )
         self.blocks: weakref.WeakSet = weakref.WeakSet()
         self.statistics: dict[str, Parameter] = {}
         self._net = net.name
@@ -171,7 +179,8 @@ class NetConversion(Conversion):
         here reads in FP32 what is stored in float16, the graph has a cast if this net has stored it so; if only another
         net has, ``ValueError`` is raised. Any other parameter becomes a ``LowParameter`` (float16 with FP32 master
         weights) if the policy stores parameters in float16 and all operators that read it compute in float16. But a
-        Constant, and a parameter of a HybridBlock that runs as Python code, stays in FP32.
+        Constant, a parameter of a HybridBlock that runs as Python code, and one of a user's own class that overrides a
+        method of Parameter, stays in FP32.
 
         If the conversion has a Plan, one graph of the net must have exactly the operators of the Plan: the first graph
         that is built for any root. If the Plan was tuned, it is the first that is built for any root while autograd is
@@ -209,7 +218,7 @@ class NetConversion(Conversion):
             device,
             params,
             stored=stored,
-            fixed=self._fp32,
+            fixed={name for name, p in params.items() if overridden(p)} | self._fp32,
             constants={name for name, p in params.items() if isinstance(p, Constant)},
             strict=strict,
             grad_req={**inputs, **{name: requested_gradient(param) for name, param in params.items()}},

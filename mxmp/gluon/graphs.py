@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 import weakref
 from collections import deque
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .conversion import NetConversion, requested_gradient
+from .known import Functions, Knowledge, asks_for_more, is_knowing, knowing, known
+from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of, split
+from .parameter import overridden
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
@@ -52,6 +56,10 @@ class GraphKey(NamedTuple):
     dtypes : tuple of type, or None
         If the loss scale multiplies the gradients of loss heads in the graph (operators that write their own gradient,
         such as ``SoftmaxOutput``), the dtypes of its inputs, on which these products depend; else None.
+    constants : tuple
+        The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
+    known : tuple
+        What the block's code asks of its inputs in a trace, such as their shapes, for each input; see ``Graphs``.
     """
 
     training: bool
@@ -59,17 +67,52 @@ class GraphKey(NamedTuple):
     device: str
     lacks_states: bool | None
     dtypes: tuple | None = None
+    constants: tuple = ()
+    known: tuple = ()
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
     """The low-precision graphs that were built for one block, by kind of call (``GraphKey``).
 
     ``hybridize``, ``cast`` and a new child of the block delete the dict. ``copy`` and ``pickle`` give an empty one, so
-    that a copied block builds graphs of its own.
+    that a copied block builds graphs of its own. Of the graphs that are right for one Python value among the arguments,
+    or one shape, only the newest ``LIMIT`` are kept: a number that changes in each call would leave one in each.
     """
+
+    LIMIT = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: frozenset[str] = frozenset()
+        self._warned = False
 
     def __reduce__(self) -> tuple:
         return Graphs, ()
+
+    def known_of(self, inputs: Sequence[NDArray]) -> tuple:
+        """Return, for each input, what the block's code has asked for in any trace: shape, dtype or context."""
+        asked = sorted(self._asked)
+        return tuple(tuple(getattr(array, name) for name in asked) for array in inputs) if asked else ()
+
+    def add(self, name: str, key: GraphKey, built: BuiltGraph, inputs: Sequence[NDArray]) -> None:
+        """Store the graph that was built for ``key`` and ``inputs``; drop the oldest of too many, and warn once.
+
+        ``name`` is the block's, for the warning. The caller holds ``BUILDING``.
+        """
+        self._asked |= built.asked
+        self[key._replace(dtypes=built.dtypes, known=self.known_of(inputs))] = built
+        special = [each for each in self if each.constants or each.known]
+        for oldest in special[: -self.LIMIT]:
+            del self[oldest]
+            if not self._warned:
+                self._warned = True
+                reason = "inputs of different shapes, which its code reads" if oldest.known else "different values"
+                warnings.warn(
+                    f"{name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its own, which is "
+                    "traced at its first call, and only the last ones are kept. Pass a number that changes as an array "
+                    "(mx.nd.array([0.3])), or leave the block as Python: mxmp.convert(net, exclude=...)",
+                    stacklevel=7,
+                )
 
 
 class BuiltGraph(NamedTuple):
@@ -105,8 +148,10 @@ class BuiltGraph(NamedTuple):
     dtypes : tuple of type, or None
         If the graph has loss heads that the loss scale multiplies, the dtypes of the inputs for which it was built;
         else None.
-    types : nested tuples and lists, or None
-        The types of the namedtuples in the block's output, from ``_types_of_tuples``, so that ``run`` can restore them.
+    nesting : Nesting or None
+        How the arrays are nested in the block's output, and the Python values there; None for a SymbolBlock.
+    asked : frozenset of str
+        What the block's code has asked of its inputs: ``"shape"``, ``"dtype"``, ``"ctx"``.
     """
 
     traced: _mxnet.TracedGraph
@@ -118,7 +163,8 @@ class BuiltGraph(NamedTuple):
     has_few_rows: bool
     adds_to_inputs: bool
     dtypes: tuple | None
-    types: Any
+    nesting: Nesting | None
+    asked: frozenset[str]
 
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for a call with ``inputs``; if not, the hook builds another in its place.
@@ -151,7 +197,9 @@ class BuiltGraph(NamedTuple):
         """
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
-        return _with_tuples(_mxnet.regroup(flat, self.traced.out_format), self.types)
+        if self.nesting is None:
+            return _mxnet.regroup(flat, self.traced.out_format)
+        return nested(self.nesting, flat)
 
 
 class UntraceableError(Exception):
@@ -189,7 +237,7 @@ def _have_gradients(inputs: Collection[NDArray]) -> bool:
     return any(array.grad is not None for array in inputs)
 
 
-def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversion) -> BuiltGraph:
+def build(block: HybridBlock, args: tuple, constants: Constants, device: str, conversion: NetConversion) -> BuiltGraph:
     """Trace ``block`` for a call with ``args``, and return its low-precision graph, ready to run.
 
     The graph is for training or inference, as ``autograd.is_training()`` says now. Parameters that the conversion
@@ -199,8 +247,8 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     ----------
     block : HybridBlock
         The block that was called. Nothing of it changes but its Parameters.
-    args : tuple
-        The arguments of the call: arrays, None and nested lists of them.
+    args, constants
+        The arguments of the call, as ``nesting.split`` returns them.
     device : str
         ``"cpu"`` or ``"gpu"``.
     conversion : NetConversion
@@ -218,7 +266,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     RuntimeError
         ``amp.init()`` of ``mxnet.contrib.amp`` was called.
     """
-    clone, answer = _trace(block, args)
+    clone, nesting, asked = _trace(block, args, constants)
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
@@ -252,8 +300,7 @@ def build(block: HybridBlock, args: tuple, device: str, conversion: NetConversio
     built_for = tuple(dtypes.values()) if has_scaled_heads else None
     # A user's Plan stays, whatever the shapes are.
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
-    types = _types_of_tuples(answer)
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, types)
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, nesting, asked)
 
 
 def _copy_returned_inputs(graph: Graph) -> None:
@@ -272,13 +319,16 @@ def traced_alone(
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
     """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
 
+    ``args`` may have Python values among the arrays.
+
     The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
     trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
     ``ValueError`` if the block's Python code fails on Symbols.
     """
+    args, constants = split(args)
     try:
         with autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced_graph(_trace(block, args)[0]).graph
+            data, symbol = _mxnet.traced_graph(_trace(block, args, constants)[0]).graph
     except UntraceableError as error:
         culprit, reason = error.args
         raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
@@ -296,32 +346,78 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
     return {variable.name: array for variable, array in zip(data, arrays)}
 
 
-def _trace(block: HybridBlock, args: tuple) -> tuple[HybridBlock, Any]:
-    """Trace ``block`` for a call with ``args``; return a copy of ``block``, and the output Symbols of the FP32 graph.
+def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[HybridBlock, Nesting | None, frozenset[str]]:
+    """Trace ``block`` for a call; return a copy of it, the nesting of its output, and what its code asked of Symbols.
 
-    ``_mxnet.traced_graph`` returns the FP32 graph of the copy, which shares its Parameters with ``block``. The Symbols
-    are nested as ``hybrid_forward`` nested them; for a SymbolBlock, which has a graph already, they are None. Raises
+    ``args`` and ``constants`` are what ``nesting.split`` returns. ``_mxnet.traced_graph`` returns the FP32 graph of the
+    copy, which shares its Parameters with ``block``. The nesting of a SymbolBlock, which has a graph already, is None.
+    Code that fails on plain Symbols is run again with Symbols that know their shape, dtype and context. Raises
     ``UntraceableError``, which names the innermost block whose Python code failed, and ``RuntimeError`` if
     ``amp.init()`` of ``mxnet.contrib.amp`` was called.
     """
     _mxnet.refuse_contrib_amp()
+    try:
+        return _trace_once(block, args, constants, None)
+    except UntraceableError as error:
+        first = error
+    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
+    knowledge = Knowledge({**block.collect_params(), **named}, arrays[0].ctx)
+    try:
+        with knowing(knowledge):
+            return _trace_once(block, args, constants, knowledge)
+    except UntraceableError as error:
+        raise (error if asks_for_more(first.args[1]) else first) from None
+
+
+def _trace_once(
+    block: HybridBlock, args: tuple, constants: Constants, knowledge: Knowledge | None
+) -> tuple[HybridBlock, Nesting | None, frozenset[str]]:
+    """Do what ``_trace`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
     clone = _mxnet.copied(block)
+    nestings: list[Nesting] = []
+
+    def called(forward: Callable, functions: Any, given: tuple, params: dict) -> Any:
+        # In place of ``hybrid_forward``; returns what MXNet's own trace accepts.
+        values = joined(given, constants)
+        if knowledge is not None:
+            functions, values, params = Functions(functions), known(values), known(params)
+        answer = forward(functions, *values, **params)
+        arrays: list[mx.sym.Symbol] = []
+        nestings.append(nesting_of(answer, arrays))
+        if not arrays:
+            raise ValueError("it returns no array")
+        return answer if is_plain(nestings[-1]) else arrays
+
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
         with tracing(), mx.name.NameManager():
-            return clone, _mxnet.trace(clone, args)
+            is_traced = _mxnet.trace(clone, args, called)
+        if constants and not is_traced:
+            raise ValueError("a SymbolBlock takes arrays alone")
     except Exception as error:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
         raise UntraceableError([block, *blocks][-1], error) from error
+    return clone, nestings[-1] if is_traced else None, frozenset(knowledge.asked if knowledge else ())
+
+
+def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
+    """Call the ``forward`` of the block's class in a trace; the Symbols in its output know what mxmp's trace knows."""
+    if not is_knowing():
+        return _mxnet.forward(block, args)
+    if type(block).forward is HybridBlock.forward:
+        return known(_mxnet.hybrid_forward(block, Functions(mx.sym), args, known))
+    return known(_mxnet.forward(block, args))
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
     """Return ``inputs`` as arguments of a call, with an array for each shape, and a list of these new arrays.
 
-    ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these. The array for a shape is
-    FP32, on the CPU and not initialized. Raises ``ValueError`` for anything else.
+    ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these; and beside them bools,
+    strings and numbers, which stay as they are. The array for a shape is FP32, on the CPU and not initialized. Raises
+    ``ValueError`` for anything else, and for numbers alone.
     """
     made: list[NDArray] = []
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
@@ -337,7 +433,7 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
 
     if inputs and all(isinstance(each, int) for each in inputs):
         raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
-    return tuple(map(read, inputs)), made
+    return tuple(each if isinstance(each, (bool, int, float, str)) else read(each) for each in inputs), made
 
 
 _INPUTS = (NDArray, list, tuple, type(None))
@@ -428,6 +524,8 @@ class _LowPrecisionOp:
         self.has_unscaled_heads = has_unscaled_heads
         self._reads_scale = SCALE_NAME in names
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
+        # The ``data`` of a user's own class may compute what the net reads, such as a weight with dropout.
+        self._computed = frozenset(at for is_input, at in self._sources if not is_input and "data" in overridden(at))
         indices: dict[bool, list[int]] = {True: [], False: []}
         for i, (is_input, _) in enumerate(self._sources):
             indices[is_input].append(i)
@@ -465,8 +563,11 @@ class _LowPrecisionOp:
         """
         if self._is_fused:
             inputs = [array if _mxnet.is_aligned(array) else array.copy() for array in inputs]
-        values = [inputs[at] if is_input else _mxnet.data(at) for is_input, at in self._sources]
         with engine_lock():
+            values = [
+                inputs[at] if is_input else at.data() if at in self._computed else _mxnet.data(at)
+                for is_input, at in self._sources
+            ]
             # Calls that autograd does not record belong to no training step: mxmp's own listeners do not get them.
             if monitor is not None and (autograd.is_recording() or not isinstance(monitor[0], GraphListener)):
                 with hold_interrupts():
@@ -534,29 +635,3 @@ def _remove_monitored(monitored: dict[int, tuple[mx.nd.CachedOp, tuple]], monito
         if monitor is None or registered[0] is monitor[0]:
             del monitored[thread]
             _mxnet.remove_op_hook(op, thread=thread)
-
-
-def _types_of_tuples(answer: Any) -> Any:
-    """Return the types of the namedtuples in ``answer``, the output of a block's Python code; None if it has none.
-
-    A graph returns nested lists only; ``_with_tuples`` uses this result to make namedtuples of the lists. A list or
-    tuple that is or contains a namedtuple is described by a pair: its own type if it is a namedtuple, else None; and a
-    list of the descriptions of its items. ``Out(a, [b, c])`` gives ``(Out, [None, None])``.
-    """
-    if not isinstance(answer, (list, tuple)):
-        return None
-    inside = [_types_of_tuples(item) for item in answer]
-    own = type(answer) if hasattr(answer, "_fields") else None
-    return (own, inside) if own or any(inside) else None
-
-
-def _with_tuples(value: Any, types: Any) -> Any:
-    """Return ``value``, an output in nested lists, with the namedtuples that ``types`` describes in place of lists.
-
-    ``types`` is a result of ``_types_of_tuples``.
-    """
-    if types is None:
-        return value
-    own, inside = types
-    items = [_with_tuples(item, each) for item, each in zip(value, inside)]
-    return items if own is None else own(*items)

@@ -22,7 +22,8 @@ from ..kernels.fit import device_of
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
-from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, is_tracing
+from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, call_on_symbols, is_tracing
+from .nesting import Constants, key_of, split
 from .parameter import conversions_of, replace_conversions
 
 # The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
@@ -112,7 +113,8 @@ class Hook:
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
             self._refuse_unconverted_trace()
-        elif self.runs_as_python:
+            return call_on_symbols(block, args)
+        if self.runs_as_python:
             self._set_active(False)
         elif _mxnet.children(block) and _mxnet.is_summarized(block):
             pass  # runs as Python, so that ``summary`` sees each child
@@ -152,7 +154,7 @@ class Hook:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
 
         Replaces MXNet's ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block. Raises
-        ``ValueError`` if ``hybridize`` got a backend, an argument is neither array nor None nor a list of them, the
+        ``ValueError`` if ``hybridize`` got a backend, an argument is no array, None, Python value or list of them, the
         block cannot be traced, or the block has parameters and an array is in shared or pinned memory. If a graph is
         built, also raises what ``graphs.build`` raises about Parameters and Plan.
         """
@@ -160,27 +162,33 @@ class Hook:
         if _mxnet.backend(block):
             raise ValueError(_NO_BACKEND.format(block.name, repr(_mxnet.backend(block))))
         try:
-            flat, structure = _mxnet.flatten(args)
+            args, constants = split(args)
         except ValueError as error:
             raise ValueError(
-                f"{block.name!r}: mxmp runs it as a graph, whose inputs are arrays, None, or nested lists of "
-                f"them ({error}). Pass an array, or leave the block as Python: "
-                f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r})"
+                f"{block.name!r}: mxmp runs it as a graph, whose inputs are arrays, None, bools, numbers, strings, or "
+                f"nested lists of them ({error}). Pass such, or leave the block as Python: "
+                f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r}). To predict alone, "
+                "mxmp.restore(net) after training runs the whole net in FP32, as Python if it is not hybridized"
             ) from error
+        flat, structure = _mxnet.flatten(args)
         inputs = [array for array in flat if array is not None]
         _check_memory(block, inputs)
-        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block))
+        graphs = self._ensure_graphs()
+        key = GraphKey(
+            *(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block)),
+            constants=key_of(constants),
+            known=graphs.known_of(inputs),
+        )
         if key.training:
             conversion.note_training_forward()
-        graphs = self._ensure_graphs()
         built = _serving(graphs, key, inputs)
         if built is None:
             with BUILDING:
                 built = _serving(graphs, key, inputs)
                 if built is None:
                     with _dtypes_explained(inputs):
-                        built = self._build(args, key.device)
-                    graphs[key._replace(dtypes=built.dtypes)] = built
+                        built = self._build(args, constants, key.device)
+                    graphs.add(block.name, key, built, inputs)
         if autograd.is_recording():
             conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
@@ -199,27 +207,28 @@ class Hook:
         # A SymbolBlock has its graph before any call, and ``op_args``, with the Parameters to export, only after one.
         if shown.graph is built.traced.graph and shown.op_args is built.traced.op_args:
             return
-        if shown.graph and all(shown.graph is not each.traced.graph for each in graphs.values()):
+        if shown.graph and all(shown.graph is not each.traced.graph for each in list(graphs.values())):
             _undo_load(self._block)
         _mxnet.set_traced_graph(self._block, built.traced)
 
-    def _build(self, args: tuple, device: str) -> BuiltGraph:
-        """Trace the block for a call with ``args``, and return its low-precision graph.
+    def _build(self, args: tuple, constants: Constants, device: str) -> BuiltGraph:
+        """Trace the block for a call with ``args`` and ``constants`` (``nesting.split``); return its graph.
 
         ``device`` is ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the ``hybrid_forward`` of the block, or of a
         block inside, fails on Symbols; the message names the block that failed. Other errors are those of ``build``.
         """
         _undo_load(self._block)
         try:
-            return build(self._block, args, device, self.conversion)
+            return build(self._block, args, constants, device, self.conversion)
         except UntraceableError as found:
             culprit, reason = found.args
             _refuse_wrong_arguments(self._block, args, reason)
             raise ValueError(
                 f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
-                "a graph: hybrid_forward gets Symbols there, which have no values, shapes or lengths "
+                "a graph: hybrid_forward gets Symbols there, which have no values "
                 f"({type(reason).__name__}: {reason}). Write it without them, or leave this block as Python and "
                 f"convert around it: mxmp.convert(net, exclude=lambda name, block: name == {culprit.name!r})"
+                + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
             ) from reason
 
     def _set_active(self, active: bool) -> None:

@@ -77,7 +77,8 @@ class LowParameter(gluon.Parameter):
             raise ValueError(
                 f"Parameter {self.name!r} is stored in {self._low_dtype} for a converted net and shared with "
                 f"{reader.name!r}, which is not converted and computes in FP32: mxmp.convert that net too, or keep "
-                "the parameters in FP32 with Policy(params='float32')"
+                "the parameters in FP32 with Policy(params='float32'). To predict with it after training, call "
+                "mxmp.restore on the converted net first"
             )
         self._exposed = self._exposed or is_called_by_user()
         return super().data(ctx)
@@ -180,6 +181,27 @@ def store_full(param: gluon.Parameter) -> None:
     """Undo ``store_low``: store ``param`` in FP32, with its masters' values. Do nothing if it is no LowParameter."""
     if isinstance(param, LowParameter):
         param.store_full()
+
+
+def overridden(param: gluon.Parameter) -> set[str]:
+    """Return the names of those methods and properties of Parameter that the user's own class of ``param`` overrides.
+
+    A Parameter that overrides any stays in FP32, because such a method may read or set the arrays in its own way; it
+    then does what it does without mxmp.
+    """
+    kinds = [kind for kind in type(param).__mro__ if kind.__module__.partition(".")[0] not in ("mxnet", "mxmp")]
+    names = {name for kind in kinds for name in vars(kind) if kind is not object and not name.startswith("__")}
+    return names & {*vars(gluon.Parameter)}
+
+
+def refuse_own_arrays(param: gluon.Parameter) -> None:
+    """Raise ``ValueError`` if the user's class of ``param`` overrides what MXNet's Trainer reads arrays by."""
+    for name in sorted({"list_data", "list_grad"} & overridden(param)):
+        raise ValueError(
+            f"{type(param).__name__} {param.name!r} overrides {name}(), which gluon.Trainer reads in its update. An "
+            "mxmp.Trainer checks, unscales and applies the arrays that backward writes, so it would pass that method "
+            "by. Change gradients between trainer.unscale() and trainer.step(), and weights after step, or use data()"
+        )
 
 
 # Global: the subclass of LowParameter for each class of Parameters; copies of a Parameter must have the same class.

@@ -4,7 +4,9 @@ A loss head is an operator that writes its own gradient, such as ``SoftmaxOutput
 read their scale from an input of the graph named ``SCALE_NAME``. Each recorded forward of the block passes a new array
 to this input. The array holds the loss scale during a scaled backward that reaches this forward, and 1 otherwise.
 
-A loss head outside any converted block ignores the loss scale, so it is an error. In the graph that autograd recorded,
+A loss head that Python code calls outside any converted block is scaled by its own attribute ``grad_scale``, where it
+reads it in the backward: the attribute is multiplied by the loss scale for this backward. One that does not read it
+then, such as ``MakeLoss``, ignores the loss scale, so it is an error. In the graph that autograd recorded,
 an unconverted hybridized block is one ``_CachedOp`` node. Python cannot read the operators in the node, but MXNet shows
 which head gradients its backward reads. A block is taken to have a loss head in two cases: its backward reads none of
 the head gradients of the outputs on which the losses depend; or it has an output that is named after a loss head, and
@@ -120,6 +122,20 @@ class Record:
         for graph in self._graphs:
             yield from graph.nodes()
 
+    def heads_with_attribute(self) -> list[tuple[mx.sym.Symbol, str]]:
+        """Return each loss head that Python code has called and that reads ``grad_scale`` in its backward.
+
+        Each is a pair: the recorded node, as a Symbol, and the value of ``grad_scale`` that the user gave, as text.
+        """
+        if _SCALED_BY_ATTRIBUTE.isdisjoint(self.operators):
+            return []
+        found = []
+        for symbol, graph in zip(self._symbols, self._graphs):
+            for node in graph.nodes():
+                if node.op in _SCALED_BY_ATTRIBUTE and is_unscaled(node):
+                    found.append((_mxnet.recorded_node(symbol, node.name), node.attrs.get("grad_scale", "1")))
+        return list({head.name: (head, own) for head, own in found}.values())
+
     def used_outputs(self) -> set[tuple[str, int]]:
         """Return the outputs of recorded nodes that another node reads, and the losses.
 
@@ -141,6 +157,17 @@ class Record:
             nodes = [name for name in _OPAQUE.findall(text) if name not in found and name not in known]
             found.update(_mxnet.outputs_of_cached_ops(symbol, nodes) if nodes else {})
         return found
+
+
+# The loss heads whose backward reads the attribute ``grad_scale`` anew; the others read it in their forward.
+_SCALED_BY_ATTRIBUTE = frozenset(
+    ["SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"]
+)
+
+
+def _as_text(number: np.float32) -> str:
+    """Return a number as MXNet reads it exactly: its parser misreads some exponents."""
+    return np.format_float_positional(number, unique=True, trim="-")
 
 
 # -- loss heads in converted blocks ------------------------------------------------------------------
@@ -225,8 +252,9 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
     The loss heads of a converted block read their scale from an array, a new one in each forward (``call_with_scale``).
     The arrays of those forwards that the backward reaches are set to ``value`` when the ``with`` block begins, and to 1
     when it ends; it does not matter which trainer updates the parameters. MXNet's engine orders these writes and the
-    backward's reads, so nothing waits. Raises ``RuntimeError`` inside another such ``with`` block on this thread,
-    because the loss would be scaled twice.
+    backward's reads, so nothing waits. Of loss heads outside converted blocks, the attribute ``grad_scale`` is set (see
+    ``Record.heads_with_attribute``). Raises ``RuntimeError`` inside another such ``with`` block on this thread, because
+    the loss would be scaled twice.
     """
     if getattr(_local, "open", False):
         raise RuntimeError(
@@ -238,12 +266,17 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         with _lock:
             reached = {name: _scales[name] for name in record.leaves if name in _scales}
     scales = [memory for _, memory in reached.values()] if value != 1.0 else []
+    heads = record.heads_with_attribute() if value != 1.0 else []
     _local.open = True
     try:
         _set(scales, value)
+        for head, own in heads:
+            _mxnet.set_attribute(head, "grad_scale", _as_text(np.float32(own) * np.float32(value)))
         yield
     finally:
         _set(scales, 1.0)
+        for head, own in heads:
+            _mxnet.set_attribute(head, "grad_scale", own)
         _local.open = False
         used_up = [name for name, (fed, _) in reached.items() if recorded_name(fed) is None]
         with _lock:
@@ -307,16 +340,17 @@ _NO_GRADIENT = re.compile(
 
 
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
-    """Raise ``ValueError`` if autograd recorded a loss head, such as ``SoftmaxOutput``, that ignores the loss scale.
+    """Raise ``ValueError`` if autograd recorded a loss head, such as ``MakeLoss``, that ignores the loss scale.
 
-    Loss heads in converted graphs do not ignore it. Only operators that autograd recorded one by one are examined; for
-    those inside hybridized blocks see ``refuse_hidden_heads``. ``scale`` is for the message. Takes 0.7 ms for a
-    ResNet-50.
+    Loss heads in converted graphs do not ignore it, nor do those of ``Record.heads_with_attribute``. Only operators
+    that autograd recorded one by one are examined; for those inside hybridized blocks see ``refuse_hidden_heads``.
+    ``scale`` is for the message. Takes 0.7 ms for a ResNet-50.
     """
-    if HEAD_OPERATORS.isdisjoint(record.operators):
+    ignoring = HEAD_OPERATORS - _SCALED_BY_ATTRIBUTE
+    if ignoring.isdisjoint(record.operators):
         return
     for node in record.nodes():
-        if is_unscaled(node):
+        if node.op in ignoring and is_unscaled(node):
             raise ValueError(
                 f"{node.op} writes its own gradient and ignores the loss scale {scale:g}, by which the update "
                 "would divide: put it inside a net that goes through mxmp.convert, or use loss_scale=None"

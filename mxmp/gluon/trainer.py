@@ -29,7 +29,7 @@ from ..step.updater import Updaters, check_optimizer
 from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
-from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, weight_of
+from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, refuse_own_arrays, weight_of
 from .scaled_reads import stop_warning
 from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by, living_trainers
 
@@ -78,7 +78,8 @@ class Trainer(StepView, gluon.Trainer):
     ValueError
         Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
         weights) or could not be scaled (gradient compression); MXNet has no such kvstore or optimizer; ``loss_scale``
-        is none of the above; or ``params`` are no parameters, or have one twice.
+        is none of the above; ``params`` are no parameters, or have one twice; or the class of one overrides
+        ``list_data`` or ``list_grad``.
     TypeError
         The optimizer takes no such parameter.
     ImportError
@@ -117,6 +118,7 @@ class Trainer(StepView, gluon.Trainer):
         times = Counter(map(id, self._params))
         for param in self._params:
             refuse_sparse_weight(param.name, _mxnet.storage(param))
+            refuse_own_arrays(param)
             if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
         self.watch_statistics()
@@ -206,6 +208,10 @@ class Trainer(StepView, gluon.Trainer):
             the gradients, which are then not scaled. At a loss scale of 1: ``loss.backward()`` has overwritten
             gradients that ``clip_global_norm`` has clipped, or has added to gradients that are summed already.
         """
+        self._sum_gradients()
+
+    def _sum_gradients(self) -> None:
+        """Do what ``allreduce_grads`` does, which a subclass may override: as in MXNet, ``step`` does not call it."""
         self._prepare()
         self._notice_plain_backward()
         if not self.progress.reduced:
@@ -260,7 +266,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         check_positive("max_norm", max_norm)
         self.progress.check(Event.CLIP, self.loss_scale)
-        self.allreduce_grads()
+        self._sum_gradients()
         updates = backward.due_updates(self._params, ignore_stale=True)
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
         summed = [*{update.index: update for update in reversed(updates)}.values()][::-1]
@@ -299,8 +305,8 @@ class Trainer(StepView, gluon.Trainer):
             ``batch_size`` is not positive.
         """
         self._begin_update("step", batch_size)
-        self.allreduce_grads()
-        self._update(ignore_stale_grad)
+        self._sum_gradients()
+        self._check_and_update(ignore_stale_grad)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Check the gradients that ``allreduce_grads`` has summed; update the weights, or skip the step on overflow.
@@ -312,7 +318,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         self._begin_update("update", batch_size)
         self._prepare()
-        self._update(ignore_stale_grad)
+        self._check_and_update(ignore_stale_grad)
 
     def save_states(self, fname: str) -> None:
         """Save the optimizer's states, master weights, scaler and step counters to the file ``fname``.
@@ -552,7 +558,7 @@ class Trainer(StepView, gluon.Trainer):
         if self.progress.phase is Phase.READY:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
-        self._optimizer.rescale_grad = self._scale / batch_size
+        self._check_and_rescale_grad(self._scale / batch_size)
 
     def _prepare(self) -> None:
         """Do what must come before gradients are summed over devices and workers.
@@ -605,6 +611,16 @@ class Trainer(StepView, gluon.Trainer):
         """
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
+
+    def _check_and_update(self, ignore_stale_grad: bool) -> None:
+        """Call ``_update``; raise ``RuntimeError`` if a subclass has replaced it and applied scaled gradients."""
+        progress, scale = self.progress, self._gradient_factor
+        self._update(ignore_stale_grad)
+        if self.progress is progress and scale != 1.0:
+            raise RuntimeError(
+                f"{type(self).__name__} overrides _update and does not call super()._update(): the gradients that it "
+                "applied were neither checked nor divided by the loss scale. Call it, or use loss_scale=None"
+            )
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """Check all gradients that a backward has written since the last step, and apply them or skip the step.

@@ -7,6 +7,7 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
 from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, unchanged
@@ -17,6 +18,7 @@ from ..step.step import ScaledStep
 from . import _mxnet
 from .blocks import blocks_of
 from .hook import Hook, conversions_in, exclude_more, hooks
+from .nesting import joined, nested, nesting_of, split
 from .parameter import conversions_of, weight_of
 from .scaling import Record, head_gradient, heads_scaled_by, living_trainers, recorded_name
 from .trainer import Trainer
@@ -153,19 +155,21 @@ class TrainedNet:
         per output of the net, multiplied), and ``"the gradient of the loss with respect to fc_weight"`` (multiplied,
         for each trained parameter of the trainer or the net that ``loss`` itself reads).
         """
-        flat, structure = _mxnet.flatten(tuple(batch))
+        args, constants = split(batch)
+        flat, structure = _mxnet.flatten(args)
         flat = [array if array is None else array.detach() for array in flat]
         for i, array in enumerate(flat):
             if array is not None:
                 note(f"input {i}" if len(flat) > 1 else "the input", array)
         with autograd.record():
-            out = self._net(*_mxnet.regroup(flat, structure))
-        outs, made = _mxnet.flatten((out,))
+            out = self._net(*joined(_mxnet.regroup(flat, structure), constants))
+        outs: list[NDArray] = []
+        nesting = nesting_of(out, outs)
         apart = [array.detach() for array in outs]
         for array in apart:
             array.attach_grad()
         with autograd.record():
-            found = loss(_mxnet.regroup(apart, made)[0])  # type: ignore[misc]
+            found = loss(nested(nesting, apart))  # type: ignore[misc]
         losses = list(found) if isinstance(found, (list, tuple)) else [found]
         for each in losses:
             note("the loss", each)

@@ -163,3 +163,71 @@ def test_a_prediction_scales_no_heads(policy, monkeypatch):
         out = net(*batch)
     trainer.backward(out)
     assert sorted(scales_heads(net)) == [False, True]
+
+
+# -- loss heads that Python code calls --------------------------------------------------------------
+
+BARE = {
+    "SoftmaxOutput": lambda x, y, **own: mx.nd.SoftmaxOutput(x, y, use_ignore=True, ignore_label=-1, **own),
+    "LinearRegressionOutput": mx.nd.LinearRegressionOutput,
+    "LogisticRegressionOutput": mx.nd.LogisticRegressionOutput,
+    "MAERegressionOutput": mx.nd.MAERegressionOutput,
+}
+
+
+@pytest.mark.parametrize("by", ["backward", "scale_loss", "both, of one record"])
+@pytest.mark.parametrize("own", [{}, {"grad_scale": 0.3}, {"grad_scale": 1e-5}])
+@pytest.mark.parametrize("head", BARE)
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**-9])
+def test_a_bare_head_is_scaled_exactly_and_for_one_backward(head, own, by, scale):
+    weight = mx.gluon.Parameter("weight", shape=(4, 3))
+    weight.initialize(mx.init.Uniform(1))
+    label = mx.nd.array([0, 2, -1, 1]) if head == "SoftmaxOutput" else mx.nd.ones((4, 3)) / 3
+    trainer = mxmp.Trainer([weight], "sgd", loss_scale=scale)
+    with mx.autograd.record():
+        out = BARE[head](weight.data() * 2, label, **own).log() * 3
+    out.backward(retain_graph=True)
+    want = weight.grad().asnumpy()
+    weight.zero_grad()
+    weight.data()._fresh_grad = False
+    if by != "scale_loss":
+        trainer.backward(out, retain_graph=True)
+    if by != "backward":
+        with trainer.scale_loss(out) as scaled:
+            scaled.backward(retain_graph=True)
+    np.testing.assert_array_equal(weight.grad().asnumpy(), want * np.float32(scale))
+    trainer.step(1)
+    out.backward()
+    np.testing.assert_array_equal(weight.grad().asnumpy(), want)
+
+
+def test_an_overflow_of_a_bare_head_is_skipped_and_an_error_leaves_the_head_as_it_was():
+    weight = mx.gluon.Parameter("weight", shape=(4, 3))
+    weight.initialize()
+    trainer = mxmp.Trainer([weight], "sgd", loss_scale=2.0**20)
+    for value, skipped in [(np.inf, True), (1, False)]:
+        with mx.autograd.record():
+            out = mx.nd.LinearRegressionOutput(weight.data() * value, mx.nd.ones((4, 3)))
+        trainer.backward(out)
+        trainer.step(1)
+        assert trainer.last_step_skipped == skipped
+    with mx.autograd.record():
+        out = mx.nd.LinearRegressionOutput(weight.data(), mx.nd.ones((4, 3)))
+    out.backward(retain_graph=True)
+    want = weight.grad().asnumpy()
+    weight.data()._fresh_grad = False
+    with pytest.raises(KeyError), trainer.scale_loss(out):
+        raise KeyError
+    out.backward()
+    np.testing.assert_array_equal(weight.grad().asnumpy(), want)
+
+
+@pytest.mark.parametrize("op", ["MakeLoss", "make_loss"])
+def test_a_bare_head_that_cannot_be_scaled_is_refused(op):
+    weight = mx.gluon.Parameter("weight", shape=(4, 3))
+    weight.initialize()
+    trainer = mxmp.Trainer([weight], "sgd")
+    with mx.autograd.record():
+        out = getattr(mx.nd, op)(weight.data())
+    with pytest.raises(ValueError, match=rf"{op} writes its own gradient.*mxmp.convert"):
+        trainer.backward(out)

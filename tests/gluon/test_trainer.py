@@ -1030,13 +1030,13 @@ def test_after_an_overflow_the_head_runs_at_the_lower_scale_in_the_next_backward
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_head_outside_any_converted_net_is_refused_instead_of_training_at_a_fraction(outside):
-    net = two_layers("float16") if outside else head_net("SoftmaxOutput", "not", None)
+    net = two_layers("float16") if outside else head_net("MakeLoss", "not", None)
     trainer = sgd(net)
     with autograd.record():
-        out = mx.nd.SoftmaxOutput(net(batch(0)[0]), mx.nd.zeros(4)) if outside else net(*HEAD_DATA)
-    with pytest.raises(ValueError, match=r"SoftmaxOutput.*ignores.*convert"):
+        out = mx.nd.MakeLoss(net(batch(0)[0])) if outside else net(*HEAD_DATA)
+    with pytest.raises(ValueError, match=r"MakeLoss.*ignores.*convert"):
         trainer.backward(out)
-    with pytest.raises(ValueError, match="SoftmaxOutput"):
+    with pytest.raises(ValueError, match="MakeLoss"):
         trainer.scale_loss(out).__enter__()
 
 

@@ -1,0 +1,163 @@
+"""Symbols that know their dtype, shape and context while mxmp traces a block, for code that asks an array for them.
+
+MXNet's Symbols have no such attributes, so code that runs on arrays may fail on Symbols. In mxmp's trace the arrays of
+the call are there, and dtype and shape of what operators compute follow from them. The graph is then right only for
+calls with the same: ``Knowledge.asked`` says what was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from math import prod
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Iterator, Mapping
+
+import mxnet as mx
+
+# Global: what the trace that runs on this thread knows, for attributes of Symbols, which hold nothing.
+_local = threading.local()
+_MISSING = re.compile(r"'_?Symbol' object has no attribute '(dtype|shape|ndim|size|context|ctx|stype|T)'")
+
+
+class Knowledge:
+    """What a trace knows of the variables of its graph, and what the block's code has asked for.
+
+    ``variables`` maps names of variables to arrays or Parameters; ``ctx`` is the context of the call. ``asked`` has
+    ``"shape"``, ``"dtype"`` or ``"ctx"``, if the code asked for it.
+    """
+
+    def __init__(self, variables: Mapping[str, Any], ctx: mx.Context) -> None:
+        self.variables, self.ctx = variables, ctx
+        self.asked: set[str] = set()
+
+
+def asks_for_more(error: Exception) -> bool:
+    """Return whether ``error`` says that a Symbol lacks an attribute which ``knowing`` Symbols have."""
+    return isinstance(error, AttributeError) and _MISSING.search(str(error)) is not None
+
+
+@contextmanager
+def knowing(knowledge: Knowledge) -> Iterator[None]:
+    """Use ``knowledge`` for the attributes of Symbols on this thread in the ``with`` block."""
+    before, _local.knowledge = getattr(_local, "knowledge", None), knowledge
+    try:
+        yield
+    finally:
+        _local.knowledge = before
+
+
+def is_knowing() -> bool:
+    """Return whether this thread is in the ``with`` block of ``knowing``."""
+    return getattr(_local, "knowledge", None) is not None
+
+
+def known(value: Any) -> Any:
+    """Return ``value``, with all Symbols in it changed, in place, to Symbols with the attributes of arrays."""
+    if isinstance(value, mx.sym.Symbol):
+        if not isinstance(value, _Known):
+            kind: Any = type(value)
+            value.__class__ = _known_class(kind)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            known(each)
+    elif isinstance(value, dict):
+        known(list(value.values()))
+    return value
+
+
+class Functions:
+    """``F`` in a ``hybrid_forward``: a module such as ``mx.sym`` whose operators return ``known`` Symbols."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        if isinstance(found, ModuleType):
+            return Functions(found)
+        return _returns_known(found) if callable(found) and not isinstance(found, type) else found
+
+    def __eq__(self, other: Any) -> bool:
+        return other is self._module
+
+    def __hash__(self) -> int:
+        return hash(self._module)
+
+
+def _returns_known(function: Callable) -> Callable:
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return known(function(*args, **kwargs))
+
+    return called
+
+
+def _ask(what: str) -> Knowledge:
+    knowledge = getattr(_local, "knowledge", None)
+    if knowledge is None:
+        raise AttributeError(f"a Symbol has no {what} after the trace")
+    knowledge.asked.add(what)
+    return knowledge
+
+
+def _shape(symbol: mx.sym.Symbol) -> tuple[int, ...]:
+    found = _ask("shape").variables
+    shapes = {name: found[name].shape for name in symbol.list_inputs() if name in found and found[name].shape}
+    shape = symbol.infer_shape_partial(**shapes)[1][0]
+    # MXNet writes () for a shape of which it knows nothing, but with np_shape, where it is a scalar's.
+    if shape is None or (shape == () and not mx.util.is_np_shape()) or any(size <= 0 for size in shape):
+        raise ValueError(f"the shape of {symbol.name!r} depends on values, which a graph does not have")
+    return tuple(shape)
+
+
+def _dtype(symbol: mx.sym.Symbol) -> Any:
+    found = _ask("dtype").variables
+    types = {name: found[name].dtype for name in symbol.list_inputs() if name in found}
+    dtype = symbol.infer_type_partial(**types)[1][0]
+    if dtype is None:
+        raise ValueError(f"the dtype of {symbol.name!r} does not follow from those of the inputs")
+    return dtype
+
+
+class _Known:
+    """Marks the classes of ``_known_class``."""
+
+    __slots__ = ()
+
+
+def _reshape(symbol: mx.sym.Symbol, *shape: Any, **kwargs: Any) -> mx.sym.Symbol:
+    """Reshape as an array does, which also takes ``reshape(0, -1)``."""
+    if shape and all(isinstance(size, int) for size in shape):
+        return known(mx.sym.reshape(symbol, shape=shape, **kwargs))
+    return known(mx.sym.Symbol.reshape(symbol, *shape, **kwargs))
+
+
+_ATTRIBUTES = {
+    "shape": property(_shape),
+    "dtype": property(_dtype),
+    "ndim": property(lambda self: len(_shape(self))),
+    "size": property(lambda self: prod(_shape(self))),
+    "context": property(lambda self: _ask("ctx").ctx),
+    "ctx": property(lambda self: _ask("ctx").ctx),
+    "stype": property(lambda self: "default"),
+    "T": property(lambda self: known(mx.sym.transpose(self))),
+}
+_KEPT = {"__init__", "__new__", "__del__", "__reduce__", "__getstate__", "__setstate__", "__hash__", "__repr__"}
+
+
+@lru_cache(maxsize=None)
+def _known_class(kind: type) -> type:
+    """Return a subclass of ``kind``, a class of Symbols, with an array's attributes; its methods return the like."""
+    methods = {
+        name: _returns_known(method)
+        for base in reversed(kind.__mro__[:-1])
+        for name, method in vars(base).items()
+        if isinstance(method, FunctionType) and name not in _KEPT
+    }
+    if kind is mx.sym.Symbol:
+        methods["reshape"] = _reshape
+    attributes = {name: get for name, get in _ATTRIBUTES.items() if not hasattr(kind, name)}
+    return type(kind.__name__, (_Known, kind), {"__slots__": (), **methods, **attributes})

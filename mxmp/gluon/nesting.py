@@ -1,0 +1,128 @@
+"""How arrays are nested in the arguments and outputs of a block, with Python values such as bools between them.
+
+MXNet's graphs take and return arrays in nested lists only. A Python value among the arguments is a constant of the
+graph that a call traces, and one among the outputs is returned as it was in the trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+# Values that are equal wherever they print the same, and do not change.
+_CONSTANTS = (bool, int, float, complex, str, bytes, np.generic, np.dtype, type, mx.Context)
+
+# From the number of a leaf (array, None or Python value), counted through all nested lists, to a Python value there.
+Constants = Dict[int, Any]
+
+
+def split(args: Sequence) -> tuple[tuple, Constants]:
+    """Return the arguments of a call with None in place of each Python value, and these values.
+
+    Raises ``ValueError`` for a value that is neither array, Symbol, None, bool, number, string, dtype or Context, nor a
+    list or tuple of these.
+    """
+    constants: Constants = {}
+    leaves = 0
+
+    def read(value: Any) -> Any:
+        nonlocal leaves
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(read, value)) if type(value) in (list, tuple) else [read(each) for each in value]
+        leaves += 1
+        if value is None or isinstance(value, (NDArray, mx.sym.Symbol)):
+            return value
+        if not isinstance(value, _CONSTANTS):
+            raise ValueError(f"got a {type(value).__name__}")
+        constants[leaves - 1] = value
+        return None
+
+    return tuple(map(read, args)), constants
+
+
+def joined(args: Sequence, constants: Constants) -> list:
+    """Return arguments with the Python values that ``split`` took out, in lists in place of tuples."""
+    leaves = 0
+
+    def read(value: Any) -> Any:
+        nonlocal leaves
+        if isinstance(value, (list, tuple)):
+            return [read(each) for each in value]
+        leaves += 1
+        return constants.get(leaves - 1, value)
+
+    return [read(each) for each in args] if constants else list(args)
+
+
+def key_of(constants: Constants) -> tuple:
+    """Return a hashable key; equal keys mean equal values of the same types in the same places."""
+    # 1, True and 1.0 are equal, and so are 0.0 and -0.0; a NaN does not equal itself.
+    return tuple((i, type(each), repr(each), each if isinstance(each, type) else 0) for i, each in constants.items())
+
+
+class Nesting(NamedTuple):
+    """How the arrays of a block's output are nested.
+
+    Attributes
+    ----------
+    kind : type or None
+        Of the container: list (also for a tuple), a namedtuple or dict; None for an array, and for a Python value.
+    items : list of Nesting, dict of Nesting, or a Python value
+        What the container holds. For an array None, if it is one of an operator's several outputs their number.
+    is_array : bool
+        Whether it is an array, or the list of an operator's outputs.
+    """
+
+    kind: type | None
+    items: Any
+    is_array: bool = False
+
+
+def nesting_of(value: Any, arrays: list) -> Nesting:
+    """Return the nesting of a block's output, and append its arrays or Symbols to ``arrays`` in order.
+
+    Raises ``ValueError`` for a value that ``split`` would not accept, and is no dict of accepted values either.
+    """
+    if isinstance(value, (NDArray, mx.sym.Symbol)):
+        arrays.append(value)
+        count = len(value.list_outputs()) if isinstance(value, mx.sym.Symbol) else 1
+        return Nesting(None, count, is_array=True)
+    if isinstance(value, dict):
+        return Nesting(dict, {key: nesting_of(each, arrays) for key, each in value.items()})
+    if isinstance(value, (list, tuple)):
+        return Nesting(type(value) if hasattr(value, "_fields") else list, [nesting_of(each, arrays) for each in value])
+    if value is None or isinstance(value, _CONSTANTS):
+        return Nesting(None, value)
+    raise ValueError(
+        f"it returns a {type(value).__name__}; a graph returns arrays, None, bools, numbers and strings, in lists, "
+        "tuples and dicts"
+    )
+
+
+def is_plain(nesting: Nesting) -> bool:
+    """Return whether there are only arrays in lists and tuples, as MXNet's own graphs return them."""
+    if nesting.kind is None:
+        return nesting.is_array
+    return nesting.kind is not dict and all(map(is_plain, nesting.items))
+
+
+def nested(nesting: Nesting, arrays: Sequence) -> Any:
+    """Return the output that ``nesting`` describes, with ``arrays`` in it."""
+    left = list(arrays)
+
+    def read(each: Nesting) -> Any:
+        if each.is_array:
+            taken = left[: each.items]
+            del left[: each.items]
+            return taken[0] if each.items == 1 else taken
+        if each.kind is None:
+            return each.items
+        if each.kind is dict:
+            return {key: read(item) for key, item in each.items.items()}
+        items = [read(item) for item in each.items]
+        return items if each.kind is list else each.kind(*items)
+
+    return read(nesting)

@@ -1,0 +1,276 @@
+"""Python values among a block's arguments and outputs, and what its code asks of Symbols in a trace."""
+
+from __future__ import annotations
+
+import warnings
+from collections import namedtuple
+
+import mxnet as mx
+import numpy as np
+import pytest
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLoss
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.gluon.hook import hook_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
+DTYPES = ["float16", "bfloat16"]
+X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
+Pair = namedtuple("Pair", "first second")
+
+
+class Takes(nn.HybridBlock):
+    """Calls ``compute(op, dense(x), *args)``."""
+
+    def __init__(self, compute):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=3)
+        self.compute = compute
+
+    def hybrid_forward(self, op, x, *args):
+        return self.compute(op, self.dense(x), *args)
+
+
+def takes(compute, dtype=None):
+    net = Takes(compute)
+    net.initialize(mx.init.One())
+    return mxmp.convert(net, dtype) if dtype else net
+
+
+def assert_alike(got, want):
+    """As nested, of the same values; tuples of a graph are lists."""
+    if isinstance(want, mx.nd.NDArray):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=0.02)
+    elif isinstance(want, dict):
+        assert list(got) == list(want)
+        assert_alike(list(got.values()), list(want.values()))
+    elif isinstance(want, (list, tuple)):
+        assert len(got) == len(want)
+        assert type(got) is type(want) if hasattr(want, "_fields") else isinstance(got, list)
+        for one, other in zip(got, want):
+            assert_alike(one, other)
+    else:
+        assert (type(got), repr(got)) == (type(want), repr(want))
+
+
+def scaled(op, x, how):
+    """Compute something else for each value."""
+    table = {"bool": 2, "str": 3, "int": 5, "float": 7, "NoneType": 11, "float32": 13, "Context": 17, "type": 19}
+    factor = table[type(how).__name__] if not isinstance(how, np.dtype) else 23
+    if isinstance(how, (int, float, np.float32)) and not np.isnan(how):
+        factor += float(how) + (0.5 if str(how).startswith("-") else 0)
+    return x * (factor + (len(how) if isinstance(how, str) else 0)), how
+
+
+VALUES = [True, False, 1, 0, 1.0, -0.0, 0.0, float("nan"), "a", "bb", None, np.float32(1), mx.cpu(), np.float16]
+VALUES += [np.dtype("float16")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_python_values_beside_arrays_compute_what_they_do_in_python_and_are_kept_apart(dtype):
+    net, plain = takes(scaled, dtype), takes(scaled)
+    for value in [*VALUES, *VALUES]:
+        assert_alike(net(X, value), plain(X, value))
+    assert len(hook_of(net).graphs) == len(VALUES)
+
+
+OUTPUTS = {
+    "dict": lambda op, x: {"b": x, "a": [x * 2, 3]},
+    "number": lambda op, x: (x, 2),
+    "None": lambda op, x: (None, x, [None, "s", True]),
+    "namedtuple": lambda op, x: (Pair(x, 1.5), Pair(Pair(x * 2, x * 3), None)),
+    "several of an operator": lambda op, x: (op.split(x, num_outputs=3, axis=1), 4),
+    "tuple": lambda op, x: (x, (x * 2, [x * 3])),
+    "one": lambda op, x: x,
+    "list of one": lambda op, x: [x],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_outputs_are_nested_as_in_python(kind, dtype):
+    assert_alike(takes(OUTPUTS[kind], dtype)(X), takes(OUTPUTS[kind])(X))
+
+
+def test_values_in_nested_arguments_stay_where_they_are():
+    def compute(op, x, pair, more):
+        (a, flag), (c, [d, n]) = pair, more
+        return x + (a if flag else 0) + c * n + (0 if d is None else d)
+
+    net, plain = takes(compute, "float16"), takes(compute)
+    for args in [((X, True), (X, [None, 3])), ((None, False), (X, [X, 4])), ([X, False], [X, [X, 0.5]])]:
+        assert_alike(net(X, *args), plain(X, *args))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_net_called_with_a_bool_trains_as_in_fp32(dtype):
+    results = []
+    for how in (None, dtype):
+        net = takes(lambda op, x, flag: op.tanh(x) if flag else x, how)
+        kind, scale = (mxmp.Trainer, {"loss_scale": 256}) if how else (gluon.Trainer, {})
+        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1}, **scale)
+        for step in range(4):
+            with autograd.record():
+                loss = net(X, step % 2 == 0).square().mean()
+            trainer.backward(loss) if how else loss.backward()
+            trainer.step(1)
+        results.append(net(X, False))
+    assert_alike(results[1], results[0])
+
+
+def test_a_number_that_changes_in_each_call_is_warned_of_once_and_leaves_no_graphs():
+    net = takes(lambda op, x, t: x * t, "float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(16):
+            net(X, i / 16)
+    with pytest.warns(UserWarning, match=r"'takes\d+' was called with more than 16 different values.*mx.nd.array") as w:
+        net(X, 1.0)
+    assert len(w) == 1
+    for i in range(40):
+        assert_alike(net(X, i / 4), takes(lambda op, x, t: x * t)(X, i / 4))
+    assert len(hook_of(net).graphs) == 16
+
+
+def test_a_graph_that_was_dropped_still_has_its_backward():
+    net = takes(lambda op, x, t: x * t, "float16")
+    with autograd.record():
+        loss = net(X, 3.0).sum()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(20):
+            net(X, i / 7)
+    loss.backward()
+    np.testing.assert_allclose(net.dense.bias.grad().asnumpy(), 12)
+
+
+def test_what_is_no_value_is_refused_in_words():
+    net = takes(lambda op, x, how: x, "float16")
+    with pytest.raises(ValueError, match=r"bools, numbers, strings.*got a object\).*exclude=.*mxmp.restore\(net\)"):
+        net(X, object())
+    for out in (lambda op, x: object(), lambda op, x: (x, {1}), lambda op, x: 3):
+        with pytest.raises(ValueError, match=r"cannot be traced.*it returns (a object|a set|no array)"):
+            takes(out, "float16")(X)
+    data = mx.sym.var("data", dtype="float32")
+    served = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=3), data)
+    served.initialize()
+    with pytest.raises(ValueError, match="a SymbolBlock takes arrays alone"):
+        mxmp.convert(served)(X, True)
+
+
+def test_tools_take_python_values_too():
+    net = takes(lambda op, x, flag: {"out": op.tanh(x) if flag else x, "n": 3}, "float16")
+    assert "tanh" in [node.op for node in mxmp.explain(net, X, True).nodes]
+    trainer = mxmp.Trainer(net.collect_params(), "sgd")
+    with mxmp.diagnose.watch(net, trainer) as watched:
+        with autograd.record():
+            loss = net(X, True)["out"].sum()
+        trainer.backward(loss)
+        trainer.step(1)
+    assert watched.latest
+    assert mxmp.diagnose.blame(net, trainer, X, True, loss=lambda out: out["out"].sum()) is not None
+    assert mxmp.tune(mxmp.restore(net), X, True, policy="float16", measure=False)
+
+
+# -- what plain code asks of arrays -----------------------------------------------------------------
+
+ASKED = {
+    "dtype of an input": lambda op, x, y: x * y.astype(x.dtype),
+    "dtype of an operator": lambda op, x, y: op.relu(x) * y.astype(op.relu(x).dtype),
+    "shape": lambda op, x, y: x / x.shape[0] + y.shape[1],
+    "shape of an operator": lambda op, x, y: x * op.concat(x, y, dim=1).shape[1],
+    "size, ndim": lambda op, x, y: x * y.size + y.ndim,
+    "context": lambda op, x, y: (
+        x + op.ones((1,), ctx=x.context).reshape((1, 1)).broadcast_like(x) + int(y.ctx == mx.cpu())
+    ),
+    "of methods": lambda op, x, y: x * (x + 1).transpose().reshape(1, -1).shape[1] * (2 * y).T.shape[0],
+    "stype": lambda op, x, y: x * (2 if y.stype == "default" else 3),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_trace_knows_what_an_array_says_of_itself_and_other_shapes_have_other_graphs(kind, dtype):
+    net, plain = takes(ASKED[kind], dtype), takes(ASKED[kind])
+    for rows in (4, 2, 4):
+        x, y = X[:rows].copy(), mx.nd.ones((rows, 3))
+        np.testing.assert_allclose(net(x, y).asnumpy(), plain(x, y).asnumpy(), rtol=0.02)
+
+
+def test_a_graph_that_reads_a_dtype_is_that_of_each_dtype():
+    net = takes(lambda op, x, y: x * (2 if y.dtype == np.int32 else 3) * y.astype(x.dtype), "float16")
+    first, other = (net(X, mx.nd.ones((4, 3), dtype=dtype)).asnumpy() for dtype in ("int32", "float32"))
+    np.testing.assert_allclose(first * 3, other * 2, rtol=0.01)
+
+
+class Asks(nn.HybridBlock):
+    def hybrid_forward(self, op, x):
+        return op.broadcast_mul(x, op.ones((1, x.shape[1]))) * x.shape[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_inside_a_net_may_ask_too(dtype):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5), nn.BatchNorm(), Asks(), nn.Dense(2))
+    net.initialize()
+    wants = [net(X[:rows]) for rows in (4, 3)]
+    mxmp.convert(net, dtype)
+    for rows, want in zip((4, 3), wants):
+        np.testing.assert_allclose(net(X[:rows].copy()).asnumpy(), want.asnumpy(), rtol=0.05, atol=0.02)
+
+
+def test_a_graph_that_depends_on_the_context_is_that_of_each():
+    net = takes(lambda op, x: x * (2 if x.ctx == mx.cpu(1) else 3), "float16")
+    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
+    first, other = (net(X.as_in_context(mx.cpu(i))).asnumpy() for i in range(2))
+    np.testing.assert_allclose(first * 2, other * 3, rtol=0.01)
+
+
+@pytest.mark.parametrize("name", ["asscalar", "asnumpy", "detach"])
+def test_what_no_graph_can_know_is_refused_in_words(name):
+    net = takes(lambda op, x: x * getattr(x.sum(), name)(), "float16")
+    with pytest.raises(ValueError, match=rf"'takes\d+' \(Takes\) cannot be traced.*have no values.*{name}"):
+        net(X)
+
+
+def test_a_shape_that_depends_on_values_is_refused_in_words():
+    net = takes(lambda op, x: x * op.contrib.boolean_mask(x, x.sum(axis=1)).shape[0], "float16")
+    with pytest.raises(ValueError, match="depends on values"):
+        net(X)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "compute=float16,params=float16"])
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("loss", [SoftmaxCrossEntropyLoss, MixSoftmaxCrossEntropyLoss])
+def test_gluoncv_s_segmentation_losses_train_as_in_fp32_converted_or_not(loss, converted, dtype):
+    x, y = mx.nd.random.normal(shape=(2, 3, 6, 6)), mx.nd.random.randint(-1, 4, shape=(2, 6, 6)).astype("float32")
+    runs = []
+    for how in (None, dtype):
+        mx.random.seed(1)
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3, activation="relu"), nn.Conv2D(4, 1, in_channels=8))
+        net.initialize(mx.init.Xavier())
+        criterion = loss()
+        if how:
+            mxmp.convert(net, how)
+            if converted:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    mxmp.convert(criterion, how)
+        trainer = (mxmp.Trainer if how else gluon.Trainer)(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        losses = []
+        for _ in range(5):
+            with warnings.catch_warnings(), autograd.record():
+                warnings.simplefilter("ignore")  # nothing of the criterion computes low
+                found = (
+                    criterion(net(x), net(x) * 0.5, y) if loss is MixSoftmaxCrossEntropyLoss else criterion(net(x), y)
+                )
+            trainer.backward(found) if how else found.backward()
+            trainer.step(2)
+            losses.append(float(found.mean().asscalar()))
+        runs.append(losses)
+    np.testing.assert_allclose(runs[1], runs[0], rtol=0.02)
+    assert runs[0][-1] < 0.9 * runs[0][0]
