@@ -89,6 +89,7 @@ class Hook:
         if self._chosen is not None and self._chosen[1] is _mxnet.flags(self._block):
             _mxnet.set_active(self._block, self._chosen[0])
         _mxnet.undo_load(self._block)
+        vars(self._block).pop("optimize_for", None)
         _mxnet.restore_calls(self._block)
 
     def __call__(self, *args: Any) -> Any:
@@ -118,6 +119,14 @@ class Hook:
             with ctx:
                 return self.call_graph(*args)
         return _mxnet.forward(block, args)
+
+    def optimize_for(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        """Refuse to partition the block: later calls would fail. Replaces ``block.optimize_for``."""
+        raise ValueError(
+            f"{self._block.name}: optimize_for(backend={backend!r}) partitions the FP32 graph, and a converted net "
+            "runs its own. For inference on a CPU, mxmp.optimize_for_inference(net, batches) fuses its graph; for "
+            "MXNet's own partition call mxmp.restore(net) first"
+        )
 
     def call_graph(self, *args: Any) -> Any:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
@@ -410,3 +419,4 @@ def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mappi
         before.undo()
     if after.conversions:
         _mxnet.redirect_calls(block, after, after.call_graph)
+        vars(block)["optimize_for"] = after.optimize_for
