@@ -100,7 +100,9 @@ def parser() -> argparse.ArgumentParser:
     fast.add_argument(
         "--max-drop", type=float, default=0.01, help="share of top answers that may be others than FP32's"
     )
-    fast.add_argument("--min-sqnr", type=float, default=20.0, help="least signal to noise ratio of the outputs, in dB")
+    fast.add_argument(
+        "--min-sqnr", type=float, default=20.0, help="least signal to noise ratio of each output column, in dB"
+    )
     fast.add_argument("--save", metavar="REPORT.json", help="write the report too")
     fast.add_argument("--plot", metavar="PICTURE", help="draw time against accuracy: .png, .svg or .pdf")
 

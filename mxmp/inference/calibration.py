@@ -18,8 +18,8 @@ _MOST_BINS = 10 * _BINS
 _SAMPLES = 100_000
 _INT8_BINS, _UINT8_BINS = 255, 511
 _PERCENTILE = 0.9999
-# A tensor of smaller values has a scale to INT8 that FP32 cannot hold once it is multiplied with that of a weight.
-_SMALLEST = 1e-15
+# MXNet writes ranges with six decimals, and a tensor of smaller values would lose more by that than by INT8.
+_SMALLEST = 1e-4
 # A column whose deviation is a smaller part of its values holds the rounding of FP32 alone.
 _ROUNDING = 1e-5
 # How probable it is at most that the column of least variance seems worse than it is, because its rows are few.
@@ -83,7 +83,7 @@ class Statistics:
             elif name not in self.histograms:
                 found[name] = "was never computed"
             elif low == high:
-                found[name] = f"was {low:g} throughout"
+                found[name] = f"was {low + 0.0:g} throughout"  # 0.0 for -0.0
             elif max(-low, high) < _SMALLEST:
                 found[name] = f"was never beyond {max(-low, high):.0e}"
         return found
