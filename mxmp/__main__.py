@@ -140,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
         "--min-sqnr",
         type=float,
         default=20.0,
-        help="least signal to noise ratio of the outputs, in dB (default: %(default)s)",
+        help="least signal to noise ratio of each output column, in dB (default: %(default)s)",
     )
     fast.add_argument("--save", metavar="REPORT.json", help="write the report too")
     fast.add_argument("--plot", metavar="PICTURE", help="draw time against accuracy: .png, .svg or .pdf")

@@ -150,6 +150,14 @@ class Hook:
             )
         type(self._block).cast(self._block, dtype)
 
+    def optimize_for(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        """Refuse to partition the block: later calls would fail. Replaces ``block.optimize_for``."""
+        raise ValueError(
+            f"{self._block.name}: optimize_for(backend={backend!r}) partitions the FP32 graph, and a converted net "
+            "runs its own. For inference on a CPU, mxmp.optimize_for_inference(net, batches) fuses its graph; for "
+            "MXNet's own partition call mxmp.restore(net) first"
+        )
+
     def call_graph(self, *args: Any) -> Any:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
 
@@ -480,4 +488,5 @@ def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mappi
     if before is not None:
         before.undo()
     if after.conversions:
-        _mxnet.redirect_calls(block, after, after.call_graph, hybridize=after.hybridize, cast=after.cast)
+        methods = {"hybridize": after.hybridize, "cast": after.cast, "optimize_for": after.optimize_for}
+        _mxnet.redirect_calls(block, after, after.call_graph, **methods)

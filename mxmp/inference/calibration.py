@@ -1,8 +1,9 @@
-"""Ranges of tensors for INT8, by three calibrators from one pass over the data; and the SQNR of outputs."""
+"""Ranges of tensors for INT8, by three calibrators from one pass over the data; and how far outputs are from FP32's."""
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from statistics import NormalDist
+from typing import Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -17,6 +18,12 @@ _MOST_BINS = 10 * _BINS
 _SAMPLES = 100_000
 _INT8_BINS, _UINT8_BINS = 255, 511
 _PERCENTILE = 0.9999
+# MXNet writes ranges with six decimals, and a tensor of smaller values would lose more by that than by INT8.
+_SMALLEST = 1e-4
+# A column whose deviation is a smaller part of its values holds the rounding of FP32 alone.
+_ROUNDING = 1e-5
+# How probable it is at most that the column of least variance seems worse than it is, because its rows are few.
+_CHANCE = 0.05
 
 
 class Statistics:
@@ -34,6 +41,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.histograms: dict[str, tuple] = {}
+        self._not_finite: set[str] = set()
 
     def add(self, name: str, values: np.ndarray) -> None:
         """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
@@ -43,6 +51,8 @@ class Statistics:
         """
         is_finite = np.isfinite(values)
         finite = values.reshape(-1) if is_finite.all() else values[is_finite]
+        if finite.size < values.size:
+            self._not_finite.add(name)
         if not finite.size:
             return
         low, high = float(finite.min()), float(finite.max())
@@ -58,6 +68,25 @@ class Statistics:
             counts = counts + np.histogram((narrow[1:] + narrow[:-1]) / 2, edges, weights=earlier)[0].astype(int)
             low, high = min(low, least), max(high, most)
         self.histograms[name] = (counts, edges, low, high, end)
+
+    def unusable(self, names: Sequence[str]) -> dict[str, str]:
+        """Return, for those of the tensors ``names`` that INT8 must not represent, what was wrong with their values.
+
+        INT8 can hold nothing but what lies in the range of calibration, so a tensor that did not vary there would stay
+        constant for good.
+        """
+        found = {}
+        for name in names:
+            low, high = self.histograms[name][2:4] if name in self.histograms else (0.0, 0.0)
+            if name in self._not_finite:
+                found[name] = "held infinity or NaN"
+            elif name not in self.histograms:
+                found[name] = "was never computed"
+            elif low == high:
+                found[name] = f"was {low + 0.0:g} throughout"  # 0.0 for -0.0
+            elif max(-low, high) < _SMALLEST:
+                found[name] = f"was never beyond {max(-low, high):.0e}"
+        return found
 
     def ranges(self, calibrator: str) -> dict[str, tuple[float, float]]:
         """Return, for each tensor by name, the smallest and the largest value that INT8 should represent.
@@ -113,5 +142,74 @@ def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     exact, finite = reference.astype("float64"), np.isfinite(reference)
     if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
         return -np.inf
-    signal, noise = float(np.sum(exact[finite] ** 2)), float(np.sum((exact[finite] - value[finite]) ** 2))
+    return _decibels(float(np.sum(exact[finite] ** 2)), float(np.sum((exact[finite] - value[finite]) ** 2)))
+
+
+def is_usable(low: float, high: float) -> bool:
+    """Return whether a range of values can be that of an INT8 tensor: finite, not empty, and not too small."""
+    return bool(np.isfinite([low, high]).all() and low < high and max(-low, high) >= _SMALLEST)
+
+
+def column_axis(axes: int) -> int:
+    """Return the axis of the columns of an output with so many axes: 1 of four or more, as in images, else the last.
+
+    Columns differ in what they mean, such as the classes of scores and the coordinates of boxes.
+    """
+    return 1 if axes > 3 else axes - 1
+
+
+def columns_of(output: np.ndarray) -> np.ndarray:
+    """Return an output as a matrix of its columns; one with fewer than two axes is one column."""
+    if output.ndim < 2:
+        return output.reshape(-1, 1)
+    axis = column_axis(output.ndim)
+    return np.moveaxis(output, axis, -1).reshape(-1, output.shape[axis])
+
+
+def column_sqnr(reference: np.ndarray, value: np.ndarray) -> float:
+    """Return the SQNR in dB of that column, of two matrices of shape (rows, columns), for which it is lowest.
+
+    A column's mean is no signal. Where a column does not vary, or by the rounding of FP32 alone, its mean is all there
+    is, and counts. All columns that vary also count as one, with the noise of those that are 0; so a single row is
+    measured by the spread of its values. The fewer rows, the smaller is the least variance of so many columns by
+    chance: so much is added to the ratio of a column.
+    """
+    finite = np.isfinite(reference)
+    if not np.array_equal(reference[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
+        return -np.inf
+    exact, found = (np.where(finite, each, 0.0).astype("float64") for each in (reference, value))
+    rows, noise, power = finite.sum(0), np.sum((exact - found) ** 2, 0), np.sum(exact**2, 0)
+    if rows.max(initial=0) < 2:  # the mean of the row
+        rows, noise, power = (np.array([each.sum()]) for each in (rows, noise, power))
+        exact, finite = exact.reshape(-1, 1), finite.reshape(-1, 1)
+    signal = np.sum(np.where(finite, exact - exact.sum(0) / np.maximum(rows, 1), 0.0) ** 2, 0)
+    varies = signal > _ROUNDING**2 * power
+    if not varies.any():
+        return min([_decibels(power.sum(), noise.sum()), *map(_decibels, power[power > 0], noise[power > 0])])
+    by_chance = noise * _least_share(rows - 1, len(rows))
+    return min(
+        _decibels(signal[varies].sum(), noise[varies | (power == 0)].sum()),
+        *map(_decibels, signal[varies], by_chance[varies]),
+        *map(_decibels, power[~varies & (power > 0)], noise[~varies & (power > 0)]),
+    )
+
+
+def same_answers(reference: np.ndarray, value: np.ndarray) -> float | None:
+    """Return the share of rows of two matrices whose largest value is in the same column; None for one column."""
+    if reference.shape[1] < 2 or not len(reference):
+        return None
+    return float((reference.argmax(1) == value.argmax(1)).mean())
+
+
+def _least_share(freedom: np.ndarray, columns: int) -> np.ndarray:
+    """Return which share of its true variance the least of so many estimates has by chance, by Wilson and Hilferty.
+
+    ``freedom`` is the number of values of an estimate less one. 0 where so few values say nothing.
+    """
+    spread = 2 / (9 * np.maximum(freedom, 1))
+    return np.maximum(1 - spread + NormalDist().inv_cdf(_CHANCE / columns) * np.sqrt(spread), 0.0) ** 3
+
+
+def _decibels(signal: float, noise: float) -> float:
+    """Return the ratio of two sums of squares in dB; inf if there is no noise."""
     return float(10 * np.log10(max(signal, 1e-300) / noise)) if noise else np.inf

@@ -67,10 +67,14 @@ def optimize_for_inference(
         ``evaluate`` does not see.
     max_drop : float
         With ``evaluate``, how much lower its number may be than for FP32: the difference of the two. Without, the share
-        of rows (from 0 to 1) of the first output whose largest value may be in another column than in FP32; not used
-        unless this output has the shape (N, C) with C > 1.
+        of rows (from 0 to 1) of each output of scores whose largest value may be in another column than in FP32. An
+        output of several columns is one of scores if it has two axes, or if a dense layer, a convolution, a product or
+        a softmax gives it; 1 switches this off.
     min_sqnr : float
-        Without ``evaluate``, the least signal to quantization noise ratio of each output against FP32's, in dB.
+        Without ``evaluate``, the least signal to quantization noise ratio of each column of each output against FP32's,
+        in dB, where the column's mean is no signal. The columns of an output, such as classes or coordinates, are along
+        axis 1 where it has four axes or more (images), and otherwise along the last one. A column that does not vary on
+        the data is compared with its mean; a single row, with the spread of its values.
     arg_params, aux_params : mapping of str to NDArray
         The parameters and the running statistics of a Symbol, by name; None for a block, which has its own.
     progress : bool

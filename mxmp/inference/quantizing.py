@@ -10,6 +10,7 @@ from mxnet.contrib import quantization
 
 from ..precision.graph import Entry, Graph, Node
 from ..serving.folding import Params, by_kind
+from .calibration import is_usable
 
 # From the name of a tensor to the smallest and the largest value that INT8 represents; values beyond are clipped.
 Ranges = Mapping[str, Sequence[float]]
@@ -18,6 +19,8 @@ QUANTIZED = "quantized_"
 # The last inputs of a quantized convolution that adds a tensor are this tensor, the least and the greatest value of the
 # data, and those of the tensor.
 _ADDED, _ADDED_RANGE = -5, -2
+# The attributes of a graph without which MXNet takes it for one of an old version, and writes that to its log.
+_OF_NOW = {"mxnet_version": ["int", 10901]}
 # The operators that convert a tensor to INT8.
 _CONVERSIONS = ("_contrib_quantize_v2", "_contrib_quantize_asym")
 
@@ -33,14 +36,40 @@ def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
     # is converted where they meet, so any tensor that an operator in INT8 reads may be.
     quantized = set(_quantized_names(Graph.from_symbol(made)))
     nodes = [node for node in graph.nodes() if node.name in quantized]
-    read = {entry for node in nodes for entry in node.inputs if entry.node.name not in params}
+    read = {entry for node in nodes for entry in _data_of(node) if entry.node.name not in params}
     return sorted({*collector.include_layer, *tensor_names(read)})
+
+
+def _data_of(node: Node) -> list[Entry]:
+    """Return the inputs of an operator that are converted to INT8 if it is: of an LSTM the first, not its states."""
+    return node.inputs[:1] if node.op == "RNN" else node.inputs
+
+
+def quantizable(graph: Graph, params: Params, excluded: Collection[str], *, every: bool = False) -> list[str]:
+    """Return the names of the operators that ``quantize`` quantizes, without any ranges."""
+    return _quantized_names(Graph.from_symbol(_quantized(graph, params, excluded, every)[0]))
+
+
+def layers_at(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason, by the name of each operator that reads or computes one of these tensors, not to quantize it.
+
+    ``tensors`` maps names such as ``"fc1_output"`` to what is wrong with their values, as ``Statistics.unusable``.
+    """
+    nodes = [node for node in graph.nodes() if not node.is_variable]
+    ends = [("output", node, Entry(node)) for node in nodes]
+    ends += [("input", node, entry) for node in nodes for entry in _data_of(node)]
+    names = tensor_names(entry for _, _, entry in ends)
+    return {
+        node.name: f"its {what} {name!r} {tensors[name]} in calibration"
+        for (what, node, _), name in zip(ends, names)
+        if name in tensors
+    }
 
 
 def tensor_names(tensors: Iterable[Entry]) -> list[str]:
     """Return MXNet's names of tensors: ``"data"`` for a variable, ``"fc1_output"`` for the output of an operator."""
     found = list(tensors)
-    return Graph(found).to_symbol().list_outputs() if found else []
+    return Graph(found, _OF_NOW).to_symbol().list_outputs() if found else []
 
 
 def quantize(
@@ -84,16 +113,21 @@ def _quantized_names(graph: Graph) -> list[str]:
 
 
 def _check_ranges(graph: Graph, params: Params) -> None:
-    """Raise ``MXNetError`` if a quantized graph converts a tensor to INT8 whose range was not calibrated.
+    """Raise ``MXNetError`` if a quantized graph has a tensor in INT8 whose range was not calibrated or is not usable.
 
-    Its range would be that of each batch, but a FullyConnected in INT8 goes on with the range of the first batch that
-    it read, so its outputs for others would be wrong. A parameter in ``params`` is the same in every batch.
+    Without one, a tensor's range would be that of each batch, but a FullyConnected in INT8 goes on with the range of
+    the first batch that it read, so its outputs for others would be wrong. A parameter in ``params`` is the same in
+    every batch.
     """
     for node in graph.nodes():
         calibrated = node.op not in _CONVERSIONS or "min_calib_range" in node.attrs
         if not calibrated and node.inputs[0].node.name not in params:
             (name,) = tensor_names(node.inputs[:1])
             raise mx.MXNetError(f"{name!r} has no range for INT8: no value of it was seen in calibration")
+        if "min_calib_range" in node.attrs:
+            low, high = (float(node.attrs[f"{end}_calib_range"]) for end in ("min", "max"))
+            if not is_usable(low, high):
+                raise mx.MXNetError(f"{node.name!r} has no range for INT8: calibration saw {low:g} to {high:g}")
 
 
 def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: bool) -> tuple[mx.sym.Symbol, Any]:
@@ -114,8 +148,13 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
     copies = [
         Entry(Node("_copy", f"{head.node.name}_head{index}", inputs=[head])) for index, head in enumerate(graph.heads)
     ]
-    made, _, _, collector = quantization.quantize_graph(
-        Graph(copies, graph.attrs).to_symbol(),
+    given = Graph.from_json(Graph(copies, graph.attrs).to_json())
+    hidden = {node.name: (node.op, node.attrs) for node in given.nodes() if _is_logged(node)}
+    for node in given.nodes():
+        if node.name in hidden:
+            node.op, node.attrs = "add_n", {"num_args": str(len(node.inputs))}
+    symbol, _, _, collector = quantization.quantize_graph(
+        given.to_symbol(),
         *by_kind(graph.to_symbol(), params),
         ctx=mx.cpu(),
         excluded_sym_names=[*excluded, *low, *other_rnns],
@@ -125,7 +164,19 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
         quantize_granularity="channel-wise",
         logger=None,
     )
-    return made, collector
+    made = Graph.from_symbol(symbol)
+    for node in made.nodes():
+        node.op, node.attrs = hidden.get(node.name, (node.op, node.attrs))
+    return made.to_symbol(), collector
+
+
+def _is_logged(node: Node) -> bool:
+    """Return whether MXNet has no INT8 kernel for an operator and writes lines to its log in each pass that meets it.
+
+    It does so though the operator is excluded; so such an operator is hidden from the pass.
+    """
+    activation = node.op == "Activation" and node.attrs["act_type"] != "relu"
+    return activation or (node.op == "Concat" and int(node.attrs.get("dim", "1")) <= 0)
 
 
 def _fused(symbol: mx.sym.Symbol) -> Graph:

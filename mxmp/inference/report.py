@@ -26,10 +26,18 @@ class Candidate(NamedTuple):
         each of which every timed graph runs once. None if the graph was not timed.
     sqnr : float or None
         The signal to quantization noise ratio in dB against the network in FP32, of the output for which it is lowest,
-        on the batches that measure accuracy (for an FP32 graph, on all batches). None if the graph could not run.
+        on the batches that measure accuracy (for an FP32 graph, on all batches). All values of an output count as one
+        signal, and their mean is a part of it. None if the graph could not run.
+    column_sqnr : float or None
+        That of the column for which it is lowest, in which the column's mean is no signal: ``min_sqnr`` is compared
+        with it. The columns of an output are along axis 1 where it has four axes or more, otherwise along the last one.
+        The variance of a column over few rows is small by chance, which is allowed for. None if the graph could not
+        run.
     agreement : float or None
-        The share of rows, from 0 to 1, of the first output whose largest value is in the same column as in FP32. None
-        for the unchanged FP32 network, if this output is not of shape (N, C) with C > 1, or if the graph could not run.
+        The share of rows, from 0 to 1, whose largest value is in the same column as in FP32, in the output of scores
+        for which it is lowest. Outputs of scores have several columns and two axes, or more if a dense layer, a
+        convolution, a product or a softmax gives them. None if there is no such output, for the unchanged FP32 network,
+        or if the graph could not run.
     score : float or None
         What ``evaluate`` returned for the graph. None if there is no ``evaluate``, if the graph could not run, and for
         every FP32 graph but one: ``"float32, folded"`` (BatchNorm folded into the layers before it, where that is
@@ -42,6 +50,7 @@ class Candidate(NamedTuple):
     milliseconds: Optional[float] = None
     gain: Optional[Tuple[float, float, float]] = None
     sqnr: Optional[float] = None
+    column_sqnr: Optional[float] = None
     agreement: Optional[float] = None
     score: Optional[float] = None
     verdict: str = ""
@@ -61,7 +70,7 @@ class Layer(NamedTuple):
     why : str
         Why it has this dtype; empty if there is nothing to say.
     sqnr : float or None
-        The signal to quantization noise ratio of the network's outputs, in dB, if this operator alone is in the dtype
+        The signal to quantization noise ratio of the worst column, in dB, if this operator alone is in the dtype
         with which the chosen graph's name begins, INT8 for ``"int8, 3 in float32"``; for a GPU, in float16. None if
         that was not measured.
     milliseconds : float or None
@@ -94,8 +103,9 @@ class InferenceReport:
         The operators of the chosen graph, in graph order.
     calibrators : dict of str to float
         From the name of each way to choose the ranges of INT8, such as ``"entropy"``, to the signal to quantization
-        noise ratio in dB of the network with all operators in INT8 that can be. The ranges with the highest ratio were
-        used. Empty if no INT8 graph ran.
+        noise ratio in dB, of the worst column, of the network with all operators in INT8 that can be. The ranges with
+        the highest ratio were used. Empty if no INT8 graph ran, or if the first, by smallest and largest value, did not
+        pay.
     notes : list of str
         Sentences on what is not faster here, could not be made, or was left out.
     """
@@ -150,7 +160,7 @@ class InferenceReport:
 
     def __str__(self) -> str:
         """Return a table of the candidates, ten operators (the slowest, or the first if not timed), and the notes."""
-        head = ("", "ms", "times as fast", "SQNR, dB", "same answer", "score", "")
+        head = ("", "ms", "times as fast", "SQNR, dB", "worst column", "same answer", "score", "")
         rows = [head, *(self._row(each) for each in self.candidates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         timed = any(each.gain for each in self.candidates)
@@ -174,7 +184,7 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the seven fields of a candidate, in their order, as the cells of its line in the table.
+        """Return the eight fields of a candidate, in their order, as the cells of its line in the table.
 
         A cell is empty if its field is None. The chosen candidate has ``*`` before its name.
         """
@@ -184,6 +194,7 @@ class InferenceReport:
             "" if each.milliseconds is None else f"{each.milliseconds:.2f}",
             gain,
             "" if each.sqnr is None else f"{each.sqnr:.1f}",
+            "" if each.column_sqnr is None else f"{each.column_sqnr:.1f}",
             "" if each.agreement is None else f"{each.agreement:.1%}",
             "" if each.score is None else f"{each.score:.4g}",
             each.verdict,

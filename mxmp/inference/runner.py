@@ -90,15 +90,21 @@ class Runner:
             found[int(key.partition(":")[0])].append(array.asnumpy())
         return [found[number] for number in batches]
 
-    def ranges(
-        self, name: str, batches: Sequence[int], tensors: Sequence[str]
-    ) -> dict[str, dict[str, Sequence[float]]]:
-        """Run a graph once on some batches; return, by calibrator and tensor, the range of values for INT8.
+    def collect(self, name: str, batches: Sequence[int], tensors: Sequence[str]) -> dict[str, str]:
+        """Run a graph once on some batches, from which ``ranges`` finds the ranges of ``tensors`` for INT8.
 
-        For example ``{"entropy": {"fc1_output": [-1.5, 2.0]}}``; ``CALIBRATORS`` lists the calibrators. ``tensors`` are
-        names of inputs, such as ``"data"``, and of outputs of operators.
+        ``tensors`` are names of inputs, such as ``"data"``, and of outputs of operators. Returns those whose values are
+        not fit for INT8, each with what is wrong with them.
         """
-        return self._ask("collect", graph=self._graphs[name], batches=list(batches), tensors=list(tensors))
+        where = {"batches": list(batches), "tensors": list(tensors), "out": self._path("statistics")}
+        return self._ask("collect", graph=self._graphs[name], **where)
+
+    def ranges(self, calibrator: str) -> dict[str, Sequence[float]]:
+        """Return the range for INT8 of each tensor that ``collect`` saw last, such as ``{"fc1_output": [-1.5, 2.0]}``.
+
+        ``CALIBRATORS`` lists the calibrators; all but ``"min/max"`` take time for each tensor.
+        """
+        return self._ask("ranges", file=self._path("statistics"), calibrator=calibrator)
 
     def times(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.

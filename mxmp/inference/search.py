@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from ..precision.graph import TYPE_CODES, Graph
+from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.fusing import fuse, inner_operators
@@ -17,8 +17,8 @@ from ..serving.lowering import lower, lower_to_float16
 from ..serving.sums import register
 from ..symbolic.checkpoint import last_line
 from ..tuning.search import quartiles
-from .calibration import sqnr
-from .quantizing import QUANTIZED, Ranges, quantize, tensor_names, tensors_to_calibrate
+from .calibration import CALIBRATORS, column_axis, column_sqnr, columns_of, same_answers, sqnr
+from .quantizing import QUANTIZED, Ranges, layers_at, quantizable, quantize, tensor_names, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
 
@@ -32,6 +32,23 @@ _SAME = 90.0
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
 # How the verdict on a graph begins that MXNet cannot run.
 _FAILS = "fails here"
+# A dtype in which a network of more layers than this is less than so many times as fast is not tried layer by layer.
+_FEW, _SLOW = 16, 0.95
+# So many layers are named in a note.
+_NAMED = 3
+# What gives the scores of an output with three axes or more, and what may come after it.
+_SCORES = ("Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax")
+_SCORES += ("SoftmaxActivation", "SoftmaxOutput")
+_AFTER_SCORES = ("BilinearSampler", "BlockGrad", "Concat", "Flatten", "Reshape", "SwapAxis", "UpSampling", "_copy")
+_AFTER_SCORES += (
+    "_contrib_BilinearResize2D",
+    "_plus_scalar",
+    "_mul_scalar",
+    "_div_scalar",
+    "broadcast_add",
+    "expand_dims",
+)
+_AFTER_SCORES += ("elemwise_add", "slice", "slice_axis", "slice_like", "squeeze", "transpose")
 # After so many crashes of one type of operator in INT8, others of the type are not run any more.
 _CRASHES = 2
 
@@ -44,13 +61,21 @@ class Limits(NamedTuple):
     """The limits of accuracy: arguments of ``optimize_for_inference``, which says what they mean.
 
     ``evaluate`` takes a graph and its parameters by name, and ``max_drop`` is how much of its score a candidate may
-    lose. If ``evaluate`` is None, the outputs must have an SQNR of ``min_sqnr`` dB or more, and ``max_drop`` is the
-    fraction of rows whose greatest output may be another one than in FP32.
+    lose. If ``evaluate`` is None, each column of the outputs must have an SQNR of ``min_sqnr`` dB or more, and
+    ``max_drop`` is the fraction of rows of scores whose greatest one may be another one than in FP32.
     """
 
     max_drop: float
     min_sqnr: float
     evaluate: Callable[[Graph, Params], float] | None
+
+
+class Compared(NamedTuple):
+    """How near outputs are to FP32's: ``sqnr``, ``column_sqnr`` and ``agreement`` of a ``Candidate``."""
+
+    sqnr: float
+    column_sqnr: float
+    agreement: float | None
 
 
 class Found(NamedTuple):
@@ -140,7 +165,7 @@ class Search:
         self._reference = dict(zip(every, self._runner.outputs(PLAIN, every)))
         if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
             raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
-        self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf)
+        self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf)
         folded = fold_constants(*fold_norms(graph, params))
         if self._try_same(FOLDED, fuse(folded[0], apart=True), folded[1]):
             self._base = folded
@@ -171,9 +196,9 @@ class Search:
         found = self._run(name, lambda: (graph, params), {}, list(self._reference))
         if found is None:
             return False
-        worst, agreement = self._compared(found)
-        verdict = "" if worst >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
-        self._rows[name] = Candidate(name, sqnr=worst, agreement=agreement, verdict=verdict)
+        near = self._compared(found)
+        verdict = "" if near.sqnr >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
+        self._rows[name] = Candidate(name, **near._asdict(), verdict=verdict)
         return not verdict
 
     # -- bfloat16 -----------------------------------------------------------------------------------
@@ -264,22 +289,33 @@ class Search:
         fused = fuse(base, quantizable=True)
         self._runner.add("calibration", fused, params)
         try:
-            tensors = tensors_to_calibrate(fused, params)
-            ranges = self._runner.ranges("calibration", self._calibrating, tensors)
-            every = quantize(fused, params, ranges["min/max"], ())[2]
+            unfit = self._runner.collect("calibration", self._calibrating, tensors_to_calibrate(fused, params))
+            failing = layers_at(fused, unfit)
+            least = self._runner.ranges("min/max")
+            every = quantize(fused, params, least, failing)[2]
             # What only MXNet's full mode would quantize is no candidate, and may fail.
-            others = set(quantize(fused, params, ranges["min/max"], (), every=True)[2]) - set(every)
+            others = [
+                *failing,
+                *(name for name in quantizable(fused, params, failing, every=True) if name not in every),
+            ]
+            self._note_unfit({name: failing[name] for name in quantizable(fused, params, ()) if name in failing})
         except (CandidateError, mx.MXNetError) as error:
             self.notes.append(f"int8 cannot be had: {_last_line(error)}")
             return
         if not every:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
             return
-        failing = self._measure_alone(
-            INT8, every, lambda rest: quantize(fused, params, ranges["min/max"], [*rest, *others], every=True)[:2]
+        whole = partial(quantize, fused, params, least, failing)
+        if len(every) > _FEW and self._is_slow(INT8, lambda: whole()[:2]):
+            self._try(INT8, lambda: whole()[:2], failing)
+            return
+        failing.update(
+            self._measure_alone(
+                INT8, every, lambda rest: quantize(fused, params, least, [*rest, *others], every=True)[:2]
+            )
         )
         layers = [name for name in every if name not in failing]
-        found = self._best_ranges(fused, params, ranges, failing)
+        found = self._best_ranges(fused, params, least, failing)
         if found is None:
             self.notes.append("int8: no graph runs here, see the reasons of its operators")
             return
@@ -301,19 +337,48 @@ class Search:
             name = _candidate_name(INT8, len(kept), BFLOAT16)
             self._try(name, lambda: build(kept, True), dict.fromkeys(kept, "for accuracy"))
 
-    def _best_ranges(
-        self, fused: Graph, params: Params, ranges: Mapping[str, Ranges], failing: Mapping[str, str]
-    ) -> Any:
+    def _note_unfit(self, layers: Mapping[str, str]) -> None:
+        """Add a note on the layers that stay out of INT8 because calibration did not show the range of their values."""
+        if layers:
+            named = "; ".join(f"{name!r}, as {why}" for name, why in list(layers.items())[:_NAMED])
+            more = f"; and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
+            self.notes.append(f"int8: the range of some values is not known, so these stay out: {named}{more}")
+
+    def _is_slow(self, dtype: str, build: Callable[[], tuple[Graph, Params]]) -> bool:
+        """Return whether a graph with all layers in ``dtype`` is slower than FP32, so no mixture is worth a search.
+
+        A note then says so. False if the graph cannot run.
+        """
+        full = [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
+        try:
+            self._runner.add("trial", *build())
+            times = self._runner.times([*full, "trial"], _FEWEST_ROUNDS)
+        except (CandidateError, mx.MXNetError):
+            return False
+        finally:
+            self._runner.forget("trial")
+        best = min(full, key=lambda name: statistics.median(times[name]))
+        gain = quartiles([a / b for a, b in zip(times[best], times["trial"])])
+        if gain[1] < _SLOW:
+            self.notes.append(
+                f"{dtype}: its layers were not tried one by one: all in it are {gain[1]:.2f} times as fast"
+            )
+        return gain[1] < _SLOW
+
+    def _best_ranges(self, fused: Graph, params: Params, least: Ranges, failing: Mapping[str, str]) -> Ranges | None:
         """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR; None if it cannot run with any.
 
-        ``fused`` is the FP32 graph, fused but not quantized, with its ``params`` by name. ``ranges`` has the ranges by
-        calibrator. ``failing`` maps the names of operators that stay in FP32 to reasons, which are not read here; all
-        others that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
+        ``fused`` is the FP32 graph, fused but not quantized, with its ``params`` by name. ``least`` are the ranges from
+        the smallest to the largest value. ``failing`` maps the names of operators that stay in FP32 to reasons, which
+        are not read here; all others that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
         """
         self._tell("calibrators")
-        for name, found in ranges.items():
+        ranges: dict[str, Ranges] = {}
+        for name in CALIBRATORS:
             try:
-                self._calibrators[name] = self._sqnr_of(quantize(fused, params, found, failing)[:2], self._held)
+                ranges[name] = least if name == "min/max" else self._runner.ranges(name)
+                made = quantize(fused, params, ranges[name], failing)[:2]
+                self._calibrators[name] = self._sqnr_of(made, self._held)
             except (CandidateError, mx.MXNetError) as error:
                 self.notes.append(f"int8 by {name} fails here: {_last_line(error)}")
         return ranges[max(self._calibrators, key=self._calibrators.__getitem__)] if self._calibrators else None
@@ -347,13 +412,13 @@ class Search:
         return failing
 
     def _sqnr_of(self, made: tuple[Graph, Params], batches: Sequence[int]) -> float:
-        """Run a graph, without making it a candidate, and return the SQNR in dB of the output for which it is lowest.
+        """Run a graph, without making it a candidate, and return the SQNR in dB of the column for which it is lowest.
 
         ``batches`` has the positions of batches. Raises ``CandidateError`` if the graph cannot run.
         """
         try:
             self._runner.add("trial", *made)
-            return self._compared(dict(zip(batches, self._runner.outputs("trial", batches))))[0]
+            return self._compared(dict(zip(batches, self._runner.outputs("trial", batches)))).column_sqnr
         finally:
             self._runner.forget("trial")
 
@@ -369,7 +434,8 @@ class Search:
         The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
         is run for this, but for those of ``_measure_alone``, is a candidate. The list is empty in two cases. If no
         layer has to be in FP32, the candidate named ``dtype``, with all ``layers`` in ``dtype``, has an empty verdict.
-        If no graph with a layer in ``dtype`` is accurate enough, that candidate's verdict says why, and a note says so.
+        If no graph with a layer in ``dtype`` is accurate enough, or many layers in bfloat16 are slower than in FP32,
+        that candidate's verdict says why, and a note says so.
         ``build`` takes the names of the layers to be in FP32. ``why`` has the reasons, for the report, of operators
         that cannot be in ``dtype``.
         """
@@ -386,6 +452,9 @@ class Search:
             return tried[count]
 
         if within(0):
+            return []
+        is_many = dtype == BFLOAT16 and len(layers) > _FEW and dtype in self._tried
+        if is_many and self._is_slow(dtype, lambda: self._tried[dtype][:2]):
             return []
         if dtype not in self._alone:
             self._measure_alone(dtype, layers, build)
@@ -424,17 +493,17 @@ class Search:
         if outputs is None:
             return False
         limits = self._limits
-        worst, agreement = self._compared(outputs)
+        near = self._compared(outputs)
         score, verdict = None, ""
         if limits.evaluate is not None and self._score is not None:
             score = limits.evaluate(*self._tried[name][:2])
             if not self._score - score <= limits.max_drop:
                 verdict = f"loses {self._score - score:.4g}"
-        elif worst < limits.min_sqnr:
+        elif near.column_sqnr < limits.min_sqnr:
             verdict = f"below {limits.min_sqnr:.0f} dB"
-        elif agreement is not None and agreement < 1 - limits.max_drop:
-            verdict = f"{1 - agreement:.1%} of the answers are others"
-        self._rows[name] = Candidate(name, sqnr=worst, agreement=agreement, score=score, verdict=verdict)
+        elif near.agreement is not None and near.agreement < 1 - limits.max_drop:
+            verdict = f"{1 - near.agreement:.1%} of the answers are others"
+        self._rows[name] = Candidate(name, **near._asdict(), score=score, verdict=verdict)
         return not verdict
 
     def _run(
@@ -459,16 +528,22 @@ class Search:
         self._tried[name] = graph, params, why
         return dict(zip(batches, outputs))
 
-    def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float | None]:
-        """Return ``sqnr`` and ``agreement`` of the ``Candidate`` that has these outputs, by the position of a batch."""
-        ratios, same = [], []
-        for place in range(len(next(iter(found.values())))):
+    def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> Compared:
+        """Return how near these outputs, by the position of a batch, are to FP32's."""
+        pooled, worst, same = [], [], []
+        for place, head in enumerate(self._base[0].heads):
             pairs = [(self._reference[number][place], outputs[place]) for number, outputs in found.items()]
-            wanted, got = (np.concatenate([each.reshape(-1) for each in side]) for side in zip(*pairs))
-            ratios.append(sqnr(wanted, got))
-            if place == 0 and pairs[0][0].ndim == 2 and pairs[0][0].shape[1] > 1:
-                same = [np.argmax(want, 1) == np.argmax(value, 1) for want, value in pairs]
-        return min(ratios), float(np.concatenate(same).mean()) if same else None
+            pooled.append(sqnr(*(np.concatenate([each.reshape(-1) for each in side]) for side in zip(*pairs))))
+            columns = [[columns_of(each) for each in side] for side in zip(*pairs)]
+            if len({each.shape[1] for each in columns[0]}) > 1:  # of each batch another number
+                columns = [[each.reshape(-1, 1) for each in side] for side in columns]
+            wanted, got = map(np.concatenate, columns)
+            worst.append(column_sqnr(wanted, got))
+            axes = pairs[0][0].ndim
+            if axes == 2 or (axes > 2 and _gives_scores(head.node, column_axis(axes))):
+                same.append(same_answers(wanted, got))
+        answers = [each for each in same if each is not None]
+        return Compared(min(pooled), min(worst), min(answers) if answers else None)
 
     # -- choosing -----------------------------------------------------------------------------------
 
@@ -524,6 +599,16 @@ class Search:
             reason = why.get(own) or ("" if dtype == "float32" else "within the accuracy that was requested")
             layers.append(Layer(own, node.op, dtype, reason, alone.get(own), milliseconds))
         return layers
+
+
+def _gives_scores(node: Node, axis: int) -> bool:
+    """Return whether a layer, a product or a softmax computes an output, perhaps moved, scaled or shifted after it.
+
+    ``axis`` is that of its columns. Columns that come from several operators are no scores of one question.
+    """
+    while node.op in _AFTER_SCORES and not (node.op == "Concat" and int(node.attrs.get("dim", "1")) == axis):
+        node = node.inputs[0].node
+    return node.op in _SCORES or (node.op == "Activation" and node.attrs["act_type"] == "sigmoid")
 
 
 def _bfloat16_layers(graph: Graph) -> list[str]:

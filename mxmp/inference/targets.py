@@ -430,6 +430,14 @@ class OptimizedBlock(_Served, SymbolBlock):
                 return super().forward(*read)
             return self._prepared(read)
 
+    def cast(self, dtype: Any) -> None:
+        """Refuse a cast: the graph holds the dtype of each operator. Raises ``ValueError`` unless ``dtype`` is FP32."""
+        if dtype not in ("float32", np.float32):
+            raise ValueError(
+                f"{self.name!r} has the dtypes that were found for it, and cast({dtype!r}) would break its graph: "
+                "optimize the network again, with dtypes='float16' for a GPU"
+            )
+
     def register_op_hook(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
         """Let all later calls pass each operator's outputs to ``callback``, and with ``monitor_all`` also its inputs.
 

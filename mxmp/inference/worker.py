@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pickle
 import sys
 import time
 from typing import Any, Callable, Mapping
@@ -21,7 +22,7 @@ from mxnet.ndarray import NDArray
 from ..callbacks import KeptError
 from ..child import prepare_to_crash
 from ..serving.sums import register
-from .calibration import CALIBRATORS, Statistics
+from .calibration import Statistics
 
 _KEPT_SHAPES = 2
 
@@ -100,14 +101,11 @@ class Worker:
         mx.nd.waitall()
         mx.nd.save(out, arrays)
 
-    def collect(
-        self, graph: Mapping[str, Any], batches: list[int], tensors: list[str]
-    ) -> dict[str, dict[str, tuple[float, float]]]:
-        """Run a graph on some batches; return, by calibrator and tensor, the range of values for INT8.
+    def collect(self, graph: Mapping[str, Any], batches: list[int], tensors: list[str], out: str) -> dict[str, str]:
+        """Run a graph on some batches, and write the ``Statistics`` of tensors to the file ``out``, for ``ranges``.
 
-        A range is the smallest and the largest value that INT8 should represent: ``{"entropy": {"fc1_output": (-1.5,
-        2.0)}}``. The outer keys are all keys of ``CALIBRATORS``. ``tensors`` are names of inputs, ``"data"``, and of
-        outputs of operators, ``"fc1_output"``. A tensor without a finite value, or of an unknown name, has no range.
+        ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``. Returns those that
+        INT8 must not represent, each with what was wrong with its values.
         """
         statistics = Statistics()
         wanted = set(tensors)
@@ -120,7 +118,18 @@ class Worker:
             for name, array in self._batches[number].items():
                 note(name, array)
             self._run_observed(self._bound(graph, anew=True).at(self._batches[number]), note)
-        return {calibrator: statistics.ranges(calibrator) for calibrator in CALIBRATORS}
+        with open(out, "wb") as file:
+            pickle.dump(statistics, file)
+        return statistics.unusable(tensors)
+
+    def ranges(self, file: str, calibrator: str) -> dict[str, tuple[float, float]]:
+        """Return, by the name of a tensor, the range of values for INT8 by the statistics that ``collect`` wrote.
+
+        ``calibrator`` is a key of ``CALIBRATORS``. A tensor without a finite value has no range.
+        """
+        with open(file, "rb") as opened:
+            statistics: Statistics = pickle.load(opened)
+        return statistics.ranges(calibrator)
 
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
         """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.

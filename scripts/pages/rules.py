@@ -32,7 +32,12 @@ def render() -> str:
     more = sum(new for _, new in moved) / sum(old for old, _ in moved) - 1
     cost = f"{100 * more:.2f} % in {len(moved)} networks in float16 on a GPU"
     return (
-        filled(__file__, readers_cost=cost, missing=table("dtype, device | operators | why", dict.fromkeys(_missing())), **tables).rstrip()
+        filled(
+            __file__,
+            readers_cost=cost,
+            missing=table("dtype, device | operators | why", dict.fromkeys(_missing())),
+            **tables,
+        ).rstrip()
         + "\n"
     )
 
