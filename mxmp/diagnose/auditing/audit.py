@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 import os
+import sys
 from glob import escape
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -22,8 +24,8 @@ from .report import Audit, Change, Finding
 
 # From how many times the noise an operator stands out. Healthy networks reach 4 (see docs/looking-inside.md).
 THRESHOLD = 8.0
-# The loss scale from which a replay starts in float16, as DynamicLossScaler does, and the factor of its retries.
-_SCALE, _BACKOFF = 2.0**16, 2.0**-4
+# The loss scale from which the replays start in float16, as DynamicLossScaler does.
+_SCALE = 2.0**16
 
 
 def audit(
@@ -120,10 +122,11 @@ def _audited(replays: Replays, worst: int) -> Audit:
         raise ValueError("FP32's own loss, gradients or outputs are inf or NaN for this batch: see mxmp.diagnose.blame")
     compute = replays.graphs[0].plan.policy.compute
     noise = Noise(replays, compute)
-    _find_loss_scale(replays, compute)
+    if compute == "float16" and replays.reference.gradients:
+        replays.loss_scale = _SCALE
 
     def change(low: Sequence[Candidate]) -> Change:
-        return noise.change(replays.differences(replays.run(low)))
+        return noise.change(replays.differences(replays.run_scaled(low)))
 
     candidates = replays.candidates
     total = change(candidates)
@@ -155,26 +158,11 @@ def pattern_for(name: str) -> str:
     return escape(stem if stem and number.isdigit() else inner)
 
 
-def _find_loss_scale(replays: Replays, compute: str) -> None:
-    """Lower the loss scale from 2**16 until everything in float16 gives finite gradients, as a dynamic scaler does."""
-    if compute != "float16" or not replays.reference.gradients:
-        return
-    replays.loss_scale = _SCALE
-    while replays.loss_scale > 1:
-        values = replays.run(replays.candidates)
-        if values.is_finite:
-            return
-        if not values._replace(gradients={}).is_finite:  # the forward overflows, at any scale
-            replays.loss_scale = 2.0**8
-            return
-        replays.loss_scale *= _BACKOFF
-
-
 def _worst(
     candidates: Sequence[Candidate], total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
 ) -> list[tuple[int, str, Change]]:
     """Return the single operators that stand out, at most ``worst``: always halve the group that changes most."""
-    queue: list[tuple[float, int, Sequence[Candidate], Change]] = [(-total.times_noise, 0, candidates, total)]
+    queue: list[tuple[float, int, Sequence[Candidate], Change]] = [(-_rank(total), 0, candidates, total)]
     found: list[tuple[int, str, Change]] = []
     while queue and len(found) < worst:
         _, _, group, changed = heapq.heappop(queue)
@@ -186,8 +174,14 @@ def _worst(
         middle = len(group) // 2
         for half in (group[:middle], group[middle:]):
             part = change(half)
-            heapq.heappush(queue, (-part.times_noise, candidates.index(half[0]), half, part))
+            heapq.heappush(queue, (-_rank(part), candidates.index(half[0]), half, part))
     return found
+
+
+def _rank(change: Change) -> float:
+    """Return by what changes are ordered: an inf in the forward is worse than one in a gradient."""
+    forward = not math.isfinite(change.output) or not math.isfinite(change.loss or 0.0)
+    return math.inf if forward else min(change.times_noise, sys.float_info.max)
 
 
 def _findings(replays: Replays, bad: Sequence[tuple[int, str, Change]], compute: str) -> list[Finding]:
@@ -213,7 +207,7 @@ def _findings(replays: Replays, bad: Sequence[tuple[int, str, Change]], compute:
             findings.append(Finding(name, op, changed, lost, detail, also))
     order = {(number, name): i for i, (number, name) in enumerate(replays.candidates)}
     position = {name: i for (_, name), i in order.items()}
-    return sorted(findings, key=lambda each: (-each.change.times_noise, position[each.name]))
+    return sorted(findings, key=lambda each: (-_rank(each.change), position[each.name]))
 
 
 def _leaders(nodes: Mapping[str, Node], own: Mapping[str, Change]) -> dict[str, str]:

@@ -10,13 +10,12 @@ import numpy as np
 from ..watching.histogram import FORMATS
 from .report import Change
 
+# The unit roundoff of each dtype: the largest relative error of one rounding.
+ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 # Values this much larger than what is left of them lose what is left (an eighth of the digits of bfloat16).
 _BESIDE = 8.0
-# Operators whose values lie near a limit, with the limits; those of clip are its parameters.
-_LIMITS: dict[str, tuple[float, ...]] = {
-    **dict.fromkeys(("sigmoid", "hard_sigmoid", "softmax", "SoftmaxActivation", "SoftmaxOutput", "_npi_sigmoid"), (0, 1)),
-    **dict.fromkeys(("tanh", "erf", "softsign", "_npi_tanh", "cos", "sin", "Activation", "L2Normalization"), (-1, 1)),
-}
+# Operators that cut values off at a number of the graph.
+_CLIPS = ("clip", "_maximum_scalar", "_minimum_scalar")
 _DIFFERENCES = re.compile(r"sub|minus|diff|norm|elemwise_add|broadcast_add|_plus", re.IGNORECASE)
 
 
@@ -49,31 +48,31 @@ def what_was_lost(
             return "overflowed", f"{what} has {np.abs(value).max():.4g}, and {dtype} ends at {FORMATS[dtype].largest:.5g}"
     for what, value in tensors[: len(inputs)]:
         low = rounded(value, dtype)
-        if np.abs(value).max() > 16 and (value == np.round(value)).all() and (low != value).any():
+        if 16 < np.abs(value).max() < 2**24 and (value == np.round(value)).all() and (low != value).any():
             worst = value[low != value].flat[0]
             kind = "constant rounded" if int(what.split()[-1]) in constants else "integer rounded"
             return kind, f"{what} has the whole number {worst:.10g}, which {dtype} does not have"
     if out is not None:
-        for limit in _limits(op, attrs):
+        for limit in _limits(op, attrs, out):
             low = rounded(out, dtype)
             reached = (low == np.float32(rounded(np.float32([limit]), dtype)[0])) & (out != np.float32(limit))
             near = (np.abs(out - limit) < 2.0**-3 * max(1.0, abs(limit))) & (out != np.float32(limit))
             if reached.any() and reached.sum() * 16 >= near.sum():
                 nearest = out[reached].flat[np.argmax(np.abs(out[reached] - limit))]
                 return "saturated", f"{reached.sum()} of {out.size} values, such as {nearest:.7g}, became {limit:g}"
-            if near.any() and op == "clip" and rounded(np.float32([limit]), dtype)[0] != np.float32(limit):
+            if near.any() and op in _CLIPS and rounded(np.float32([limit]), dtype)[0] != np.float32(limit):
                 return "constant rounded", f"its limit {limit:.8g} is none of {dtype}'s numbers"
-    for number in _scalars(attrs):
-        low = float(rounded(np.float32([number]), dtype)[0])
-        if low != np.float32(number) and (low == 0 or abs(low - number) > abs(number) * FORMATS_U[dtype] / 8):
-            if abs(number) > 256 or low == 0:
-                return "constant rounded", f"the number {number:.8g} becomes {low:.8g}"
     for what, value in tensors[: len(inputs)]:
         if int(what.split()[-1]) in constants:
             return "constant rounded", f"{what} is a constant of the network, up to {np.abs(value).max():.4g}"
     found = _cancelled(name, op, out, tensors, around)
     if found:
         return "cancelled", found
+    for number in _scalars(attrs):
+        low = float(rounded(np.float32([number]), dtype)[0])
+        if low != np.float32(number) and (low == 0 or abs(low - number) > abs(number) * ROUNDOFF[dtype] / 8):
+            if abs(number) > 256 or low == 0:
+                return "constant rounded", f"the number {number:.8g} becomes {low:.8g}"
     for what, value in tensors:
         low = rounded(value, dtype)
         gone = (low == 0) & (value != 0)
@@ -87,17 +86,12 @@ def what_was_lost(
     return "rounded", f"its output, {size}, rounded to {dtype}"
 
 
-FORMATS_U = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-
-
-def _limits(op: str, attrs: Mapping[str, str]) -> Iterable[float]:
+def _limits(op: str, attrs: Mapping[str, str], out: np.ndarray) -> Iterable[float]:
     if op == "clip":
         return [float(attrs[key]) for key in ("a_min", "a_max") if key in attrs]
-    if op in ("_maximum_scalar", "_minimum_scalar"):
+    if op in _CLIPS:
         return _scalars(attrs)
-    if op == "Activation":
-        return {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "softsign": (-1.0, 1.0)}.get(attrs.get("act_type", ""), ())
-    return _LIMITS.get(op, ())
+    return (-1.0, 1.0) if np.abs(out).max(initial=0) <= 1 else ()
 
 
 def _scalars(attrs: Mapping[str, str]) -> list[float]:

@@ -14,13 +14,14 @@ from ...frontend import ReplayedGraph, ReplayedNetwork
 from ...pipeline import emitted
 from ...precision.graph import Entry, Graph
 from ...precision.heads import SCALE_NAME, scale_heads
+from .lost import ROUNDOFF
 from .report import Change
 from .still import in_fp32, stilled
 
 # An operator in low precision: the number of its graph, and its name in the plan.
 Candidate = tuple
-# The unit roundoff of each dtype: the largest relative error of one rounding.
-ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+# The factor by which a loss scale is lowered that is too high.
+_BACKOFF = 2.0**-4
 _FP32_NOISE = 2.0**-20  # what FP32's own rounding does to a column that is nearly constant
 
 
@@ -80,10 +81,22 @@ class Replays:
         """Return the operators in low precision by the network's plans, in the order of the graphs."""
         return [(g.number, name) for g in self.graphs for name, d in g.plan.decisions.items() if d.low]
 
+    def run_scaled(self, low: Collection[Candidate]) -> Values:
+        """Return what ``run(low)`` computes, at a loss scale at which no gradient is inf or NaN, if there is one >= 1.
+
+        As a dynamic scaler does, lowers ``loss_scale`` for this and all later replays where gradients overflow.
+        """
+        while True:
+            values = self.run(low)
+            overflows = values._replace(gradients={}).is_finite and not values.is_finite
+            if not overflows or self.loss_scale <= 1:
+                return values
+            self.loss_scale = max(1.0, self.loss_scale * _BACKOFF)
+
     def run(self, low: Collection[Candidate], perturb: float = 0.0) -> Values:
         """Run the batch with the operators ``low`` in low precision and all else in FP32, and return what it computed.
 
-        ``perturb`` is the relative size of random errors of the weights and inputs.
+        ``perturb`` is the relative size of random errors of the weights.
         """
         self.count += 1
         low = set(low)
@@ -102,8 +115,6 @@ class Replays:
                         variables[name] = self._perturbed(graph, name, value, perturb)
                         if name in graph.trained and self._network.training:
                             variables[name].attach_grad()
-                if perturb:
-                    inputs = {name: self._jittered(array, perturb) for name, array in inputs.items()}
             op, names, scaled = ops[key]
             auxiliary = set(graph.symbol.list_auxiliary_states())
             given: dict[str, NDArray] = {**inputs, **still.drawn}
@@ -204,26 +215,6 @@ class Replays:
             copy *= 1 + mx.nd.array(errors, ctx=copy.ctx)
         return copy
 
-    def _jittered(self, array: NDArray, size: float) -> NDArray:
-        """Return a copy of an input with errors of ``size``, relative to the least deviation of its columns or channels.
-
-        Whole numbers, such as ids and labels, stay as they are.
-        """
-        if not _is_float(array):
-            return array
-        values = _full(array)
-        if not values.size or (values == np.round(values)).all():
-            return array
-        axes = {axis for axis in (1, values.ndim - 1) if 0 < axis < values.ndim}
-        spreads = [
-            values.std(axis=tuple(i for i in range(values.ndim) if i != axis), keepdims=True) for axis in axes
-        ] or [values.std(keepdims=True)]
-        spread = spreads[0]
-        for each in spreads[1:]:
-            spread = np.minimum(spread, each)
-        errors = self._rng.uniform(-size, size, values.shape) * spread
-        return mx.nd.array((values + errors).astype(np.float32), ctx=array.ctx).astype(array.dtype)
-
     # -- against FP32 ------------------------------------------------------------------------------
 
     def differences(self, got: Values) -> Differences:
@@ -236,16 +227,16 @@ class Replays:
 
 
 class Noise:
-    """How far errors that no precision could avoid move each number: the unit in which changes are counted.
+    """How far errors that no low precision could avoid move each number: the unit in which changes are counted.
 
-    Weights of matrix operators and inputs get random errors of the size of a few roundings, inputs relative to their
-    spread and not to their size, ``rounds`` times; a number's noise is the largest difference. It is not below that of
-    half of the numbers of its kind, nor below two roundings.
+    All weights of two or more axes get random errors of up to two roundings, ``rounds`` times, in FP32; a number's
+    noise is the largest difference. It is at least the median noise of its kind, and one rounding. Inputs get no errors:
+    an operator that needs their last digits would then make noise by itself, and not stand out.
     """
 
     def __init__(self, replays: Replays, compute: str, rounds: int = 3) -> None:
-        least = 2 * ROUNDOFF[compute]
-        found = [replays.differences(replays.run((), least)) for _ in range(rounds)]
+        least = ROUNDOFF[compute]
+        found = [replays.differences(replays.run((), 2 * least)) for _ in range(rounds)]
         self._loss = max([least, *(each.loss for each in found)])
         self._gradients = _floored(np.array([each.gradients for each in found]), least)
         self._outputs = [_floored(np.array(each), least) for each in zip(*(found_.outputs for found_ in found))]
