@@ -203,7 +203,7 @@ def _sum(F, net, x):  # noqa: N803
 PLANTS = [
     # -- probabilities near 0 and 1
     Plant("probability", "sigmoid", lambda F, net, x: F.sigmoid(logits(net, x, 8), name=PLANTED), binary, bce),
-    Plant("probability", "softmax", lambda F, net, x: F.softmax(logits(net, x, 12), name=PLANTED), classes, nll),
+    Plant("probability", "softmax", lambda F, net, x: F.softmax(6 * F.tanh(logits(net, x, 3)), name=PLANTED), classes, nll),
     Plant(
         "probability",
         "log(1 - tanh²)",
