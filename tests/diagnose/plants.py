@@ -68,10 +68,6 @@ def binary(rng: np.random.RandomState) -> tuple[list, list]:
     return [rng.normal(size=(ROWS, 8))], [(rng.uniform(size=(ROWS, 4)) > 0.5).astype(float)]
 
 
-def classes(rng: np.random.RandomState) -> tuple[list, list]:
-    return [rng.normal(size=(ROWS, 8))], [rng.randint(0, 4, ROWS)]
-
-
 def offset(center: float, spread: float) -> Callable:
     return lambda rng: ([rng.normal(center, spread, (ROWS, 4))], [rng.normal(size=(ROWS, 4))])
 
@@ -86,10 +82,6 @@ def logits(net: Net, x: Any, size: float = 1.0) -> Any:
 
 def bce(p: Any, y: Any) -> Any:
     return -(y * (p + 1e-12).log() + (1 - y) * (1 - p + 1e-12).log()).mean(axis=1)
-
-
-def nll(p: Any, y: Any) -> Any:
-    return -((1 - p + 1e-12).log() * (1 - mx.nd.one_hot(y, 4))).sum(axis=1)
 
 
 def mean(out: Any, *labels: Any) -> Any:
@@ -203,7 +195,14 @@ def _sum(F, net, x):  # noqa: N803
 PLANTS = [
     # -- probabilities near 0 and 1
     Plant("probability", "sigmoid", lambda F, net, x: F.sigmoid(logits(net, x, 8), name=PLANTED), binary, bce),
-    Plant("probability", "softmax", lambda F, net, x: F.softmax(6 * F.tanh(logits(net, x, 3)), name=PLANTED), classes, nll),
+    Plant(
+        "probability",
+        "softmax",
+        lambda F, net, x: F.softmax(4.5 * F.tanh(logits(net, x, 3)), name=PLANTED),
+        lambda rng: ([rng.normal(size=(ROWS, 8))], [rng.randint(0, 2, ROWS)]),
+        lambda p, y: -((1 - p + 1e-12).log() * (1 - mx.nd.one_hot(y, 2))).sum(axis=1),
+        units=2,
+    ),
     Plant(
         "probability",
         "log(1 - tanh²)",

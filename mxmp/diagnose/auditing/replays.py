@@ -22,6 +22,8 @@ from .still import in_fp32, stilled
 Candidate = tuple
 # The factor by which a loss scale is lowered that is too high.
 _BACKOFF = 2.0**-4
+# The relative noise above which a number has no digit that could be compared.
+_UNKNOWN = 0.5
 _FP32_NOISE = 2.0**-20  # what FP32's own rounding does to a column that is nearly constant
 
 
@@ -231,13 +233,15 @@ class Noise:
 
     All weights of two or more axes get random errors of up to two roundings, ``rounds`` times, in FP32; a number's
     noise is the largest difference. It is at least the median noise of its kind, and one rounding. Inputs get no errors:
-    an operator that needs their last digits would then make noise by itself, and not stand out.
+    an operator that needs their last digits would then make noise by itself, and not stand out. A number that moves by
+    half of itself is not counted at all: it is zero but for FP32's own rounding, as the gradient of a bias in front of
+    BatchNorm, or that of an attention's keys.
     """
 
     def __init__(self, replays: Replays, compute: str, rounds: int = 3) -> None:
         least = ROUNDOFF[compute]
         found = [replays.differences(replays.run((), 2 * least)) for _ in range(rounds)]
-        self._loss = max([least, *(each.loss for each in found)])
+        self._loss = float(_floored(np.array([[each.loss] for each in found]), least)[0])
         self._gradients = _floored(np.array([each.gradients for each in found]), least)
         self._outputs = [_floored(np.array(each), least) for each in zip(*(found_.outputs for found_ in found))]
         self._names = list(replays.reference.gradients)
@@ -245,16 +249,16 @@ class Noise:
 
     def change(self, found: Differences) -> Change:
         """Return a Change, with the parameter and the column that changed most in units of their noise."""
-        most = found.loss / self._loss
+        most = _ratio(np.array([found.loss]), np.array([self._loss]))[0]
         gradient, parameter = None, ""
         if self._names:
-            ratios = found.gradients / self._gradients
+            ratios = _ratio(found.gradients, self._gradients)
             worst = int(np.argmax(ratios))
             gradient, parameter, most = float(found.gradients[worst]), self._names[worst], max(most, ratios[worst])
         output, number, column = 0.0, 0, 0
         largest = -1.0
         for i, (each, noise) in enumerate(zip(found.outputs, self._outputs)):
-            ratios = each / noise
+            ratios = _ratio(each, noise)
             worst = int(np.argmax(ratios)) if ratios.size else 0
             if ratios.size and ratios[worst] > largest:
                 largest, output, number, column = float(ratios[worst]), float(each[worst]), i, worst
@@ -262,12 +266,17 @@ class Noise:
         return Change(loss, gradient, parameter, output, number, column, float(max(most, largest)))
 
 
+def _ratio(change: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Return ``change / noise``; inf where the change is, 0 where only the noise is."""
+    return np.where(np.isinf(change), math.inf, np.where(np.isinf(noise), 0.0, np.where(np.isinf(change), 1.0, change) / noise))
+
+
 def _floored(found: np.ndarray, least: float) -> np.ndarray:
-    """Return the largest of each column of ``found``, but at least their median and ``least``."""
+    """Return the largest of each column of ``found``, at least their median and ``least``; inf for what is unknown."""
     largest = found.max(axis=0) if found.size else np.zeros(found.shape[1:])
-    finite = largest[np.isfinite(largest)]
-    middle = float(np.median(finite)) if finite.size else least
-    return np.maximum(np.where(np.isfinite(largest), largest, middle), max(middle, least))
+    known = largest <= _UNKNOWN
+    middle = float(np.median(largest[known])) if known.any() else least
+    return np.where(known, np.maximum(largest, max(middle, least)), math.inf)
 
 
 def _relative(before: np.ndarray, after: np.ndarray) -> float:
