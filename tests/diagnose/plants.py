@@ -1,7 +1,7 @@
 """Small networks by kinds of information, each with one operator that rounding to low precision ruins.
 
 A plan that does not depend on the rules has the matrix operators and the planted one in low precision, and all else in
-FP32. ``python -m tests.diagnose.plants`` says how many of the plants ``audit`` names first.
+FP32. ``python scripts/dev.py check audit`` says how many of the plants ``audit`` names first.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ PLANTS = [
     Plant(
         "probability",
         "softmax",
-        lambda F, net, x: F.softmax(4.5 * F.tanh(logits(net, x, 3)), name=PLANTED),
+        lambda F, net, x: F.softmax(6 * F.tanh(logits(net, x, 3)), name=PLANTED),
         lambda rng: ([rng.normal(size=(ROWS, 8))], [rng.randint(0, 2, ROWS)]),
         lambda p, y: -((1 - p + 1e-12).log() * (1 - mx.nd.one_hot(y, 2))).sum(axis=1),
         units=2,
@@ -365,3 +365,43 @@ def audited(plant: Plant, compute: str, device: str = "cpu", **options: Any) -> 
 
 def cases() -> list:
     return [(plant, dtype) for plant in PLANTS for dtype in plant.dtypes]
+
+
+# Networks of the zoo, with their losses, in which rounding does what it does anywhere.
+HEALTHY = [
+    "cifar_resnet20_v1",
+    "cifar_resnet20_v2",
+    "mobilenet0.25",
+    "mobilenetv2_0.25",
+    "nlp.MultiHeadAttentionCell",
+    "nlp.MLPAttentionCell",
+    "nlp.MLPAttentionCell.normalized",
+    "nlp.DotProductAttentionCell",
+    "nlp.TransformerEncoder",
+    "nlp.TransformerEncoderCell",
+    "nlp.PositionwiseFFN",
+    "nlp.PositionwiseFFN.gelu",
+    "nlp.BERTEncoder",
+    "nlp.Highway",
+    "nlp.ConvolutionalEncoder",
+    "nlp.BiLMEncoder",
+    "nlp.LSTMPCellWithClip",
+    "nlp.ISDense",
+    "contrib.Conv1DLSTMCell",
+    "contrib.Conv2DGRUCell",
+    "np.mlp",
+    "np.attention",
+    "standard_lstm_lm_200",
+]
+
+
+def healthy(name: str, compute: str) -> Audit:
+    from zoo.catalogue import CASES
+
+    mx.random.seed(3)
+    case = CASES[name]()
+    net = case.make()
+    net.initialize(case.init or mx.init.Xavier(magnitude=2))
+    inputs = (case.train_inputs or case.inputs)()
+    net(*inputs)
+    return audit(mxmp.convert(net, compute), case.loss, (inputs, []))

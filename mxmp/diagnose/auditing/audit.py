@@ -94,8 +94,7 @@ def audit(
     TypeError
         The arguments do not fit the target.
     ValueError
-        The target is not converted and there is no ``policy``, or both; a parameter has no values; nothing computes in
-        low precision; ``worst`` is not positive; an operator draws random numbers that cannot be held still; FP32's own
+        The target is not converted and there is no ``policy``, or both; a parameter has no values; ``worst`` is not positive; an operator draws random numbers that cannot be held still; FP32's own
         loss or outputs are not finite; or ``apply`` is not possible, as for ``guard``.
     """
     if isinstance(worst, bool) or not isinstance(worst, int) or worst < 1:
@@ -116,8 +115,6 @@ def audit(
 
 
 def _audited(replays: Replays, worst: int) -> Audit:
-    if not replays.candidates:
-        raise ValueError("nothing computes in low precision: print(mxmp.explain(...)) says why")
     if not replays.reference.is_finite:
         raise ValueError("FP32's own loss, gradients or outputs are inf or NaN for this batch: see mxmp.diagnose.blame")
     compute = replays.graphs[0].plan.policy.compute
@@ -130,7 +127,7 @@ def _audited(replays: Replays, worst: int) -> Audit:
 
     candidates = replays.candidates
     total = change(candidates)
-    bad = _worst(candidates, total, change, worst)
+    bad = _worst(candidates, total, change, worst) if candidates else []
     findings = _findings(replays, bad, compute)
     named = {(number, name) for number, name, _ in bad}
     remaining = change([each for each in candidates if each not in named]) if bad else None
