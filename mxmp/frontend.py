@@ -139,6 +139,66 @@ class GraphRun(NamedTuple):
     has_gradient: Callable[[str], bool] = lambda name: True
 
 
+class ReplayedGraph(NamedTuple):
+    """One FP32 graph that a network runs for a batch, with its plan and FP32 copies of its parameters, for ``audit``.
+
+    Two objects are equal only if they are of the same graph of the same network: ``number`` tells them apart.
+
+    Attributes
+    ----------
+    number : int
+        Position of the graph among those of the network, in the order of their first calls.
+    symbol, plan
+        The FP32 graph, without casts, and the plan by which the network computes it.
+    values : mapping of str to NDArray
+        FP32 copies of parameters and running statistics, master weights where there are some, by the variables' names.
+    trained : frozenset of str
+        Names of the parameters that have a gradient.
+    constants : frozenset of str
+        Names of the variables that no training changes, such as Gluon Constants.
+    training : bool
+        Whether the batch runs in training mode.
+    """
+
+    number: int
+    symbol: mx.sym.Symbol
+    plan: Plan
+    values: Mapping[str, NDArray]
+    trained: frozenset[str]
+    constants: frozenset[str]
+    training: bool
+
+
+# Runs a graph in place of the network on its inputs by name; returns all outputs.
+GraphRunner = Callable[[ReplayedGraph, Mapping[str, NDArray]], "list[NDArray]"]
+
+
+class ReplayedNetwork(Protocol):
+    """The protocol by which ``audit`` runs a batch through other graphs than the network's, in both frontends.
+
+    The graphs are computed on copies: weights, gradients, running statistics and random state stay as they are.
+    """
+
+    @property
+    def training(self) -> bool:
+        """Return whether ``replay`` records the batch in training mode, so that there are gradients."""
+
+    def replay(self, run: GraphRunner) -> tuple[list[NDArray], list[NDArray]]:
+        """Run the batch once, with ``run(graph, inputs)`` in place of each graph; return the outputs and the losses.
+
+        In training mode autograd records it. The list of losses is empty if the network has none but its outputs.
+        """
+
+    def unchanged(self) -> ContextManager[None]:
+        """Return a context manager that restores what ``replay`` may change outside the graphs."""
+
+    def check_excludable(self) -> None:
+        """Raise ``ValueError`` if ``exclude`` cannot be used on this network."""
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        """Keep the operators named ``nodes`` in FP32 from the next forward on, as ``TrainedNetwork.exclude`` does."""
+
+
 class TrainedNetwork(Protocol):
     """The protocol by which ``watch``, ``blame`` and ``guard`` use a network that trains, of either frontend.
 

@@ -245,6 +245,25 @@ class Conversion:
             self._warn_of_norms(original)
         return graph, plan
 
+    def preview(
+        self,
+        symbol: mx.sym.Symbol,
+        device: str,
+        parameters: Iterable[str],
+        *,
+        keep_output_names: bool = False,
+        training_shapes: Mapping[str, tuple] = NO_SHAPES,
+    ) -> Plan:
+        """Return the plan that ``build`` would follow for an FP32 Symbol, without a record of how parameters are stored.
+
+        The arguments and errors are those of ``build``.
+        """
+        original, names = strip(Graph.from_symbol(symbol)), set(parameters)
+        options: dict[str, Any] = {"keep_output_names": keep_output_names, "training_shapes": training_shapes}
+        low = {each for each in names if self.stored_low.get(each)}
+        undecided = {each for each in names if each not in self.stored_low}
+        return self._decide(partial(_decided, original, device, options), device, undecided, low)
+
     def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
         """Log a warning, once for each operator, if MXNet gives wrong gradients through control flow in ``graph``."""
         found = [name for name in wrongly_differentiated(graph, grad_req) if name not in self._wrong]

@@ -43,6 +43,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "pages parity": ("pages.parity", "writes docs/parity.md and its pictures"),
     "pages looking-inside": ("pages.looking_inside", "draws the pictures of docs/looking-inside.md"),
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
+    "check audit": ("checks.audit", "counts planted operators that audit names first, and healthy nets it is quiet on"),
     "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
     "check words": ("checks.words", "lists names and docstrings that the language rules exclude"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),

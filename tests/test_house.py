@@ -52,7 +52,7 @@ HOUSE = {
     "gluon": [
         *("_mxnet", "nesting", "known", "blocks", "parameter", "conversion", "scaling", "scaled_reads", "graphs"),
         *("hook", "convert"),
-        *("backward", "trainer", "training", "reading", "__init__"),
+        *("backward", "trainer", "training", "replaying", "reading", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -64,6 +64,7 @@ HOUSE = {
         "module",
         "bucketing",
         "training",
+        "replaying",
         "reading",
         "__init__",
     ],
@@ -79,6 +80,7 @@ HOUSE = {
     "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
+    "diagnose/auditing": ["report", "lost", "still", "replays", "audit", "__init__"],
     "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],

@@ -5,6 +5,8 @@ All of them leave the training as it is, except ``guard``, which is public as ``
 
 from .advising.advice import Advice
 from .advising.advise import advise
+from .auditing.audit import audit
+from .auditing.report import Audit, Change, Finding
 from .blaming.blame import blame
 from .blaming.report import Blame, Range
 from .explaining.explain import explain
@@ -19,8 +21,11 @@ from .watching.watch import Watch, watch
 
 __all__ = [
     "Advice",
+    "Audit",
     "Blame",
+    "Change",
     "Explanation",
+    "Finding",
     "GraphReport",
     "Guard",
     "Histogram",
@@ -31,6 +36,7 @@ __all__ = [
     "TensorReport",
     "Watch",
     "advise",
+    "audit",
     "blame",
     "explain",
     "guard",

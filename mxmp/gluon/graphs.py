@@ -337,6 +337,45 @@ def traced_alone(
     return symbol, {name: array for name, array in _named_inputs(data, args).items() if name in names}, params
 
 
+class TracedCall(NamedTuple):
+    """The FP32 graph of one call of a block, traced without running an operator.
+
+    Attributes
+    ----------
+    symbol : Symbol
+        The graph.
+    inputs : dict of str to NDArray
+        The arrays of the call, by the names of the graph's variables.
+    params : dict of str to Parameter
+        Those that the graph reads.
+    nested : callable
+        Takes the flat list of the graph's outputs, and returns them as the block nests them.
+    """
+
+    symbol: mx.sym.Symbol
+    inputs: dict[str, NDArray]
+    params: dict[str, Parameter]
+    nested: Callable[[list[NDArray]], Any]
+
+
+def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
+    """Return the FP32 graph of ``block(*args)`` in autograd's present mode; ``block`` stays as it is.
+
+    Raises ``ValueError`` if the block's Python code fails on Symbols.
+    """
+    try:
+        clone, answer = _trace(block, args)
+    except UntraceableError as error:
+        culprit, reason = error.args
+        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph: {reason}") from error
+    traced, types = _mxnet.traced_graph(clone), _types_of_tuples(answer)
+    data, symbol = traced.graph
+    names = set(symbol.list_inputs())
+    params = {param.name: param for param in block.collect_params().values() if param.name in names}
+    inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}
+    return TracedCall(symbol, inputs, params, lambda outs: _with_tuples(_mxnet.regroup(outs, traced.out_format), types))
+
+
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
     """Return a dict from the name of each input variable of a graph (``"data0"``) to its array in ``args``.
 

@@ -54,6 +54,8 @@ class Hook:
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
         self.conversions = conversions
+        # What runs in place of the block's graphs while ``audit`` replays a batch, if anything.
+        self.stand_in: Callable[[HybridBlock, Hook, tuple], Any] | None = None
         self._block = block
         # What ``hybridize`` chose before this hook changed it, and the flags of that call, a new list in each.
         self._chosen: tuple[bool, list] | None = None
@@ -167,6 +169,8 @@ class Hook:
         built, also raises what ``graphs.build`` raises about Parameters and Plan.
         """
         block, conversion = self._block, self.conversion
+        if self.stand_in is not None:
+            return self.stand_in(block, self, args)
         if _mxnet.backend(block):
             raise ValueError(_NO_BACKEND.format(block.name, repr(_mxnet.backend(block))))
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
@@ -256,12 +256,21 @@ class TrainedNet:
             )
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
+        exclude_operators(self._net, self._params(), nodes)
 
-        A kvstore accepts the gradient of a parameter only in the dtype of the first gradient, so all trainers of the
-        net's parameters get new kvstores.
-        """
-        exclude_more(self._net, nodes)
-        trainers = [_mxnet.trainer_of(param) for param in self._params()]
-        for trainer in {id(each): each for each in trainers if isinstance(each, Trainer)}.values():
-            trainer.renew_store()
+
+def trainers_of(params: Iterable[Parameter]) -> list[Trainer]:
+    """Return the mxmp.Trainers that update ``params``, each once."""
+    found = [_mxnet.trainer_of(param) for param in params]
+    return list({id(each): each for each in found if isinstance(each, Trainer)}.values())
+
+
+def exclude_operators(net: Block, params: Iterable[Parameter], nodes: Collection[str]) -> None:
+    """Keep the operators of ``net`` named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
+
+    A kvstore accepts the gradient of a parameter only in the dtype of the first gradient, so all trainers of ``params``
+    get new kvstores.
+    """
+    exclude_more(net, nodes)
+    for trainer in trainers_of(params):
+        trainer.renew_store()

@@ -189,34 +189,38 @@ class TrainedModule:
             raise ValueError(OTHER_WORKERS)
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
+        exclude_operators(self._target, self._module, nodes)
 
-        ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``, which
-        also overrules a Plan. All buckets are bound again with that policy, and so are all modules that share the
-        parameters by ``shared_module``. Parameters, master weights, auxiliary
-        states, optimizer states and outputs keep their values, gradients are lost. The user must install the
-        ``mx.mon.Monitor`` of a ``Module`` again; that of a ``BucketingModule`` is installed again here.
-        """
-        target, core = self._target, self._module.core
-        # Modules that share parameters, and so running statistics, have one list of these.
-        first, *others = bound = [each for each in core.modules if each.running is self._module.running]
-        trained, low_names = [each for each in bound if each.optimizer_initialized], core.low_names
-        # Not the mean over devices, as for checkpoints: that of equal values can be off by a bit.
-        weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
-        core.conversion.exclude(nodes)
-        first.rebind(None)
-        for module in others:
-            module.rebind(first)
-        first.remake_masters(weights)
-        for each in (target, *trained):
-            _mxnet.mark_dirty(each)
-        if core.low_names != low_names:
-            for k, module in enumerate(trained):
-                owner = next((each for each in trained[:k] if module.has_optimizer_of(each)), None)
-                if owner is None:
-                    module.renew_store()
-                else:
-                    module.borrow_optimizer(owner)
-        monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
-        for module in bound if monitor is not None else ():
-            module.install_monitor(monitor)
+
+def exclude_operators(target: Module | BucketingModule, current: Module, nodes: Collection[str]) -> None:
+    """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
+
+    ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``, which
+    also overrules a Plan. ``current`` is the module of the current bucket of ``target``. All buckets are bound again with that policy, and so are all modules that share the
+    parameters by ``shared_module``. Parameters, master weights, auxiliary
+    states, optimizer states and outputs keep their values, gradients are lost. The user must install the
+    ``mx.mon.Monitor`` of a ``Module`` again; that of a ``BucketingModule`` is installed again here.
+    """
+    core = current.core
+    # Modules that share parameters, and so running statistics, have one list of these.
+    first, *others = bound = [each for each in core.modules if each.running is current.running]
+    trained, low_names = [each for each in bound if each.optimizer_initialized], core.low_names
+    # Not the mean over devices, as for checkpoints: that of equal values can be off by a bit.
+    weights = {weight.name: list(weight.masters or weight.arrays) for weight in core.weights(first.arrays())}
+    core.conversion.exclude(nodes)
+    first.rebind(None)
+    for module in others:
+        module.rebind(first)
+    first.remake_masters(weights)
+    for each in (target, *trained):
+        _mxnet.mark_dirty(each)
+    if core.low_names != low_names:
+        for k, module in enumerate(trained):
+            owner = next((each for each in trained[:k] if module.has_optimizer_of(each)), None)
+            if owner is None:
+                module.renew_store()
+            else:
+                module.borrow_optimizer(owner)
+    monitor = _mxnet.monitor_of(target) if isinstance(target, BucketingModule) else None
+    for module in bound if monitor is not None else ():
+        module.install_monitor(monitor)

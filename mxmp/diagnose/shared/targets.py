@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
+import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph, TrainedNetwork, instead
+from ...frontend import ConvertedGraph, ReplayedNetwork, TrainedNetwork, instead
 from ...gluon import Trainer
 from ...gluon import reading as of_nets
 from ...gluon.blocks import blocks_of, with_names_of
 from ...gluon.reading import called_graphs, policy_of
+from ...gluon.replaying import ReplayedNet
 from ...gluon.training import TrainedNet
+from ...policy import Policy
+from ...precision.plan import Plan
 from ...symbolic import BucketingModule, Module
 from ...symbolic.reading import bound_graphs
+from ...symbolic.replaying import ReplayedModule, replayed_symbol
 from ...symbolic.training import TrainedModule
 
 __all__ = [
@@ -24,6 +29,7 @@ __all__ = [
     "converted_graphs",
     "is_network",
     "policy_of",
+    "replayed_network",
     "trained_network",
     "with_names_of",
 ]
@@ -65,3 +71,36 @@ def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
             f"{type(target).__module__}.{type(target).__name__}{instead(target)}"
         )
     return TrainedNet(target, trainer)
+
+
+def replayed_network(
+    target: Any, loss: Callable | None, batch: Any, how: Policy | Plan | None, params: Mapping[str, Any] | None
+) -> ReplayedNetwork:
+    """Return an object by which ``audit`` replays a batch of a net, a module or a Symbol; the arguments are audit's.
+
+    Raises ``TypeError`` and ``ValueError`` where they do not fit ``target``.
+    """
+    if isinstance(target, mx.sym.Symbol):
+        if not isinstance(batch, Mapping) or how is None or params is None:
+            raise TypeError("of a Symbol, audit takes a dict of arrays by name, and policy= and params=")
+        return replayed_symbol(target, params, batch, loss, how)
+    if params is not None:
+        raise TypeError("params= is for a Symbol: a net and a module have their own parameters")
+    if isinstance(target, (Module, BucketingModule)):
+        if how is not None or not hasattr(batch, "data"):
+            raise TypeError("of a module, audit takes the loss or None, and a DataBatch: audit(module, None, batch)")
+        return ReplayedModule(target, loss, batch)
+    if not isinstance(target, Block):
+        raise TypeError(
+            "expected a gluon Block, an mxmp.Module or BucketingModule, or a Symbol, got "
+            f"{type(target).__module__}.{type(target).__name__}"
+        )
+    if loss is None:
+        return ReplayedNet(target, None, _listed(batch), (), how)
+    if not callable(loss) or not isinstance(batch, (list, tuple)) or len(batch) != 2:
+        raise TypeError("of a net, audit takes its loss and a pair (inputs, labels): audit(net, loss_fn, (x, y))")
+    return ReplayedNet(target, loss, _listed(batch[0]), _listed(batch[1]), how)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]

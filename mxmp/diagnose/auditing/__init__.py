@@ -1,0 +1,1 @@
+"""Which low-precision operators change what this network computes from these data."""

@@ -1,0 +1,142 @@
+"""A net whose graphs other graphs stand in for while a batch is replayed, for ``audit``."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, ContextManager, Collection, Iterator, Sequence
+
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Block, Constant, HybridBlock, Parameter
+from mxnet.ndarray import NDArray
+
+from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, unchanged
+from ..kernels.fit import device_of
+from ..pipeline import Conversion
+from ..policy import Policy
+from ..precision.plan import Plan
+from . import _mxnet
+from .blocks import blocks_of
+from .graphs import TracedCall, traced_call
+from .hook import Hook, conversions_in, hooks
+from .parameter import weight_of
+from .training import exclude_operators, trainers_of
+
+
+class ReplayedNet:
+    """A Gluon net with a batch and its loss; implements ``frontend.ReplayedNetwork``.
+
+    Parameters
+    ----------
+    net : Block
+        A converted net; or, with ``how``, a HybridBlock that is not converted and can run as one graph.
+    loss : callable or None
+        Takes what the net returns, and the labels; None replays the batch in inference mode.
+    data, labels : sequence
+        The arguments of the net, and those of ``loss`` after the net's output.
+    how : Policy, Plan or None
+        By what to convert a net that is not converted.
+
+    Raises
+    ------
+    ValueError
+        The net is not converted and ``how`` is missing, or the other way round; or a parameter has no values yet.
+    """
+
+    def __init__(
+        self, net: Block, loss: Callable | None, data: Sequence[Any], labels: Sequence[Any], how: Policy | Plan | None
+    ) -> None:
+        converted = any(hooks(net))
+        if converted and how is not None:
+            raise ValueError(
+                f"{net.name!r} is converted already: audit it without a policy, or mxmp.restore(net) first"
+            )
+        if not converted and (how is None or not isinstance(net, HybridBlock)):
+            raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or pass a policy or Plan")
+        waiting = [p.name for p in net.collect_params().values() if not _mxnet.is_initialized(p)]
+        if waiting:
+            raise ValueError(f"Parameter {waiting[0]!r} has no values yet: initialize the net, and call it once")
+        self._net, self._loss, self._data, self._labels = net, loss, data, labels
+        self._given = None if how is None else Conversion(how)
+        self._known: dict[tuple[int, str], tuple[TracedCall, ReplayedGraph]] = {}
+
+    @property
+    def training(self) -> bool:
+        return self._loss is not None
+
+    def replay(self, run: GraphRunner) -> tuple[list[NDArray], list[NDArray]]:
+        def stand_in(block: HybridBlock, hook: Hook | None, args: tuple) -> Any:
+            call, graph = self._graph(block, hook, args)
+            return call.nested(run(graph, call.inputs))
+
+        mode = autograd.record() if self.training else autograd.pause(train_mode=False)
+        with self._standing_in(stand_in), mode:
+            out = self._net(*self._data) if self._given is None else stand_in(self._net, None, tuple(self._data))
+            found = self._loss(out, *self._labels) if self._loss is not None else []
+        losses = list(found) if isinstance(found, (list, tuple)) else [found]
+        return [array for array in _mxnet.flatten((out,))[0] if array is not None], losses
+
+    @contextmanager
+    def _standing_in(self, stand_in: Callable) -> Iterator[None]:
+        found = [hook for _, hook in hooks(self._net)]
+        try:
+            for hook in found:
+                hook.stand_in = stand_in
+            yield
+        finally:
+            for hook in found:
+                hook.stand_in = None
+
+    def _graph(self, block: HybridBlock, hook: Hook | None, args: tuple) -> tuple[TracedCall, ReplayedGraph]:
+        """Return the graph of one call with the arrays of this call; trace it at the first such call."""
+        flat, structure = _mxnet.flatten(args)
+        key = (id(block), repr(structure))
+        known = self._known.get(key)
+        if known is not None:
+            call, graph = known
+            given = dict(zip(call.inputs, (array for array in flat if array is not None)))
+            return call._replace(inputs=given), graph
+        call = traced_call(block, args)
+        conversion = self._given or hook.conversion  # type: ignore[union-attr]
+        ctx = next(array.ctx for array in flat if array is not None)
+        names = [name for name, param in call.params.items() if not isinstance(param, Constant)]
+        shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
+        plan = conversion.preview(call.symbol, device_of(ctx), names, training_shapes=shapes)
+        trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
+        constants = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
+        values = {name: _value(param, ctx) for name, param in call.params.items()}
+        graph = ReplayedGraph(len(self._known), call.symbol, plan, values, trained, constants, self.training)
+        self._known[key] = call, graph
+        return call, graph
+
+    def unchanged(self) -> ContextManager[None]:
+        """Return a context manager that restores the running statistics of blocks that run as Python, and the loss's."""
+        blocks = [self._net, *([self._loss] if isinstance(self._loss, Block) else [])]
+        params = [param for block in blocks for param in block.collect_params().values()]
+        frozen = [param for param in params if param.grad_req == "null" and _mxnet.is_initialized(param)]
+        return unchanged([], [array for param in frozen for array in _mxnet.arrays(param)])
+
+    def check_excludable(self) -> None:
+        if self._given is not None:
+            raise ValueError("apply=True needs a net that mxmp.convert has converted")
+        if any(trainer.has_other_workers for trainer in trainers_of(self._params())):
+            raise ValueError(OTHER_WORKERS)
+        if conversions_in(blocks_of(self._net))[1]:
+            raise ValueError(
+                f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "
+                "pass that net"
+            )
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        exclude_operators(self._net, self._params(), nodes)
+
+    def _params(self) -> list[Parameter]:
+        return list(self._net.collect_params().values())
+
+
+def _value(param: Parameter, ctx: Any) -> NDArray:
+    """Return a copy of the value of ``param`` on ``ctx``: its FP32 master if it has one."""
+    weight = weight_of(param)
+    array = next(each for each in (weight.masters or weight.arrays) if each.ctx == ctx)
+    with autograd.pause():
+        return array.astype("float32") if array.dtype == np.float16 else array.copy()

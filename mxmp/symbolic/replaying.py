@@ -1,0 +1,118 @@
+"""A module or a Symbol whose graph other graphs stand in for while a batch is replayed, for ``audit``."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Callable, Collection, ContextManager, Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph
+from ..kernels.fit import device_of
+from ..pipeline import Conversion
+from ..policy import Policy
+from ..precision.graph import Graph
+from ..precision.heads import has_loss_head
+from ..precision.plan import Plan
+from . import _mxnet
+from .bucketing import BucketingModule
+from .module import Module
+from .training import exclude_operators
+
+
+class ReplayedSymbol:
+    """A graph with its parameters and a batch by names; implements ``frontend.ReplayedNetwork``.
+
+    ``loss`` takes the list of outputs and the labels, or is None. Gradients are those of loss heads, or of the loss, or
+    of the sum of all outputs; ``graph.training`` says whether there are any.
+    """
+
+    def __init__(
+        self, graph: ReplayedGraph, inputs: Mapping[str, NDArray], loss: Callable | None, labels: Collection[NDArray]
+    ) -> None:
+        self._graph, self._inputs, self._loss, self._labels = graph, inputs, loss, labels
+
+    @property
+    def training(self) -> bool:
+        return self._graph.training
+
+    def replay(self, run: GraphRunner) -> tuple[list[NDArray], list[NDArray]]:
+        with autograd.record() if self.training else autograd.pause(train_mode=False):
+            outs = run(self._graph, self._inputs)
+            found = self._loss(outs, *self._labels) if self._loss is not None else []
+        return outs, list(found) if isinstance(found, (list, tuple)) else [found]
+
+    def unchanged(self) -> ContextManager[None]:
+        return nullcontext()
+
+    def check_excludable(self) -> None:
+        raise ValueError("apply=True needs a converted net or a module: a Symbol is converted by cast_symbol(exclude=)")
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        self.check_excludable()
+
+
+class ReplayedModule(ReplayedSymbol):
+    """A bound module with a DataBatch. Of a BucketingModule, switches to the bucket of the batch."""
+
+    def __init__(self, target: Module | BucketingModule, loss: Callable | None, batch: Any) -> None:
+        if not (target.binded and target.params_initialized):
+            raise ValueError("the module has no parameters yet: bind and init_params first")
+        module = target
+        if isinstance(target, BucketingModule):
+            target.switch_bucket(batch.bucket_key, batch.provide_data, batch.provide_label)
+            module = _mxnet.current(target)
+        self._target, self._module = target, module
+        executor = _mxnet.group(module).execs[0]
+        values = {w.name: _full((w.masters or w.arrays)[0]) for w in module.core.weights(module.arrays())}
+        values.update({name: _full(array) for name, array in executor.aux_dict.items()})
+        named = zip([*module.data_names, *module.label_names], [*batch.data, *(batch.label or ())])
+        read = set(module.symbol.list_inputs())
+        ctx = next(iter(values.values())).ctx if values else batch.data[0].ctx
+        inputs = {name: array.as_in_context(ctx) for name, array in named if name in read}
+        trained = frozenset(name for name, array in executor.grad_dict.items() if array is not None and name in values)
+        graph = ReplayedGraph(0, module.symbol, module.plan, values, trained, frozenset(), module.for_training)
+        super().__init__(graph, inputs, loss, [array.as_in_context(ctx) for array in batch.label or ()])
+
+    def check_excludable(self) -> None:
+        if self._module.has_other_workers:
+            raise ValueError(OTHER_WORKERS)
+
+    def exclude(self, nodes: Collection[str]) -> None:
+        exclude_operators(self._target, self._module, nodes)
+
+
+def replayed_symbol(
+    symbol: mx.sym.Symbol,
+    params: Mapping[str, NDArray],
+    batch: Mapping[str, NDArray],
+    loss: Callable | None,
+    how: Policy | Plan,
+) -> ReplayedSymbol:
+    """Return a ReplayedSymbol for an FP32 ``symbol``, with ``params`` by names such as ``"arg:fc_weight"``.
+
+    It trains if it has a loss head or there is a ``loss``. Raises ``ValueError`` if a variable has no value.
+    """
+    values = {name.partition(":")[2] or name: _full(array) for name, array in params.items()}
+    missing = [name for name in symbol.list_inputs() if name not in values and name not in batch]
+    if missing:
+        raise ValueError(f"the Symbol's input {missing[0]!r} is neither in the batch nor in the parameters")
+    inputs = {name: batch[name] for name in symbol.list_inputs() if name in batch}
+    values = {name: values[name] for name in symbol.list_inputs() if name not in inputs}
+    training = loss is not None or has_loss_head(Graph.from_symbol(symbol))
+    shapes = {name: array.shape for name, array in inputs.items()} if training else {}
+    ctx = next(iter({**inputs, **values}.values())).ctx
+    plan = Conversion(how).preview(
+        symbol, device_of(ctx), symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
+    )
+    trained = frozenset(symbol.list_arguments()) & values.keys()
+    graph = ReplayedGraph(0, symbol, plan, values, trained, frozenset(), training)
+    return ReplayedSymbol(graph, inputs, loss, ())
+
+
+def _full(array: NDArray) -> NDArray:
+    """Return a copy in FP32 if the array is float16, else a copy as it is."""
+    return array.astype("float32") if array.dtype == np.float16 else array.copy()
