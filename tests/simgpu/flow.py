@@ -31,8 +31,8 @@ def leaders(operations: list[Operation]) -> set[int]:
     if returns(operations):  # to an address that was moved into a register
         moves = [each for each in operations if each.row.opcode in ("MOV", "IMAD")]
         numbers = {part.body.value for each in moves for part in each.instruction.operands if _is_integer(part)}
-        found |= {number for number in numbers if number and number % BYTES == 0}
-    return {at for at in found if at < end}
+        found |= {number for number in numbers if number % BYTES == 0}
+    return {at for at in found if 0 <= at < end}
 
 
 def _is_integer(operand: object) -> bool:

@@ -293,8 +293,8 @@ INLINE float mufu_RSQ(float x) { return (float)(1.0 / sqrt((double)flush(x, 1)))
     static __attribute__((noinline)) float mufu_##name(float x) { return flush((float)(expression), 1); }
 TABULATED(EX2, exp2((double)flush(x, 1)))
 TABULATED(LG2, log2((double)flush(x, 1)))
-TABULATED(SIN, sin(x * 6.283185307179586476925))  // of turns, not of radians
-TABULATED(COS, cos(x * 6.283185307179586476925))
+TABULATED(SIN, sin(flush(x, 1) * 6.283185307179586476925))  // of turns, not of radians
+TABULATED(COS, cos(flush(x, 1) * 6.283185307179586476925))
 // The upper halves of FP64 numbers.
 INLINE u32 mufu_RCP64H(u32 high) { return asq(1.0 / asd((u64)high << 32)) >> 32; }
 INLINE u32 mufu_RSQ64H(u32 high) { return asq(1.0 / sqrt(asd((u64)high << 32))) >> 32; }
