@@ -1,7 +1,9 @@
 // cuBLAS: every matrix product with its data types, the type that it sums in, and its sizes.
+#include <immintrin.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "record.h"
+#include "dnn.h"
 
 // What a handle points to.
 typedef struct {
@@ -13,7 +15,7 @@ API Status cublasDestroy_v2(Handle handle) { return free(handle), 0; }
 API Status cublasGetMathMode(const Blas *handle, int *mode) { return *mode = handle->math, 0; }
 API Status cublasSetMathMode(Blas *handle, int mode) { return handle->math = mode, 0; }
 
-enum { R_32F, R_64F, R_16F };  // cudaDataType
+enum { R_32F, R_64F, R_16F };  // cudaDataType: the same numbers as cuDNN's
 
 static const char *data_type(int type) {
     static const char *NAMES[] = {"f32", "f64", "f16"};
@@ -36,43 +38,77 @@ static const char *compute_type(int type) {
 
 enum { TENSOR_OP_MATH = 1, TENSOR_OP_ALGORITHM = 99 };  // cublasMath_t, cublasGemmAlgo_t: either asks for Tensor Cores
 
-static Status product(const char *name, const Blas *handle, int a, int b, int c, const char *compute, int algorithm,
-                      int m, int n, int k, int batch) {
+// One of the matrices of a product: its data, type, distance between columns, and elements between two of a batch.
+typedef struct {
+    const void *data;
+    int dtype, distance;
+    long long apart;
+} Matrix;
+
+static double scalar(const void *number, const char *compute) {
+    return !strcmp(compute, "f64")   ? *(const double *)number
+           : !strcmp(compute, "f16") ? _cvtsh_ss(*(const unsigned short *)number)
+                                     : *(const float *)number;
+}
+static void *of_batch(Matrix x, int i) {
+    static const int WIDTHS[] = {4, 8, 2};
+    return (char *)x.data + i * x.apart * WIDTHS[x.dtype];
+}
+
+static Status product(const char *name, const Blas *handle, int ta, int tb, int m, int n, int k, const void *alpha,
+                      Matrix a, Matrix b, const void *beta, Matrix c, int batch, const char *compute, int algorithm) {
     int tensor_op = handle->math == TENSOR_OP_MATH || algorithm == TENSOR_OP_ALGORITHM;
-    record("call", name, "x=%s w=%s y=%s compute=%s math=%s m=%d n=%d k=%d batch=%d", data_type(a), data_type(b),
-           data_type(c), compute, tensor_op ? "TENSOR_OP" : "DEFAULT", m, n, k, batch);
+    record("call", name, "x=%s w=%s y=%s compute=%s math=%s m=%d n=%d k=%d batch=%d", data_type(a.dtype),
+           data_type(b.dtype), data_type(c.dtype), compute, tensor_op ? "TENSOR_OP" : "DEFAULT", m, n, k, batch);
+    if (!computing) return 0;
+    if (!strcmp(compute, "f16")) cannot("a product with float16 sums", name);
+    for (int i = 0; i < batch; i++)
+        compute_product(ta, tb, m, n, k, scalar(alpha, compute), of_batch(a, i), a.dtype, a.distance, of_batch(b, i),
+                        b.dtype, b.distance, scalar(beta, compute), of_batch(c, i), c.dtype, c.distance);
     return 0;
 }
 
 #define SIZES const Blas *handle, int ta, int tb, int m, int n, int k, const void *alpha
+#define PRODUCT(name, a, b, c, batch, compute, algorithm)                                                           \
+    product(name, handle, ta, tb, m, n, k, alpha, (Matrix){UNPACKED a}, (Matrix){UNPACKED b}, beta,                 \
+            (Matrix){UNPACKED c}, batch, compute, algorithm)
+#define UNPACKED(...) __VA_ARGS__
 API Status cublasGemmEx(SIZES, const void *A, int a, int lda, const void *B, int b, int ldb, const void *beta, void *C,
                         int c, int ldc, int compute, int algorithm) {
-    return product("cublasGemmEx", handle, a, b, c, compute_type(compute), algorithm, m, n, k, 1);
+    return PRODUCT("cublasGemmEx", (A, a, lda), (B, b, ldb), (C, c, ldc), 1, compute_type(compute), algorithm);
 }
 API Status cublasGemmStridedBatchedEx(SIZES, const void *A, int a, int lda, long long sa, const void *B, int b, int ldb,
                                       long long sb, const void *beta, void *C, int c, int ldc, long long sc, int batch,
                                       int compute, int algorithm) {
-    return product("cublasGemmStridedBatchedEx", handle, a, b, c, compute_type(compute), algorithm, m, n, k, batch);
+    return PRODUCT("cublasGemmStridedBatchedEx", (A, a, lda, sa), (B, b, ldb, sb), (C, c, ldc, sc), batch,
+                   compute_type(compute), algorithm);
 }
 API Status cublasSgemmEx(SIZES, const void *A, int a, int lda, const void *B, int b, int ldb, const void *beta, void *C,
-                         int c) {
-    return product("cublasSgemmEx", handle, a, b, c, "f32", 0, m, n, k, 1);
+                         int c, int ldc) {
+    return PRODUCT("cublasSgemmEx", (A, a, lda), (B, b, ldb), (C, c, ldc), 1, "f32", 0);
 }
 
-#define GEMM(name, type)                                                                 \
-    API Status name(const Blas *handle, int ta, int tb, int m, int n, int k) {           \
-        return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, 1); \
+#define GEMM(name, type)                                                                                         \
+    API Status name(SIZES, const void *A, int lda, const void *B, int ldb, const void *beta, void *C, int ldc) { \
+        return PRODUCT(#name, (A, type, lda), (B, type, ldb), (C, type, ldc), 1, data_type(type), 0);            \
     }
-#define GEMM_BATCHED(name, type)                                                                       \
-    API Status name(SIZES, const void *A, int lda, long long sa, const void *B, int ldb, long long sb, \
-                    const void *beta, void *C, int ldc, long long sc, int batch) {                     \
-        return product(#name, handle, type, type, type, data_type(type), 0, m, n, k, batch);           \
+#define GEMM_BATCHED(name, type)                                                                                \
+    API Status name(SIZES, const void *A, int lda, long long sa, const void *B, int ldb, long long sb,          \
+                    const void *beta, void *C, int ldc, long long sc, int batch) {                              \
+        return PRODUCT(#name, (A, type, lda, sa), (B, type, ldb, sb), (C, type, ldc, sc), batch, data_type(type), 0); \
     }
 GEMM(cublasSgemm_v2, R_32F)
 GEMM(cublasDgemm_v2, R_64F)
 GEMM_BATCHED(cublasHgemmStridedBatched, R_16F)
 GEMM_BATCHED(cublasSgemmStridedBatched, R_32F)
 GEMM_BATCHED(cublasDgemmStridedBatched, R_64F)
+API Status cublasSdot_v2(Handle handle, int n, const float *x, int x_step, const float *y, int y_step, float *result) {
+    record("call", "cublasSdot_v2", "%s", "");
+    double sum = 0;
+    for (long i = 0; computing && i < n; i++) sum += (double)x[i * x_step] * y[i * y_step];
+    if (computing) *result = sum;
+    return 0;
+}
 
 // cuSOLVER, as far as it says how much memory it wants: the number that the last argument points to.
 #define WANTS(name, ...) \

@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS += ["-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 OF_CUDA = re.compile(r" U ((?:cu[a-zA-Z]|__cuda|nccl|nvtx)\w+)(?:@(\S+))?")
 IDLE = re.compile(
     r"__cuda|cuda(?!Graph)|cuGraph|nvtx|nccl(Comm|Group)|"
@@ -45,7 +46,8 @@ def main() -> None:
     (out / "versions.map").write_text(version_script(wanted), encoding="utf-8")
     run(
         *("gcc", "-shared", "-o", out / "libnullgpu.so", *objects, compiled(out / "others.c", out)),
-        *(f"-Wl,--version-script={out / 'versions.map'}", "-Wl,-soname,libnullgpu.so", "-lstdc++", "-lpthread"),
+        *(f"-Wl,--version-script={out / 'versions.map'}", "-Wl,-soname,libnullgpu.so"),
+        *("-lstdc++", "-lpthread", "-ldl", "-lm"),
     )
     for name in re.findall(r"\[(lib(?:cu|nccl|nvTools)\S+)\]", output("readelf", "-d", library)):
         link = out / name

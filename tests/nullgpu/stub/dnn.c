@@ -1,25 +1,16 @@
 // cuDNN: descriptors that remember what they were set to, and the calls that read them.
+#include "dnn.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "record.h"
+#include "layers.h"
 
-enum { F32, F64, F16 };                                  // cudnnDataType_t
 enum { DEFAULT_MATH, TENSOR_OP, TENSOR_OP_CONVERSION };  // cudnnMathType_t
 enum { NHWC = 1 };                                       // cudnnTensorFormat_t
 enum { LSTM = 2, GRU = 3 };                              // cudnnRNNMode_t
-enum { MAX_DIMS = 8, WORKSPACE = 1 << 20 };
-
-// Of a tensor, a filter, a convolution or a recurrent network: each uses the fields that it has.
-typedef struct {
-    int dtype, dims, sizes[MAX_DIMS], channels_last;
-    int compute, math, groups;
-    int hidden, layers, directions, cell, projected;
-} Descriptor;
-
-typedef Descriptor *D;
-typedef void *P;  // data, a scalar, or a descriptor that nobody reads
+enum { WORKSPACE = 1 << 20 };
 
 static const char *dtype_name(int dtype) {
     static const char *NAMES[] = {"f32", "f64", "f16"};
@@ -30,8 +21,7 @@ static const char *math_name(int math) {
     return math >= 0 && math < 4 ? NAMES[math] : "other";
 }
 
-// "f16[2,3,4,4]", valid until the eighth next call.
-static const char *show(const Descriptor *d) {
+const char *show(const Descriptor *d) {
     static __thread char ring[8][128];
     static __thread unsigned at;
     char *text = ring[at++ % 8], *end = text + sprintf(text, "%s[", dtype_name(d->dtype));
@@ -69,13 +59,19 @@ static Status set(D d, int dtype, int dims, const int *sizes, int channels_last)
     d->dims = dims < MAX_DIMS ? dims : MAX_DIMS;
     memcpy(d->sizes, sizes, d->dims * sizeof *sizes);
     d->channels_last = channels_last;
+    int stride = 1;
+    if (channels_last) d->strides[1] = 1, stride = sizes[1];
+    for (int i = d->dims - 1; i >= 0; i--)
+        if (!channels_last || i != 1) d->strides[i] = stride, stride *= sizes[i];
     return 0;
 }
 API Status cudnnSetTensor4dDescriptor(D d, int format, int dtype, int n, int c, int h, int w) {
     return set(d, dtype, 4, (int[]){n, c, h, w}, format == NHWC);
 }
 API Status cudnnSetTensorNdDescriptor(D d, int dtype, int dims, const int *sizes, const int *strides) {
-    return set(d, dtype, dims, sizes, dims == 4 && strides[1] == 1 && strides[3] != 1);
+    set(d, dtype, dims, sizes, dims == 4 && strides[1] == 1 && strides[3] != 1);
+    memcpy(d->strides, strides, d->dims * sizeof *strides);
+    return 0;
 }
 API Status cudnnSetFilter4dDescriptor(D d, int dtype, int format, int k, int c, int h, int w) {
     return set(d, dtype, 4, (int[]){k, c, h, w}, format == NHWC);
@@ -92,11 +88,36 @@ API Status cudnnDeriveBNTensorDescriptor(D d, D x, int mode) {
 API Status cudnnSetRNNDataDescriptor(D d, int dtype, int layout, int steps, int batch, int width) {
     return set(d, dtype, 3, (int[]){steps, batch, width}, 0);
 }
-API Status cudnnSetConvolution2dDescriptor(D d, int ph, int pw, int sh, int sw, int dh, int dw, int mode, int compute) {
-    return d->compute = compute, 0;
+API Status cudnnSetConvolutionNdDescriptor(D d, int dims, const int *pads, const int *steps, const int *dilations,
+                                           int mode, int compute) {
+    d->dims = dims;
+    memcpy(d->pads, pads, dims * sizeof *pads);
+    memcpy(d->steps, steps, dims * sizeof *steps);
+    memcpy(d->dilations, dilations, dims * sizeof *dilations);
+    return d->mode = mode, d->compute = compute, 0;
 }
-API Status cudnnSetConvolutionNdDescriptor(D d, int dims, P pads, P strides, P dilations, int mode, int compute) {
-    return d->compute = compute, 0;
+API Status cudnnSetConvolution2dDescriptor(D d, int ph, int pw, int sh, int sw, int dh, int dw, int mode, int compute) {
+    return cudnnSetConvolutionNdDescriptor(d, 2, (int[]){ph, pw}, (int[]){sh, sw}, (int[]){dh, dw}, mode, compute);
+}
+API Status cudnnSetPoolingNdDescriptor(D d, int mode, int nan, int dims, const int *window, const int *pads,
+                                       const int *steps) {
+    d->dims = dims;
+    memcpy(d->window, window, dims * sizeof *window);
+    memcpy(d->pads, pads, dims * sizeof *pads);
+    memcpy(d->steps, steps, dims * sizeof *steps);
+    return d->mode = mode, 0;
+}
+API Status cudnnSetPooling2dDescriptor(D d, int mode, int nan, int h, int w, int ph, int pw, int sh, int sw) {
+    return cudnnSetPoolingNdDescriptor(d, mode, nan, 2, (int[]){h, w}, (int[]){ph, pw}, (int[]){sh, sw});
+}
+API Status cudnnSetActivationDescriptor(D d, int mode, int nan, double coefficient) {
+    return d->mode = mode, d->coefficient = coefficient, 0;
+}
+API Status cudnnSetDropoutDescriptor(D d, Handle h, float p, P states, size_t size, unsigned long long seed) {
+    return d->coefficient = p, d->seed = seed * 2654435761ul + 88172645463325252ul, 0;
+}
+API Status cudnnRestoreDropoutDescriptor(D d, Handle h, float p, P states, size_t size, unsigned long long seed) {
+    return d->seed ? d->coefficient = p, 0 : cudnnSetDropoutDescriptor(d, h, p, states, size, seed);
 }
 API Status cudnnSetConvolutionGroupCount(D d, int groups) { return d->groups = groups, 0; }
 API Status cudnnSetConvolutionMathType(D d, int math) { return d->math = math, 0; }
@@ -124,15 +145,18 @@ static Status find(const char *name, D x, D w, D y, D convolution, int *count, F
     return 0;
 }
 
-static Status convolve(const char *name, D x, D w, D y, D convolution) {
-    record("call", name, "x=%s w=%s y=%s compute=%s math=%s groups=%d", show(x), show(w), show(y),
-           dtype_name(convolution->compute), math_name(convolution->math), convolution->groups);
+static Status convolve(const char *name, int kind, D x, P x_, D w, P w_, D y, P y_, D convolution, P alpha, P beta) {
+    record("call", name, "x=%s w=%s y=%s compute=%s math=%s groups=%d", kind == BACKWARD_DATA ? show(y) : show(x),
+           kind == BACKWARD_FILTER ? show(y) : show(w),
+           kind == FORWARD ? show(y) : kind == BACKWARD_DATA ? show(x) : show(w), dtype_name(convolution->compute),
+           math_name(convolution->math), convolution->groups);
+    if (computing) compute_convolution(kind, x, x_, w, w_, y, y_, convolution, alpha, beta);
     return 0;
 }
 
 // Of the forward pass, and of both gradients: descriptors in the order of the arguments, data of each but the
-// convolution.
-#define CONVOLUTION(Run, Kind, a, b, c, x, w, y)                                                                     \
+// convolution; which of them the search for an algorithm calls x, w and y; and which they are of the forward pass.
+#define CONVOLUTION(Run, Kind, kind, a, b, c, x, w, y, of_forward)                                                   \
     API Status cudnnFindConvolution##Kind##Algorithm(Handle h, D a, D b, D convolution, D c, int room, int *count,   \
                                                      Found *found) {                                                 \
         return find("cudnnFindConvolution" #Kind "Algorithm", x, w, y, convolution, count, found);                   \
@@ -146,13 +170,14 @@ static Status convolve(const char *name, D x, D w, D y, D convolution) {
                                                         size_t *size) {                                              \
         return *size = WORKSPACE, 0;                                                                                 \
     }                                                                                                                \
-    API Status Run(Handle h, P alpha, D a, P a_, D b, P b_, D convolution, int algorithm, P workspace, size_t size,  \
-                   P beta, D c) {                                                                                    \
-        return convolve(#Run, x, w, y, convolution);                                                                 \
+    API Status Run(Handle h, P alpha, D a, P a##_, D b, P b##_, D convolution, int algorithm, P workspace,           \
+                   size_t size, P beta, D c, P c##_) {                                                               \
+        return convolve(#Run, kind, of_forward, convolution, alpha, beta);                                           \
     }
-CONVOLUTION(cudnnConvolutionForward, Forward, x, w, y, x, w, y)
-CONVOLUTION(cudnnConvolutionBackwardData, BackwardData, w, dy, dx, dy, w, dx)
-CONVOLUTION(cudnnConvolutionBackwardFilter, BackwardFilter, x, dy, dw, x, dy, dw)
+#define AND_DATA(x, w, y) x, x##_, w, w##_, y, y##_
+CONVOLUTION(cudnnConvolutionForward, Forward, FORWARD, x, w, y, x, w, y, AND_DATA(x, w, y))
+CONVOLUTION(cudnnConvolutionBackwardData, BackwardData, BACKWARD_DATA, w, dy, dx, dy, w, dx, AND_DATA(dx, w, dy))
+CONVOLUTION(cudnnConvolutionBackwardFilter, BackwardFilter, BACKWARD_FILTER, x, dy, dw, x, dy, dw, AND_DATA(x, dw, dy))
 
 // ---- Recurrent networks ------------------------------------------------------------------------------------------
 
@@ -182,6 +207,7 @@ API Status cudnnGetRNNTrainingReserveSize(Handle h, D d, int steps, P x, size_t 
     API Status name(Handle h, D d, D x) {                                                           \
         record("call", #name, "x=%s compute=%s math=%s hidden=%d layers=%d directions=%d", show(x), \
                dtype_name(d->compute), math_name(d->math), d->hidden, d->layers, d->directions);    \
+        if (computing) cannot(#name, show(x));                                                      \
         return 0;                                                                                   \
     }
 RECURRENT(cudnnRNNForwardTrainingEx)
@@ -191,32 +217,55 @@ RECURRENT(cudnnRNNBackwardWeightsEx)
 
 // ---- All else that reads a tensor --------------------------------------------------------------------------------
 
-#define NORM(name, ...)                                                                       \
-    API Status name(Handle h, int mode, P alpha, P beta, __VA_ARGS__) {                       \
-        record("call", #name, "x=%s y=%s parameters=%s", show(x), show(y), show(parameters)); \
-        return 0;                                                                             \
+#define NORM(name, out, arguments, compute)                                                     \
+    API Status name(Handle h, int mode, P alpha, P beta, UNPACKED arguments) {                  \
+        record("call", #name, "x=%s y=%s parameters=%s", show(x), show(out), show(parameters)); \
+        if (computing) compute;                                                                 \
+        return 0;                                                                               \
     }
-NORM(cudnnBatchNormalizationForwardTraining, D x, P x_, D y, P y_, D parameters)
-NORM(cudnnBatchNormalizationForwardInference, D x, P x_, D y, P y_, D parameters)
-NORM(cudnnBatchNormalizationBackward, P alpha_, P beta_, D x, P x_, D dy, P dy_, D y, P y_, D parameters)
+#define UNPACKED(...) __VA_ARGS__
+NORM(cudnnBatchNormalizationForwardTraining, y,
+     (D x, P x_, D y, P y_, D parameters, P gamma, P bias, double factor, float *mean, float *var, double eps,
+      float *saved_mean, float *saved_inverse),
+     norm_training(mode, alpha, beta, x, x_, y, y_, parameters, gamma, bias, factor, mean, var, eps, saved_mean,
+                   saved_inverse))
+NORM(cudnnBatchNormalizationForwardInference, y,
+     (D x, P x_, D y, P y_, D parameters, P gamma, P bias, const float *mean, const float *var, double eps),
+     norm_inference(mode, alpha, beta, x, x_, y, y_, parameters, gamma, bias, mean, var, eps))
+NORM(cudnnBatchNormalizationBackward, dx,
+     (P alpha_p, P beta_p, D x, P x_, D dy, P dy_, D dx, P dx_, D parameters, P gamma, float *dgamma, float *dbias,
+      double eps, const float *saved_mean, const float *saved_inverse),
+     norm_backward(mode, alpha, beta, alpha_p, beta_p, x, x_, dy, dy_, dx, dx_, parameters, gamma, dgamma, dbias, eps,
+                   saved_mean, saved_inverse))
 
-#define READER(name, ...)                       \
-    API Status name(Handle h, __VA_ARGS__) {    \
-        record("call", #name, "x=%s", show(x)); \
-        return 0;                               \
+// The tensor that is shown is the first.
+#define READER(name, shown, arguments, compute)     \
+    API Status name(Handle h, UNPACKED arguments) { \
+        record("call", #name, "x=%s", show(shown)); \
+        if (computing) compute;                     \
+        return 0;                                   \
     }
-READER(cudnnActivationForward, P activation, P alpha, D x)
-READER(cudnnActivationBackward, P activation, P alpha, D x)
-READER(cudnnPoolingForward, P pooling, P alpha, D x)
-READER(cudnnPoolingBackward, P pooling, P alpha, D x)
-READER(cudnnSoftmaxForward, int algorithm, int mode, P alpha, D x)
-READER(cudnnSoftmaxBackward, int algorithm, int mode, P alpha, D x)
-READER(cudnnConvolutionBackwardBias, P alpha, D x)
-READER(cudnnAddTensor, P alpha, D x)
-READER(cudnnDropoutForward, P dropout, D x)
-READER(cudnnDropoutBackward, P dropout, D x)
-READER(cudnnSpatialTfSamplerForward, P transformer, P alpha, D x)
-READER(cudnnSpatialTfSamplerBackward, P transformer, P alpha, D x)
+READER(cudnnActivationForward, x, (D d, P alpha, D x, P x_, P beta, D y, P y_),
+       activation_forward(d, alpha, x, x_, beta, y, y_))
+READER(cudnnActivationBackward, y, (D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_),
+       activation_backward(d, alpha, y, y_, dy, dy_, x, x_, beta, dx, dx_))
+READER(cudnnPoolingForward, x, (D d, P alpha, D x, P x_, P beta, D y, P y_),
+       pooling_forward(d, alpha, x, x_, beta, y, y_))
+READER(cudnnPoolingBackward, y, (D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_),
+       pooling_backward(d, alpha, y, y_, dy, dy_, x, x_, beta, dx, dx_))
+READER(cudnnSoftmaxForward, x, (int algorithm, int mode, P alpha, D x, P x_, P beta, D y, P y_),
+       softmax_forward(algorithm, mode, alpha, x, x_, beta, y, y_))
+READER(cudnnSoftmaxBackward, y, (int algorithm, int mode, P alpha, D y, P y_, D dy, P dy_, P beta, D dx, P dx_),
+       softmax_backward(algorithm, mode, alpha, y, y_, dy, dy_, beta, dx, dx_))
+READER(cudnnConvolutionBackwardBias, dy, (P alpha, D dy, P dy_, P beta, D db, P db_),
+       bias_backward(alpha, dy, dy_, beta, db, db_))
+READER(cudnnAddTensor, a, (P alpha, D a, P a_, P beta, D c, P c_), add_tensor(alpha, a, a_, beta, c, c_))
+READER(cudnnDropoutForward, x, (D d, D x, P x_, D y, P y_, unsigned char *reserve),
+       dropout_forward(d, x, x_, y, y_, reserve))
+READER(cudnnDropoutBackward, dy, (D d, D dy, P dy_, D dx, P dx_, unsigned char *reserve),
+       dropout_backward(d, dy, dy_, dx, dx_, reserve))
+READER(cudnnSpatialTfSamplerForward, x, (P d, P alpha, D x), cannot("cudnnSpatialTfSamplerForward", show(x)))
+READER(cudnnSpatialTfSamplerBackward, x, (P d, P alpha, D x), cannot("cudnnSpatialTfSamplerBackward", show(x)))
 
 API Status cudnnDropoutGetStatesSize(Handle h, size_t *size) { return *size = 1 << 16, 0; }
 API Status cudnnDropoutGetReserveSpaceSize(D x, size_t *size) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels.h"
 #include "record.h"
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98, INVALID_DEVICE = 101 };
@@ -25,6 +26,7 @@ static void read_setting(const char *variable, int *value) {
 __attribute__((constructor)) static void read_settings(void) {
     read_setting("NG_DEVICES", &devices);
     read_setting("NG_CC", &capability);
+    read_setting("NG_COMPUTES", &computing);
 }
 
 API void ng_devices(int count) { devices = count; }
@@ -231,15 +233,12 @@ API Status cuDevicePrimaryCtxRetain(Handle *context, int device) { return *conte
 
 // ---- Kernels -----------------------------------------------------------------------------------------------------
 
-typedef struct {
-    unsigned x, y, z;
-} Sides;
-
 typedef struct Kernel {
     const void *host;
     const char *mangled;
     char *name;  // once it was launched
     void (*imitation)(void **arguments, Sides grid);
+    Translated *translated;  // where the GPU computes
     struct Kernel *next;
 } Kernel;
 
@@ -416,20 +415,33 @@ API Status cudaLaunchKernel(const void *host, Sides grid, Sides block, void **ar
         LAUNCH("refused", kernel->name, grid, block, 0l);
         return last_error = INVALID_CONFIGURATION;
     }
-    if (kernel->imitation) kernel->imitation(arguments, grid);
+    if (computing) {
+        if (!kernel->translated) kernel->translated = translated(NULL, kernel->mangled);
+        run_kernel(kernel->translated, grid, block, shared, arguments);
+    } else if (kernel->imitation) {
+        kernel->imitation(arguments, grid);
+    }
     LAUNCH("launch", kernel->name, grid, block, elements(kernel->name, arguments));
     return 0;
 }
 
 // The driver's functions, which MXNet uses for the kernels that its fusion compiles.
+typedef struct {
+    char *signature;
+    Translated *translated;  // where the GPU computes
+} Fused;
+
+// A module is the path of its cubin where the GPU computes.
 API Status cuModuleLoadData(Handle *module, const char *ptx) {
     record("compile", "cuModuleLoadData", "bytes=%zu", strlen(ptx));
-    return *module = new_handle(), 0;
+    return *module = computing ? assembled(ptx) : new_handle(), 0;
 }
 API Status cuModuleLoadDataEx(Handle *module, const char *ptx) { return cuModuleLoadData(module, ptx); }
 API Status cuModuleUnload(Handle module) { return free(module), 0; }
 API Status cuModuleGetFunction(Handle *function, Handle module, const char *name) {
-    return *function = demangled(name), 0;
+    Fused *fused = malloc(sizeof *fused);
+    *fused = (Fused){demangled(name), computing ? translated(module, name) : NULL};
+    return *function = fused, 0;
 }
 // The size of what the kernel's parameter with this number points to, by the kernel's name and signature; 0 if it is no
 // pointer, -1 if there is no such parameter.
@@ -458,6 +470,10 @@ static int is_misaligned(const char *signature, void **arguments) {
 API Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                           unsigned shared, Handle stream, void **arguments) {
     Sides grid = {gx, gy, gz}, block = {bx, by, bz};
-    LAUNCH(is_misaligned(function, arguments) ? "refused" : "fused", (const char *)function, grid, block, *(long *)arguments[0]);
+    const Fused *fused = function;
+    int refused = is_misaligned(fused->signature, arguments);
+    if (refused && computing) cannot("misaligned addresses in", fused->signature);
+    if (computing) run_kernel(fused->translated, grid, block, shared, arguments);
+    LAUNCH(refused ? "refused" : "fused", fused->signature, grid, block, *(long *)arguments[0]);
     return 0;
 }

@@ -1,0 +1,22 @@
+// What the simulated GPU computes of cuDNN's other calls, whose arguments these are.
+#pragma once
+#include "dnn.h"
+
+void norm_training(int mode, P alpha, P beta, D x, P x_, D y, P y_, D parameters, const float *gamma,
+                   const float *bias, double factor, float *mean, float *var, double eps, float *saved_mean,
+                   float *saved_inverse);
+void norm_inference(int mode, P alpha, P beta, D x, P x_, D y, P y_, D parameters, const float *gamma,
+                    const float *bias, const float *mean, const float *var, double eps);
+void norm_backward(int mode, P alpha, P beta, P alpha_p, P beta_p, D x, P x_, D dy, P dy_, D dx, P dx_, D parameters,
+                   const float *gamma, float *dgamma, float *dbias, double eps, const float *saved_mean,
+                   const float *saved_inverse);
+void activation_forward(D d, P alpha, D x, P x_, P beta, D y, P y_);
+void activation_backward(D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_);
+void pooling_forward(D d, P alpha, D x, P x_, P beta, D y, P y_);
+void pooling_backward(D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_);
+void softmax_forward(int algorithm, int mode, P alpha, D x, P x_, P beta, D y, P y_);
+void softmax_backward(int algorithm, int mode, P alpha, D y, P y_, D dy, P dy_, P beta, D dx, P dx_);
+void bias_backward(P alpha, D dy, P dy_, P beta, D db, P db_);
+void add_tensor(P alpha, D a, P a_, P beta, D c, P c_);
+void dropout_forward(D d, D x, P x_, D y, P y_, unsigned char *reserve);
+void dropout_backward(D d, D dy, P dy_, D dx, P dx_, unsigned char *reserve);

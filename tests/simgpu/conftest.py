@@ -1,0 +1,28 @@
+"""Tests on the simulated GPU: ``bash scripts/simgpu.sh``. Elsewhere those of the translator alone are collected.
+
+As on the null GPU, each module's tests run in processes of their own, and touch no array while they are collected.
+"""
+
+import os
+
+import pytest
+from nullgpu.record import is_present
+
+COMPUTES = bool(int(os.environ.get("NG_COMPUTES", "0"))) and is_present()
+if COMPUTES:
+    from nullgpu.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
+else:
+    collect_ignore_glob = ["test_gpu_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def _fusion(request, monkeypatch):
+    """Each kernel that MXNet's fusion makes would be compiled: only where a test asks for it."""
+    if COMPUTES and "fusion" not in request.fixturenames:
+        monkeypatch.setenv("MXNET_USE_FUSION", "0")
+
+
+@pytest.fixture
+def fusion(monkeypatch):
+    """Pointwise fusion as MXNet has it by default."""
+    monkeypatch.setenv("MXNET_USE_FUSION", "1")
