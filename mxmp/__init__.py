@@ -13,6 +13,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
         "that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for CUDA 11.2"
     ) from error
 
+from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, restore
 from .inference import optimize_for_inference
@@ -39,8 +40,10 @@ __all__ = [
     "convert",
     "explain",
     "guard",
+    "load_checkpoint",
     "optimize_for_inference",
     "restore",
+    "save_checkpoint",
     "tune",
 ]
 

@@ -34,7 +34,7 @@ HOUSE = {
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
         *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "multi_tensor", "masters", "statistics"),
-        *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
+        *("fingerprint", "step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
@@ -70,7 +70,7 @@ HOUSE = {
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],
     "diagnose": ["plots", "__init__"],
-    "top": ["__init__", "__main__"],
+    "top": ["checkpoint", "__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "policy"]
