@@ -15,6 +15,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
         "that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for CUDA 11.2"
     ) from error
 
+from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, restore
 from .hints import missing as _missing
@@ -42,8 +43,10 @@ __all__ = [
     "convert",
     "explain",
     "guard",
+    "load_checkpoint",
     "optimize_for_inference",
     "restore",
+    "save_checkpoint",
     "tune",
 ]
 

@@ -34,19 +34,9 @@ HOUSE = {
     "spine": ["pipeline"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
-        *(
-            "_mxnet",
-            "scaler",
-            "adaptive",
-            "phase",
-            "stores",
-            "gradients",
-            "floor",
-            "multi_tensor",
-            "masters",
-            "statistics",
-        ),
-        *("step", "state_layout", "resume", "updater", "state_file", "states", "__init__"),
+        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "floor", "multi_tensor", "masters"),
+        *("statistics", "fingerprint", "step", "state_layout", "resume", "updater", "state_file", "states"),
+        "__init__",
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
@@ -85,7 +75,7 @@ HOUSE = {
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],
     "diagnose": ["plots", "__init__"],
-    "top": ["__init__", "__main__"],
+    "top": ["checkpoint", "__init__", "__main__"],
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"]

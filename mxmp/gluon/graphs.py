@@ -197,9 +197,12 @@ class BuiltGraph(NamedTuple):
         """
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
-        if self.nesting is None:
-            return _mxnet.regroup(flat, self.traced.out_format)
-        return nested(self.nesting, flat)
+        return _as_nested(flat, self.nesting, self.traced)
+
+
+def _as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
+    """Return a graph's outputs as the block nests them; ``nesting`` is None for a SymbolBlock."""
+    return _mxnet.regroup(flat, traced.out_format) if nesting is None else nested(nesting, flat)
 
 
 class UntraceableError(Exception):
@@ -363,17 +366,18 @@ def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
 
     Raises ``ValueError`` if the block's Python code fails on Symbols.
     """
+    args, constants = split(args)
     try:
-        clone, answer = _trace(block, args)
+        clone, nesting, _ = _trace(block, args, constants)
     except UntraceableError as error:
         culprit, reason = error.args
         raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph: {reason}") from error
-    traced, types = _mxnet.traced_graph(clone), _types_of_tuples(answer)
+    traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}
-    return TracedCall(symbol, inputs, params, lambda outs: _with_tuples(_mxnet.regroup(outs, traced.out_format), types))
+    return TracedCall(symbol, inputs, params, lambda outs: _as_nested(outs, nesting, traced))
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:

@@ -298,4 +298,4 @@ def weight_of(param: gluon.Parameter) -> Weight:
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None
     assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None
-    return Weight(param.name, param.shape, _mxnet.arrays(param), masters, assign)
+    return Weight(param.name, param.shape, _mxnet.arrays(param), masters, assign, param.grad_req != "null")

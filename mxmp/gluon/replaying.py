@@ -19,6 +19,7 @@ from . import _mxnet
 from .blocks import blocks_of
 from .graphs import TracedCall, traced_call
 from .hook import Hook, conversions_in, hooks
+from .nesting import key_of, split
 from .parameter import weight_of
 from .training import exclude_operators, trainers_of
 
@@ -58,7 +59,7 @@ class ReplayedNet:
             raise ValueError(f"Parameter {waiting[0]!r} has no values yet: initialize the net, and call it once")
         self._net, self._loss, self._data, self._labels = net, loss, data, labels
         self._given = None if how is None else Conversion(how)
-        self._known: dict[tuple[int, str], tuple[TracedCall, ReplayedGraph]] = {}
+        self._known: dict[tuple, tuple[TracedCall, ReplayedGraph]] = {}
 
     @property
     def training(self) -> bool:
@@ -89,8 +90,9 @@ class ReplayedNet:
 
     def _graph(self, block: HybridBlock, hook: Hook | None, args: tuple) -> tuple[TracedCall, ReplayedGraph]:
         """Return the graph of one call with the arrays of this call; trace it at the first such call."""
-        flat, structure = _mxnet.flatten(args)
-        key = (id(block), repr(structure))
+        arrays, constants = split(args)
+        flat, structure = _mxnet.flatten(arrays)
+        key = (id(block), repr(structure), key_of(constants))
         known = self._known.get(key)
         if known is not None:
             call, graph = known
@@ -103,9 +105,9 @@ class ReplayedNet:
         shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
         plan = conversion.preview(call.symbol, device_of(ctx), names, training_shapes=shapes)
         trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
-        constants = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
+        fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
         values = {name: _value(param, ctx) for name, param in call.params.items()}
-        graph = ReplayedGraph(len(self._known), call.symbol, plan, values, trained, constants, self.training)
+        graph = ReplayedGraph(len(self._known), call.symbol, plan, values, trained, fixed, self.training)
         self._known[key] = call, graph
         return call, graph
 

@@ -332,6 +332,11 @@ class Trainer(StepView, gluon.Trainer):
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
         states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
 
+    def check_states(self, fname: str) -> None:
+        """Raise the errors of ``load_states`` for a file that this trainer cannot continue from; change nothing."""
+        weights = [weight_of(param) for param in self._params]
+        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts, only_check=True)
+
     def load_states(self, fname: str) -> None:
         """Continue from a file of ``save_states``, or of MXNet's own Trainer or Module. Runs no code from the file.
 
@@ -340,7 +345,8 @@ class Trainer(StepView, gluon.Trainer):
         FP32. Gradients that were not applied yet are dropped. The parameters may have other numbers in their names than
         in the file, because the same code built the net again in one process. In a file of MXNet's, a state belongs to
         the parameter at the same position, unless the file has names. A file that holds states only, such as the bytes
-        of ``trainer._updaters[0].get_states()``, leaves counts and learning rate as they are.
+        of ``trainer._updaters[0].get_states()``, leaves counts and learning rate as they are. A warning is logged if
+        the present weights are those of another step than the file's. Waits for the device.
 
         Raises
         ------
@@ -349,9 +355,8 @@ class Trainer(StepView, gluon.Trainer):
         OSError
             The file cannot be read.
         """
-        states.load(
-            fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params], self._contexts
-        )
+        weights = [weight_of(param) for param in self._params]
+        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
         self.progress = Progress()  # earlier gradients belong to another scale

@@ -38,6 +38,8 @@ class Weight(NamedTuple):
         Takes an FP32 array and writes it into the arrays on every device, and into the masters, if there are any. A
         Gluon Parameter that waits for its shape is initialized with it later. Does nothing for a Module's parameter
         without masters, and for a Gluon Parameter on which ``initialize`` was not called.
+    trained : bool
+        False for a Gluon Parameter without a gradient, such as running statistics, which differ from device to device.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Weight(NamedTuple):
     arrays: Sequence[NDArray]
     masters: Sequence[NDArray] | None
     assign: Callable[[NDArray], Any]
+    trained: bool = True
 
     def round_masters(self) -> None:
         """Write the FP32 masters, if there are any, rounded to float16, into ``arrays``. Does not wait for a device."""

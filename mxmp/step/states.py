@@ -9,6 +9,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import _mxnet, state_file
+from .fingerprint import fingerprint, warn_of_other_weights
 from .masters import Weight
 from .resume import (
     InitialOptimizer,
@@ -57,6 +58,8 @@ class OptimizerStates(NamedTuple):
         The number of the update at which the schedule started; above 0 if a resumed run began a new schedule.
     names : list or None
         The name of every parameter, in the order of indices; None in a file that MXNet wrote.
+    fingerprint : numpy.ndarray or None
+        A few values of every parameter, in the order of indices; None in a file that MXNet or an earlier mxmp wrote.
     """
 
     step: dict | None
@@ -70,6 +73,7 @@ class OptimizerStates(NamedTuple):
     scheduler_as_made: Any = None
     scheduler_start: int = 0
     names: list | None = None
+    fingerprint: np.ndarray | None = None
 
 
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
@@ -88,6 +92,7 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
         accumulated=updaters.initial.accumulated(updaters.optimizer),
         scheduler_as_made=updaters.initial.schedule,
         names=[weight.name for weight in weights],
+        fingerprint=fingerprint(weights),
     )
     state_file.write(path, found._asdict())
 
@@ -101,11 +106,13 @@ def load(
     *,
     settings: str = "file",
     names_identify: bool = False,
+    only_check: bool = False,
 ) -> None:
     """Continue from a file of ``save``, or of MXNet's Trainer, Module or Updater; the number of devices may differ.
 
     FP32 master weights in the file become the values of a Gluon net's parameters, whatever dtype these have now. In a
-    Module this holds only for the parameters that have masters now. Runs no code from the file.
+    Module this holds only for the parameters that have masters now. Logs a warning if the file was saved with other
+    weights than the present ones. Runs no code from the file.
 
     Parameters
     ----------
@@ -128,6 +135,8 @@ def load(
         names, in any order, if the file has just the names of ``weights``. Otherwise, and with False, ``positions``
         pairs names that differ only in the numbers that Gluon gives to a net that is built again. A file that MXNet's
         Trainer wrote has no names: its indices are those of ``weights``.
+    only_check : bool
+        True: raise the errors, and change nothing.
 
     Raises
     ------
@@ -143,6 +152,10 @@ def load(
     shapes = [tuple(weight.shape or ()) for weight in weights]
     found = _in_order_of(found, [weight.name for weight in weights], shapes, names_identify)
     commit = _check(found, updaters, shapes, contexts, settings)
+    if only_check:
+        return
+    if found.fingerprint is not None:
+        warn_of_other_weights(found.fingerprint, weights, path)
     if found.step is not None:
         step.load_state_dict(found.step)
     commit()
@@ -269,6 +282,7 @@ def _in_order_of(
         masters={moved.get(i, i): master for i, master in found.masters.items()},
         shapes=[shape for _, shape in sorted(zip(here, found.shapes))],
         names=list(names),
+        fingerprint=None if found.fingerprint is None else found.fingerprint[np.argsort(here)],
     )
 
 

@@ -177,6 +177,10 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         self._default_module().load_optimizer_states(fname)
         self._params_dirty = True
 
+    def check_optimizer_states(self, fname: str) -> None:
+        """Raise the errors of ``load_optimizer_states`` for a file that it cannot load; change nothing."""
+        self._default_module().check_optimizer_states(fname)
+
     @property
     def modules(self) -> dict[Any, Module]:
         """Return a new dict from the key of each bucket that has a module to this module.

@@ -715,7 +715,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         scaler of the same class) are set to those of the file; MXNet's file has optimizer states only. The learning
         rate, its schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer``
         got, as in MXNet. A schedule with the same settings as the saved one continues where that one ended; any other
-        starts at the next update, as in a new run.
+        starts at the next update, as in a new run. A warning is logged if the present parameters are those of another
+        step than the file's.
 
         Raises
         ------
@@ -728,12 +729,26 @@ class Module(SavesParams, StepView, mx.mod.Module):
         OSError
             The file cannot be read.
         """
-        require(self, optimizer=True)
-        weights = self._weights_of_optimizer()
-        states.load(
-            fname, self.scaled_step, self._updater, weights, self._context, settings="caller", names_identify=True
-        )
+        self._read_states(fname)
         self._params_dirty = True
+
+    def check_optimizer_states(self, fname: str) -> None:
+        """Raise the errors of ``load_optimizer_states`` for a file that it cannot load; change nothing."""
+        self._read_states(fname, only_check=True)
+
+    def _read_states(self, fname: str, *, only_check: bool = False) -> None:
+        """Load a file of optimizer states, or check whether ``load_optimizer_states`` could do so."""
+        require(self, optimizer=True)
+        states.load(
+            fname,
+            self.scaled_step,
+            self._updater,
+            self._weights_of_optimizer(),
+            self._context,
+            settings="caller",
+            names_identify=True,
+            only_check=only_check,
+        )
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

@@ -1,0 +1,278 @@
+"""``save_checkpoint`` and ``load_checkpoint``: files of one step, which appear together, and a run that goes on."""
+
+import json
+import random
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+import mxmp
+from mxmp.step import state_file
+
+POLICIES = ["float16", "params=float16", "bfloat16"]
+
+
+def run_of(policy, seed):
+    mx.random.seed(seed)
+    np.random.seed(seed)
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(8, in_units=4), gluon.nn.BatchNorm(in_channels=8), gluon.nn.Dropout(0.5))
+        net.add(gluon.nn.Dense(2, in_units=8))
+    net.initialize(mx.init.Xavier())
+    mxmp.convert(net, policy)
+    scaler = mxmp.DynamicLossScaler(2.0**8, growth_interval=2)
+    return net, mxmp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=scaler)
+
+
+def train(net, trainer, steps):
+    """Inputs come from NumPy's and Python's random numbers, dropout from MXNet's."""
+    for _ in range(steps):
+        x = mx.nd.array(np.random.normal(0, random.uniform(1, 2), (6, 4)))
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        trainer.backward(loss)
+        trainer.step(6)
+
+
+def values(net):
+    mx.nd.waitall()
+    return {name: param._reduce().asnumpy() for name, param in net.collect_params().items()}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_net_goes_on_bit_for_bit_with_its_random_numbers(policy, tmp_path, caplog):
+    net, trainer = run_of(policy, 1)
+    train(net, trainer, 3)
+    mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=3)
+    train(net, trainer, 3)
+    again, resumed = run_of(policy, 2)
+    assert mxmp.load_checkpoint(str(tmp_path / "run"), again, resumed) == 3
+    train(again, resumed, 3)
+    same(values(net), values(again))
+    assert resumed.loss_scale == trainer.loss_scale > 2.0**8
+    assert not caplog.records
+
+
+def test_the_parameters_are_a_plain_fp32_file(tmp_path):
+    net, trainer = run_of("params=float16", 1)
+    train(net, trainer, 2)
+    mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.params", "run.states"]
+    plain, _ = run_of("bfloat16", 2)
+    mxmp.restore(plain).load_parameters(str(tmp_path / "run.params"))
+    same(values(net), values(plain))
+    assert mxmp.load_checkpoint(str(tmp_path / "run"), net, trainer) is None
+
+
+def test_a_net_may_wait_for_its_shapes(tmp_path, caplog):
+    net, trainer = run_of("params=float16", 1)
+    train(net, trainer, 2)
+    mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer, epoch=1)
+    fresh = gluon.nn.HybridSequential(prefix="net_")
+    with fresh.name_scope():
+        fresh.add(gluon.nn.Dense(8), gluon.nn.BatchNorm(), gluon.nn.Dropout(0.5), gluon.nn.Dense(2))
+    fresh.initialize(ctx=mx.cpu(1))
+    mxmp.convert(fresh, "params=float16")
+    scaler = mxmp.DynamicLossScaler(2.0**8, growth_interval=2)
+    resumed = mxmp.Trainer(fresh.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=scaler)
+    mxmp.load_checkpoint(str(tmp_path / "run"), fresh, resumed)
+    assert fresh[0].weight.list_ctx() == [mx.cpu(1)]
+    same(values(net), values(fresh))
+    assert not caplog.records
+
+
+def symbol_of(key=None):
+    data = mx.sym.var("data")
+    x = mx.sym.FullyConnected(mx.sym.mean(data, axis=1) if key else data, num_hidden=8, name="a")
+    x = mx.sym.Dropout(mx.sym.relu(mx.sym.BatchNorm(x, fix_gamma=False, name="n")), p=0.5)
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=2, name="b"), name="softmax")
+
+
+def module_of(kind, policy, seed):
+    mx.random.seed(seed)
+    np.random.seed(seed)
+    options = {"policy": policy, "loss_scale": mxmp.DynamicLossScaler(2.0**8, growth_interval=2)}
+    if kind is mxmp.Module:
+        module = mxmp.Module(symbol_of(), **options)
+        module.bind([("data", (6, 4))], [("softmax_label", (6,))])
+    else:
+        module = kind(lambda key: (symbol_of(key), ["data"], ["softmax_label"]), 3, **options)
+        module.bind([("data", (6, 3, 4))], [("softmax_label", (6,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.01})
+    return module
+
+
+def train_module(module, steps):
+    for step in range(steps):
+        shape = (6, 4) if isinstance(module, mxmp.Module) else (6, 3 - step % 2, 4)
+        x, y = mx.nd.array(np.random.normal(0, 1, shape)), mx.nd.array(np.random.randint(0, 2, 6))
+        described = [mx.io.DataDesc("data", shape)], [mx.io.DataDesc("softmax_label", (6,))]
+        module.forward_backward(mx.io.DataBatch([x], [y], None, None, shape[1], *described))
+        module.update()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", [mxmp.Module, mxmp.BucketingModule])
+def test_a_module_goes_on_bit_for_bit_with_its_random_numbers(kind, policy, tmp_path, caplog):
+    module = module_of(kind, policy, 1)
+    train_module(module, 3)
+    mxmp.save_checkpoint(tmp_path / "run", module, epoch=7)
+    train_module(module, 3)
+    resumed = module_of(kind, policy, 2)
+    assert mxmp.load_checkpoint(tmp_path / "run", resumed) == 7
+    train_module(resumed, 3)
+    for one, other in zip(module.get_params(), resumed.get_params()):
+        same(*({name: value.asnumpy() for name, value in each.items()} for each in (one, other)))
+    assert resumed.loss_scale == module.loss_scale > 2.0**8
+    assert not [record for record in caplog.records if record.name == "mxmp"]
+
+
+def test_wrong_kinds_are_refused_in_words(tmp_path):
+    net, trainer = run_of("bfloat16", 1)
+    module = module_of(mxmp.Module, "bfloat16", 1)
+    plain = gluon.Trainer(net.collect_params(), "sgd")
+    cases = [
+        ((net,), "needs its mxmp.Trainer, got NoneType"),
+        ((net, plain), "needs its mxmp.Trainer, got Trainer"),
+        ((module, trainer), "leave out the trainer"),
+        ((mx.mod.Module(symbol_of()),), "expected a gluon Block"),
+    ]
+    for given, message in cases:
+        for call in (mxmp.save_checkpoint, mxmp.load_checkpoint):
+            with pytest.raises(TypeError, match=message):
+                call(str(tmp_path / "run"), *given)
+    with pytest.raises(RuntimeError, match=r"init_optimizer\(\) first"):
+        mxmp.save_checkpoint(str(tmp_path / "run"), mxmp.Module(symbol_of()))
+    assert not list(tmp_path.iterdir())
+
+
+def damaged(tmp_path, what):
+    if what == "no folder":
+        return "nowhere/run"
+    file = tmp_path / f"run.{what}"
+    if what == "json":
+        file.write_text(json.dumps({**json.loads(file.read_text()), "numpy": ["MT19937", [1, 2], 0, 0, 0.0]}))
+    elif what == "states":
+        file.write_bytes(file.read_bytes()[:-40])
+    else:
+        file.unlink()
+    return str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["json", "states", "params", "no folder"])
+def test_a_damaged_checkpoint_changes_nothing(what, tmp_path):
+    net, trainer = run_of("params=float16", 1)
+    train(net, trainer, 2)
+    mxmp.save_checkpoint(tmp_path / "run", net, trainer)
+    again, resumed = run_of("params=float16", 2)
+    train(again, resumed, 1)
+    before, numbers = values(again), np.random.get_state()[1].tolist()
+    with pytest.raises((ValueError, OSError, mx.MXNetError)):
+        mxmp.load_checkpoint(damaged(tmp_path, what), again, resumed)
+    same(values(again), before)
+    assert np.random.get_state()[1].tolist() == numbers
+    assert resumed.scaled_step.steps == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    net, trainer = run_of("bfloat16", 1)
+    train(net, trainer, 1)
+    mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    train(net, trainer, 1)
+    monkeypatch.setattr(net, "save_parameters", lambda path: Path(path).write_bytes(b"half of it"))
+    with pytest.raises(OSError, match="is the disk full"):
+        mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=2)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# -- states of another step --------------------------------------------------------------------------
+
+
+def warnings_of(caplog):
+    found = [record.getMessage() for record in caplog.records if "other values" in record.getMessage()]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize("policy", [None, *POLICIES])
+def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, tmp_path, caplog):
+    net, trainer = run_of(policy or "bfloat16", 1)
+    if policy is None:
+        mxmp.restore(net)
+    for step in (1, 2):
+        train(net, trainer, 1)
+        net.save_parameters(str(tmp_path / f"{step}.params"))
+        trainer.save_states(str(tmp_path / f"{step}.states"))
+    for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1), (1, 2, 1)):
+        again, resumed = run_of(policy or "bfloat16", 2)
+        again.load_parameters(str(tmp_path / f"{params}.params"))
+        resumed.load_states(str(tmp_path / f"{states}.states"))
+        found = warnings_of(caplog)
+        assert len(found) == expected
+        train(again, resumed, 1)
+        assert not warnings_of(caplog)
+        if expected:
+            assert "net_batchnorm0_beta and 5 more" in found[0]
+            assert f"{states}.states" in found[0]
+            assert "save_checkpoint" in found[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_module_is_told_too(policy, tmp_path, caplog):
+    module = module_of(mxmp.Module, policy, 1)
+    for step in (1, 2):
+        train_module(module, 1)
+        module.save_checkpoint(str(tmp_path / "m"), step, True)
+    for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1)):
+        again = module_of(mxmp.Module, policy, 2)
+        again.load_params(str(tmp_path / f"m-000{params}.params"))
+        again.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
+        assert len(warnings_of(caplog)) == expected
+
+
+def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_parameters(tmp_path, caplog):
+    net, trainer = run_of("bfloat16", 1)
+    train(net, trainer, 1)
+    net.save_parameters(str(tmp_path / "params"))
+    trainer.save_states(str(tmp_path / "states"))
+    again, resumed = run_of("bfloat16", 2)
+    resumed.load_states(str(tmp_path / "states"))
+    again.load_parameters(str(tmp_path / "params"))
+    content = state_file.read((tmp_path / "states").read_bytes())
+    del content["fingerprint"]
+    state_file.write(str(tmp_path / "states"), content)
+    train(again, resumed, 1)
+    resumed.load_states(str(tmp_path / "states"))
+    assert not warnings_of(caplog)
+
+
+def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
+    """MXNet saves the mean over the devices, which may differ from equal values by a bit."""
+    devices = [mx.cpu(k) for k in range(3)]
+    runs = []
+    for seed in (1, 2):
+        net, _ = run_of("params=float16", seed)
+        net.collect_params().reset_ctx(devices)
+        runs.append((net, mxmp.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, kvstore="device")))
+    net, trainer = runs[0]
+    for step in range(3):
+        with autograd.record():
+            losses = [(net(mx.nd.ones((2, 4), ctx=ctx) * (step + 1)) ** 2).sum() for ctx in devices]
+        trainer.backward(losses)
+        trainer.step(6)
+    mxmp.save_checkpoint(tmp_path / "run", net, trainer)
+    mxmp.load_checkpoint(tmp_path / "run", *runs[1])
+    same(values(net), values(runs[1][0]))
+    assert not warnings_of(caplog)
