@@ -14,7 +14,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
     ) from error
 
 from .diagnose import explain, guard
-from .gluon import BatchProcessor, Trainer, convert, restore
+from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
 from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.plan import Plan
@@ -39,8 +39,10 @@ __all__ = [
     "convert",
     "explain",
     "guard",
+    "master_weights",
     "optimize_for_inference",
     "restore",
+    "set_master_weights",
     "tune",
 ]
 

@@ -39,7 +39,7 @@ HOUSE = {
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
         *("_mxnet", "nesting", "known", "blocks", "parameter", "conversion", "scaling", "graphs", "hook", "convert"),
-        *("backward", "trainer", "training", "reading", "__init__"),
+        *("backward", "trainer", "weights", "training", "reading", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
