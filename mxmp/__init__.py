@@ -17,7 +17,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
 
 from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
-from .gluon import BatchProcessor, Trainer, convert, restore
+from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
 from .hints import missing as _missing
 from .inference import optimize_for_inference
 from .policy import Policy
@@ -44,9 +44,11 @@ __all__ = [
     "explain",
     "guard",
     "load_checkpoint",
+    "master_weights",
     "optimize_for_inference",
     "restore",
     "save_checkpoint",
+    "set_master_weights",
     "tune",
 ]
 

@@ -42,7 +42,7 @@ HOUSE = {
     "gluon": [
         *("_mxnet", "nesting", "known", "blocks", "parameter", "conversion", "scaling", "scaled_reads", "graphs"),
         *("hook", "convert"),
-        *("backward", "trainer", "training", "replaying", "reading", "__init__"),
+        *("backward", "trainer", "weights", "training", "replaying", "reading", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

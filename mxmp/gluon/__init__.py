@@ -2,5 +2,6 @@
 
 from .convert import convert, restore
 from .trainer import BatchProcessor, Trainer
+from .weights import master_weights, set_master_weights
 
-__all__ = ["BatchProcessor", "Trainer", "convert", "restore"]
+__all__ = ["BatchProcessor", "Trainer", "convert", "master_weights", "restore", "set_master_weights"]

@@ -459,6 +459,11 @@ def contexts(param: Parameter) -> Sequence[mx.Context]:
     return param._ctx_list or (param._deferred_init[1] if param._deferred_init else ())
 
 
+def structural_names(block: Block) -> dict[str, Parameter]:
+    """Return all Parameters of a block by the names that ``save_parameters`` writes (``"0.weight"``)."""
+    return block._collect_params_with_prefix()
+
+
 def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
     """Make the FP32 ``arrays``, one per context, the weight arrays of ``param``.
 

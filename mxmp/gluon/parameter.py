@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..step._mxnet import is_called_by_user
-from ..step.masters import MasterPair, Weight, assign, take_over
+from ..step.masters import MasterPair, Weight, assign, put_back, take_over, taken_over
 from . import _mxnet
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
@@ -25,12 +25,16 @@ class LowParameter(gluon.Parameter):
     ``export`` use the FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) is copied to
     the master at the next update or save. MXNet does not notify of writes, so at each update or save the float16 array
     is compared with the master, but only if a user has called ``data()`` or ``list_data()`` before.
+
+    ``data()`` is the rounded master. A user who sets another value, and then sets a copy of ``data()`` again, as for an
+    evaluation with averaged weights, gets the former master back: until the next update a copy of it is kept.
     """
 
     _data: Any
     _masters: list[NDArray]
     _low_dtype: str
     _exposed = False
+    _before: list[NDArray] | None = None
 
     def masters(self) -> list[NDArray]:
         """Return the FP32 masters, one per context, after copying into them what a user wrote into ``data()``.
@@ -42,12 +46,24 @@ class LowParameter(gluon.Parameter):
             take_over(*pair)
         return self._masters
 
+    def full_arrays(self) -> Sequence[NDArray]:
+        """Return what ``masters`` returns, but in new arrays where a user may have written into ``data()``.
+
+        The masters stay as they are: the user may save or average what was written, and then put others back.
+        """
+        self._check_and_get(self._data, list)
+        return [taken_over(*pair) for pair in self.exposed_pairs()] or self._masters
+
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return ``(master, float16 array)`` per context if a user has called ``data`` or ``list_data``, else ``[]``.
+        """Return the arrays of each context if a user has called ``data`` or ``list_data``, else ``[]``.
 
         A user who has the float16 arrays may write into them, so the caller must compare them with the masters.
         """
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
+
+    def note_update(self) -> None:
+        """Drop the masters that were kept for a user who puts ``data()`` back: the weights are other ones now."""
+        self._before = None
 
     def master(self, device: int) -> NDArray:
         """Return the FP32 master on the context at position ``device`` of ``list_ctx()``, counted from 0.
@@ -94,14 +110,23 @@ class LowParameter(gluon.Parameter):
     def set_data(self, data: NDArray) -> None:
         """Set the master on each context to ``data`` (FP32), and the float16 array to the rounded master.
 
-        While the Parameter waits for its shape, MXNet keeps ``data`` and later initializes the Parameter with these
-        values.
+        If user code sets a copy of what ``data()`` returned since the last update, the master gets the FP32 values of
+        which that was rounded. While the Parameter waits for its shape, MXNet keeps ``data`` and later initializes the
+        Parameter with these values.
         """
         if self._data is None:
             super().set_data(data)
             return
         self.shape = data.shape
-        assign(data, self._masters, self._data)
+        if is_called_by_user():
+            if self._before is None:
+                with autograd.pause():
+                    self._before = [master.copy() for master in self._masters]
+            for arrays in zip(self._masters, self._data, self._before):
+                put_back(data, *arrays)
+        else:
+            self._before = None
+            assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
         """Record the Trainer that will update this Parameter; None removes it.
@@ -129,7 +154,7 @@ class LowParameter(gluon.Parameter):
 
     def _reduce(self) -> NDArray:
         """Return the mean of the masters over all contexts, FP32 on the CPU: what MXNet saves and exports."""
-        masters = [m.copyto(mx.cpu()) for m in self.masters()]
+        masters = [m.copyto(mx.cpu()) for m in self.full_arrays()]
         if len(masters) == 1:
             return masters[0]
         mean = mx.nd.add_n(*(master.as_nd_ndarray() for master in masters)) / len(masters)
@@ -149,7 +174,7 @@ class LowParameter(gluon.Parameter):
         """Become an FP32 Parameter of its former class, with the values of the masters and new gradients of zeros."""
         masters = self.masters() if self._data is not None else None
         self.__class__ = _full_class(type(self))
-        for name in ("_low_dtype", "_masters", "_exposed"):
+        for name in ("_low_dtype", "_masters", "_exposed", "_before"):
             self.__dict__.pop(name, None)
         if masters is not None:
             with autograd.pause():
@@ -157,7 +182,7 @@ class LowParameter(gluon.Parameter):
 
     def _make_masters(self) -> None:
         """Keep the FP32 arrays as masters, and replace them by float16 copies, with new gradients of zeros."""
-        self._exposed = False
+        self._exposed, self._before = False, None
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
             self._data = [m.astype(self._low_dtype) for m in self._masters]
@@ -282,11 +307,22 @@ def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDA
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return ``(master, float16 array)``, per context, of each LowParameter whose float16 arrays a user may have.
+    """Return the arrays, per context, of each LowParameter whose float16 arrays a user may have.
 
     A user has them after a call of ``data()`` or ``list_data()``.
     """
     return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
+
+
+def note_update(param: gluon.Parameter) -> None:
+    """Note that a step has updated ``param``: a LowParameter then forgets the masters of before."""
+    if isinstance(param, LowParameter):
+        param.note_update()
+
+
+def full_arrays(param: gluon.Parameter) -> Sequence[NDArray]:
+    """Return the FP32 values of ``param``, one array per context, which may be its own; no copy of them is written."""
+    return param.full_arrays() if isinstance(param, LowParameter) else _mxnet.arrays(param)
 
 
 def weight_of(param: gluon.Parameter) -> Weight:

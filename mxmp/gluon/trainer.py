@@ -29,7 +29,15 @@ from ..step.updater import Updaters, check_optimizer
 from . import _mxnet, backward
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
-from .parameter import conversions_of, exposed_pairs, is_scaling, master_at, refuse_own_arrays, weight_of
+from .parameter import (
+    conversions_of,
+    exposed_pairs,
+    is_scaling,
+    master_at,
+    note_update,
+    refuse_own_arrays,
+    weight_of,
+)
 from .scaled_reads import stop_warning
 from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by, living_trainers
 
@@ -642,6 +650,8 @@ class Trainer(StepView, gluon.Trainer):
             # SGLD adds random noise to its updates, and each worker draws its own.
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
+            for index in {update.index for update in updates}:
+                note_update(self._params[index])
             share_drawn(self._kvstore, self._optimizer, trained)
 
         try:

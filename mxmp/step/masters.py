@@ -94,15 +94,45 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
 
 
 def take_over(master: NDArray, half: NDArray) -> None:
-    """Copy into ``master`` each element of ``half`` that differs from the rounded master. Does not wait for the device.
-
-    Such an element was written by a user. All other elements of the master keep their FP32 values.
-    """
-    master, half = master.as_nd_ndarray(), half.as_nd_ndarray()
+    """Set ``master`` in place to what ``taken_over`` returns. Does not wait for the device."""
+    full = taken_over(master, half)
     with autograd.pause():
-        value = mx.nd.Cast(half, dtype="float32")
-        rounded = mx.nd.Cast(mx.nd.Cast(master, dtype=np.dtype(half.dtype).name), dtype="float32")
-        mx.nd.where(rounded == value, master, value, out=master)
+        master.as_nd_ndarray()[:] = full.as_nd_ndarray()
+
+
+def taken_over(master: NDArray, half: NDArray) -> NDArray:
+    """Return ``master`` with each element of ``half`` that differs from the rounded master. Does not wait.
+
+    Such an element was written by a user. All other elements have the FP32 values of the master.
+    """
+    with autograd.pause():
+        value = mx.nd.Cast(half.as_nd_ndarray(), dtype="float32")
+        full = mx.nd.where(_rounded(master) == value, master.as_nd_ndarray(), value)
+    return full.as_np_ndarray() if isinstance(master, mx.np.ndarray) else full
+
+
+def put_back(value: Any, master: NDArray, half: NDArray, before: NDArray) -> None:
+    """Set ``master`` to ``value``, an array, or to what ``value`` is a rounded copy of; round it into ``half``.
+
+    If all of ``value`` equals the rounded ``before`` or the rounded ``master``, the master gets the FP32 values of that
+    one; a float16 ``value`` is compared element by element. Does not wait for the device.
+    """
+    value = value.as_nd_ndarray() if isinstance(value, NDArray) else mx.nd.array(value, dtype=value.dtype)
+    with autograd.pause():
+        is_half = value.dtype == np.float16
+        full = value = value.as_in_context(master.ctx).astype("float32")
+        for known in (master.as_nd_ndarray(), before.as_nd_ndarray()):
+            same = _rounded(known) == value
+            if not is_half:
+                same = mx.nd.broadcast_like(same.min().reshape((1,) * value.ndim), value)
+            full = mx.nd.where(same, known, full)
+        master.as_nd_ndarray()[:] = full
+    round_master(master, half)
+
+
+def _rounded(master: NDArray) -> NDArray:
+    """Return an FP32 array of the values of ``master`` rounded to float16."""
+    return mx.nd.Cast(mx.nd.Cast(master.as_nd_ndarray(), dtype="float16"), dtype="float32")
 
 
 def round_master(master: NDArray, half: NDArray) -> None:

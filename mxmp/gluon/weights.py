@@ -1,0 +1,105 @@
+"""The FP32 weights of a net, in memory: read, average and set them without rounding."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, Iterable, Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block, Parameter
+from mxnet.ndarray import NDArray
+
+from . import _mxnet
+from .parameter import full_arrays
+
+
+def master_weights(net: Any) -> dict[str, NDArray]:
+    """Return copies of the FP32 weights of a net: the master weights of Parameters that are stored in float16.
+
+    ``Parameter.data()`` of such a Parameter is float16, so an average of it loses what small updates add. The copies
+    are those that ``save_parameters`` would write, without a file. ``set_master_weights`` sets them. Does not wait for
+    the device.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block, mapping or iterable of Parameter
+        A net, converted or not; or Parameters, such as ``net.collect_params()``.
+
+    Returns
+    -------
+    dict of str to NDArray
+        A new array for each Parameter, on the first of its contexts and in the Parameter's shape and dtype, which is
+        float32 where it is stored in float16. Running statistics are the mean over all contexts. The names of a net are
+        those in a file of ``save_parameters`` (``"0.weight"``), so that nets of equal structure have equal names; the
+        names of Parameters are their own (``"dense0_weight"``).
+
+    Raises
+    ------
+    TypeError
+        ``net`` is none of the above. A Module has ``get_params()``, which returns FP32 weights.
+    ValueError
+        A Parameter has no values yet: ``initialize`` was not called, or no forward has told its shape.
+    """
+    return {name: _copy(param) for name, param in _initialized(net).items()}
+
+
+def set_master_weights(net: Any, weights: Mapping[str, Any]) -> None:
+    """Set FP32 weights of a net, on all devices, exactly; float16 Parameters get the rounded ones besides.
+
+    Gradients, optimizer states and the loss scale stay as they are. Does not wait for the device.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block, mapping or iterable of Parameter
+        As for ``master_weights``.
+    weights : mapping of str to NDArray or numpy.ndarray
+        From the names that ``master_weights(net)`` returns to the values, of the same shapes. Parameters that are
+        missing stay as they are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As ``master_weights``; also ``ValueError`` for a name that the net does not have, or a value of another shape.
+        Nothing has changed then.
+    """
+    params = _initialized(net)
+    for name, value in weights.items():
+        if name not in params:
+            near = get_close_matches(name, params, 1) or list(params)[:1]
+            raise ValueError(f"no Parameter {name!r}; expected names as of master_weights(net): {near}, ...")
+        if tuple(value.shape) != tuple(params[name].shape):
+            raise ValueError(f"{name!r} has shape {tuple(params[name].shape)}, got a value of {tuple(value.shape)}")
+    for name, value in weights.items():
+        param = params[name]
+        if not isinstance(value, NDArray):
+            value = mx.nd.array(value, dtype=param.dtype)
+        is_numpy = isinstance(_mxnet.arrays(param)[0], mx.np.ndarray)
+        param.set_data(value.as_np_ndarray() if is_numpy else value.as_nd_ndarray())
+
+
+def _initialized(net: Any) -> dict[str, Parameter]:
+    """Return Parameters by name; raise ``TypeError`` and ``ValueError`` as ``master_weights`` does."""
+    params: dict[str, Parameter] = {}
+    if isinstance(net, Block):
+        params = _mxnet.structural_names(net)
+    elif isinstance(net, Iterable):
+        values = list(net.values() if hasattr(net, "values") else net)
+        params = {param.name: param for param in values if isinstance(param, Parameter)}
+        if len(params) < len(values):
+            raise TypeError("expected Parameters, each once, got others, or two of one name")
+    else:
+        hint = ": use its get_params() and set_params(), which take FP32" if isinstance(net, mx.mod.BaseModule) else ""
+        raise TypeError(f"expected a gluon Block or Parameters, got {type(net).__name__}{hint}")
+    for name, param in params.items():
+        if not _mxnet.is_initialized(param):
+            raise ValueError(f"Parameter {name!r} has no values yet: initialize the net and call it once")
+    return params
+
+
+def _copy(param: Parameter) -> NDArray:
+    arrays = full_arrays(param)
+    if len(arrays) == 1 or _mxnet.is_differentiable(param) or arrays[0].dtype not in (np.float32, np.float64):
+        return arrays[0].copy()
+    moved = [array.as_in_context(arrays[0].ctx) for array in arrays]
+    return sum(moved[1:], moved[0]) / len(moved)
