@@ -177,6 +177,7 @@ class Conversion:
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
+        sparse: Mapping[str, str] = UNKNOWN,
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol of the network, and the plan that it follows.
 
@@ -211,6 +212,9 @@ class Conversion:
         training_shapes : mapping of str to tuple
             The shapes of the inputs by name, if the graph will train with about these; empty if not known or for
             inference. Some bfloat16 kernels train slower than FP32's for few rows.
+        sparse : mapping of str to str
+            From the name of each variable that holds a sparse array, or gets a row-sparse gradient, to the reason why
+            it is not cast; only those of which the Symbol does not say so.
 
         Raises
         ------
@@ -225,6 +229,7 @@ class Conversion:
         undecided = {each for each in names if each not in stored and each not in fixed}
         low = {each for each, is_low in stored.items() if is_low}
         options: dict[str, Any] = {"keep_output_names": keep_output_names, "training_shapes": training_shapes}
+        options["non_fp32"] = sparse
         plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:

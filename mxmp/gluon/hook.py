@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..kernels.fit import device_of
 from . import _mxnet
@@ -143,7 +144,9 @@ class Hook:
             ) from error
         inputs = [array for array in flat if array is not None]
         _check_memory(block, inputs)
-        key = GraphKey(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block))
+        sparse = tuple(i for i, array in enumerate(inputs) if isinstance(array, BaseSparseNDArray))
+        device = device_of(inputs[0].ctx)
+        key = GraphKey(autograd.is_training(), repr(structure), device, _mxnet.lacks_states(block), sparse)
         if key.training:
             conversion.note_training_forward()
         graphs = self._ensure_graphs()
