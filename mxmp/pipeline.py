@@ -179,6 +179,7 @@ class Conversion:
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
+        sparse: Mapping[str, str] = UNKNOWN,
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol of the network, and the plan that it follows.
 
@@ -215,6 +216,9 @@ class Conversion:
         training_shapes : mapping of str to tuple
             The shapes of the inputs by name, if the graph will train with about these; empty if not known or for
             inference. Some bfloat16 kernels train slower than FP32's for few rows.
+        sparse : mapping of str to str
+            From the name of each variable that holds a sparse array, or gets a row-sparse gradient, to the reason why
+            it is not cast; only those of which the Symbol does not say so.
 
         Raises
         ------
@@ -233,6 +237,7 @@ class Conversion:
             "keep_output_names": keep_output_names,
             "training_shapes": training_shapes,
             "learned": learned,
+            "non_fp32": sparse,
         }
         plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
@@ -254,12 +259,16 @@ class Conversion:
         keep_output_names: bool = False,
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> Plan:
-        """Return the plan that ``build`` would follow for an FP32 Symbol, without a record of how parameters are stored.
+        """Return the plan that ``build`` would follow for an FP32 Symbol, and record nothing.
 
-        The arguments and errors are those of ``build``.
+        The arguments and errors are those of ``build``; ``parameters`` are without constants.
         """
         original, names = strip(Graph.from_symbol(symbol)), set(parameters)
-        options: dict[str, Any] = {"keep_output_names": keep_output_names, "training_shapes": training_shapes}
+        options: dict[str, Any] = {
+            "keep_output_names": keep_output_names,
+            "training_shapes": training_shapes,
+            "learned": names,
+        }
         low = {each for each in names if self.stored_low.get(each)}
         undecided = {each for each in names if each not in self.stored_low}
         return self._decide(partial(_decided, original, device, options), device, undecided, low)

@@ -38,8 +38,9 @@ INHERITED = {
 cached_op, is_active = attrgetter("_cached_op"), attrgetter("_active")
 flags, backend = attrgetter("_flags"), attrgetter("_backend")
 # Of a Parameter: the last ``gluon.Trainer`` that was made over it; False for a running statistic, and for a Constant;
-# ``"default"`` for dense weights.
+# ``"default"`` for dense weights; ``"default"`` for dense gradients.
 trainer_of, is_differentiable, storage = attrgetter("_trainer"), attrgetter("_differentiable"), attrgetter("_stype")
+gradient_storage = attrgetter("_grad_stype")
 # Of a Trainer: the parameters that it updates, in the order of their indices.
 parameters_of = attrgetter("_params")
 # Of a weight array: MXNet's fresh mark, whether a backward has written the gradient since the mark was last removed.

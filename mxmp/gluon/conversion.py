@@ -17,7 +17,7 @@ from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, Decider
 from ..policy import Policy
-from ..precision.decide import check_policy
+from ..precision.decide import SPARSE, SPARSE_GRADIENT, check_policy
 from ..precision.graph import Graph
 from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient
@@ -172,6 +172,7 @@ class NetConversion(Conversion):
         large_inputs: bool,
         shapes: Mapping[str, tuple],
         adds_to_inputs: bool,
+        sparse: Collection[str] = (),
     ) -> tuple[Graph, Plan]:
         """Return a block's low-precision graph and the plan that it follows; store its parameters as the plan says.
 
@@ -192,7 +193,8 @@ class NetConversion(Conversion):
         ``"cpu"`` or ``"gpu"``. ``shapes`` maps the names of the inputs to their shapes in this call. ``large_inputs``:
         True if they are so large that some workarounds are left out (see ``pipeline.emitted``). ``adds_to_inputs``:
         True if MXNet may add the gradient of an input to the values that its gradient array holds already, as after
-        ``attach_grad("add")`` or in control flow. False leaves out the workarounds for that.
+        ``attach_grad("add")`` or in control flow. False leaves out the workarounds for that. ``sparse`` has the names
+        of the inputs that are sparse arrays in this call.
 
         Raises
         ------
@@ -224,6 +226,10 @@ class NetConversion(Conversion):
             grad_req={**inputs, **{name: requested_gradient(param) for name, param in params.items()}},
             large_inputs=large_inputs,
             training_shapes=shapes if autograd.is_training() else {},
+            sparse={
+                **dict.fromkeys(sparse, SPARSE),
+                **{name: SPARSE_GRADIENT for name, p in params.items() if _mxnet.gradient_storage(p) != "default"},
+            },
         )
         self._fits = self._fits or strict
         for name, param in params.items():

@@ -16,6 +16,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..callbacks import hold_interrupts
 from ..kernels.memory import write_gradients_early
@@ -53,6 +54,8 @@ class GraphKey(NamedTuple):
         ``"cpu"`` or ``"gpu"``.
     lacks_states : bool or None
         For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
+    sparse : tuple of int
+        The positions of the inputs that are sparse arrays, counted from 0 without None.
     dtypes : tuple of type, or None
         If the loss scale multiplies the gradients of loss heads in the graph (operators that write their own gradient,
         such as ``SoftmaxOutput``), the dtypes of its inputs, on which these products depend; else None.
@@ -66,6 +69,7 @@ class GraphKey(NamedTuple):
     structure: str
     device: str
     lacks_states: bool | None
+    sparse: tuple[int, ...] = ()
     dtypes: tuple | None = None
     constants: tuple = ()
     known: tuple = ()
@@ -287,6 +291,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, device: str, co
         large_inputs=only_for is not None,
         shapes=shapes,
         adds_to_inputs=adds_to_inputs,
+        sparse=[name for name, array in inputs.items() if isinstance(array, BaseSparseNDArray)],
     )
     dtypes = {name: array.dtype for name, array in inputs.items()}
     _copy_returned_inputs(graph)

@@ -17,6 +17,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..kernels.fit import device_of
 from . import _mxnet
@@ -188,6 +189,7 @@ class Hook:
         graphs = self._ensure_graphs()
         key = GraphKey(
             *(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block)),
+            sparse=tuple(i for i, array in enumerate(inputs) if isinstance(array, BaseSparseNDArray)),
             constants=key_of(constants),
             known=graphs.known_of(inputs),
         )

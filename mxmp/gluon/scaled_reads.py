@@ -31,7 +31,7 @@ class _Read:
     def __call__(self, *args: Any, **named: Any) -> Any:
         param: Any = self._param()
         written = any(map(_mxnet.is_fresh, _mxnet.arrays(param)))  # by the backward of ``scale_loss``, just now
-        if is_called_by_user() and (written or getattr(param, "mxmp_scaled", ())):
+        if is_called_by_user() and (written or hasattr(param, "mxmp_scaled")):
             self._warn(param.name)
         return getattr(type(param), self._name)(param, *args, **named)
 
@@ -60,7 +60,8 @@ def _array_class(trainer: Any, kind: type) -> type:
             return kind.grad.fget(array)  # type: ignore[attr-defined]
 
         def reduce(array: Any) -> tuple:
-            return (kind, *kind.__reduce__(array)[1:])  # type: ignore[misc]
+            reduced: Any = kind.__reduce__  # a function of an array
+            return (kind, *reduced(array)[1:])
 
         own = {"__slots__": (), "mxmp_kind": kind, "grad": property(grad), "__reduce__": reduce}
         classes[kind] = type(kind.__name__, (kind,), own)

@@ -23,6 +23,14 @@ _UNDECIDED: Mapping[str, Decision] = MappingProxyType({})
 # The ``training_shapes`` of a graph for inference, or whose inputs have shapes that are not known.
 NO_SHAPES: Mapping[str, tuple] = MappingProxyType({})
 _DENSE = ("0", "-1", "default")
+# Reasons why a variable is cast nowhere: mxmp's cast would go through dense storage, forward or backward.
+SPARSE = "its storage is sparse, and mxmp casts dense arrays only"
+SPARSE_GRADIENT = "it reads a parameter with a row-sparse gradient, which the gradient of a cast would make dense"
+# Operators that return dense arrays whatever the storage of their inputs is; many others keep it. See also ``dot``.
+_RETURN_DENSE = {
+    *("FullyConnected", "Embedding", "take", "sum", "mean", "norm", "_square_sum", "Activation", "Dropout", "Reshape"),
+    *("Flatten", "transpose", "softmax", "log_softmax", "broadcast_add", "broadcast_sub"),
+}
 # Positions of the inputs that are taken for parameters where the caller does not say which variables are.
 _WEIGHT_SLOTS = {
     "Convolution": (1, 2),
@@ -105,7 +113,7 @@ def decide(
         Keep an operator with several outputs in FP32 if one of them is a graph output, ``"split_output0"``, because a
         cast would rename that. This holds even if the policy has ``output="compute"``, which casts no outputs.
     non_fp32 : mapping of str to str
-        For the body of a loop or branch: the variables that hold an integer, float64 or sparse array, although the body
+        The variables that hold an integer, float64 or sparse array, or get a row-sparse gradient, although the graph
         does not declare it. Each name is mapped to the reason that the plan gives for not casting the variable.
     decided : mapping of str to Decision
         Decisions of another plan, by node name. An operator with the same name and type gets its decision there, even
@@ -211,7 +219,7 @@ def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator
         draft.note_learned(node)
         rule = None if node.is_variable else rule_under(draft.policy, node.op)
         fixed = draft.non_fp32_reason(node, rule)
-        if fixed:
+        if fixed and not draft.returns_dense(node, fixed):
             draft.non_fp32[node] = fixed
         fixed = fixed or draft.excluded(node.name)
         if node in heads:
@@ -562,7 +570,7 @@ class _Draft:
             return f"the graph asks for {_NAMES.get(dtype, dtype)} here"
         storage = attrs.get("__storage_type__", attrs.get("stype", "0"))
         if storage not in _DENSE:
-            return "its storage is sparse, and mxmp casts dense arrays only"
+            return SPARSE
         if rule is None:
             return self._non_fp32_inputs.get(node.name, "")
         if dtype is not None:
@@ -571,6 +579,16 @@ class _Draft:
             if position not in rule.keep and entry.node in self.non_fp32:
                 return self.non_fp32[entry.node]
         return ""
+
+    def returns_dense(self, node: Node, reason: str) -> bool:
+        """Return whether an operator that stays in FP32 for ``reason``, a sparse input, returns a dense FP32 array."""
+        if node.is_variable or reason not in (SPARSE, SPARSE_GRADIENT):
+            return False
+        if node.op == "dot" and reason == SPARSE:
+            left = self.non_fp32.get(node.inputs[0].node) == SPARSE
+            turned = node.attrs.get("transpose_a", "0") in ("1", "True")
+            return left and not turned and node.attrs.get("forward_stype", "0") in (*_DENSE, "None")
+        return reason == SPARSE_GRADIENT or node.op in _RETURN_DENSE
 
 
 def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node, tuple]:

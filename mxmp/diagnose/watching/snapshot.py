@@ -154,7 +154,7 @@ class Snapshot:
         return self._underflow([t.true(self.loss_scale) for t in self.gradients])
 
     def _underflow(self, histograms: list[Histogram]) -> float:
-        lost = sum(h.between(None, self.format.tiny - 2) for h in histograms)
+        lost = float(sum(h.between(None, self.format.tiny - 2) for h in histograms))
         lost += sum(t.lost * t.histogram.counted for t in self.gradients)
         return lost / max(sum(h.counted for h in histograms), 1)
 
