@@ -170,13 +170,13 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
     out.
     """
     found: list[Update] = []
-    stale = ""
+    stale: tuple = ()
     for index, param in enumerate(params):
         for device, (data, grad) in enumerate(_mxnet.with_gradients(param)):
             if _is_due(param, data):
                 found.append(Update(index, device, param.name, data, grad))
             else:
-                stale = stale or f"Gradient of Parameter `{param.name}` on context {data.context}"
+                stale = stale or (param.name, data.context)
     if stale and not ignore_stale:
         what = (
             "If only a part of the net was used on purpose, call step with ignore_stale_grad=True"
@@ -184,7 +184,10 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
             else "Nor has any other gradient of this trainer: the loss reaches none of its parameters. Was it computed "
             "by another net? A trainer is made over the parameters of the net that it trains, net.collect_params()"
         )
-        raise UserWarning(f"{stale} has not been updated by backward since last `step`. {what}")
+        raise UserWarning(
+            f"Gradient of Parameter `{stale[0]}` on context {stale[1]} has not been updated by backward since last "
+            f"`step`. {what}"
+        )
     return found
 
 

@@ -236,7 +236,7 @@ class Hook:
             return build(self._block, args, constants, device, self.conversion)
         except UntraceableError as found:
             culprit, reason = found.args
-            _refuse_wrong_arguments(self._block, args, reason)
+            _refuse_wrong_arguments(self._block, args, culprit, reason)
             raise ValueError(
                 f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
                 "a graph: hybrid_forward gets Symbols there, which have no values "
@@ -297,21 +297,26 @@ def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
     return built if built is not None and built.serves(inputs) else None
 
 
-def _refuse_wrong_arguments(block: HybridBlock, args: tuple, reason: Exception) -> None:
-    """Raise ``TypeError`` if ``block`` failed on Symbols because it was called with wrong arguments.
+def _refuse_wrong_arguments(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> None:
+    """Raise ``TypeError`` if ``block``, called with ``args``, failed on Symbols because of wrong arguments.
 
-    ``reason`` is what it failed with: at the number of arguments, or at a list where an array is expected.
+    ``culprit`` is the block inside that failed, and ``reason`` its error: at the number of its arguments, or at a list
+    where an array is expected.
     """
-    called = f"{block.name!r} ({type(block).__name__}) was called with {len(args)} input{'s'[: len(args) != 1]}"
-    if isinstance(reason, TypeError) and "hybrid_forward() " in str(reason) and "positional argument" in str(reason):
-        names = list(signature(block.hybrid_forward).parameters)[1:]
-        takes = [name for name in names if not isinstance(getattr(block, name, None), Parameter)]
-        raise TypeError(f"{called}, and takes {', '.join(takes) or 'none'}") from reason
-    nested = [type(each).__name__ for each in args if isinstance(each, (list, tuple))]
-    if nested and "must be Symbol instances, but got [" in str(reason):
+    text = str(reason)
+    if isinstance(reason, TypeError) and "hybrid_forward() " in text and "argument" in text:
+        names = list(signature(culprit.hybrid_forward).parameters)[1:]
+        takes = [name for name in names if not isinstance(getattr(culprit, name, None), Parameter)]
+        count = f"{len(args)} inputs" if culprit is block else "others"
         raise TypeError(
-            f"{called}, a {nested[0]} among them, where an operator takes one array ({reason}): write net(x), or "
-            "net(*arrays) for a net of several inputs"
+            f"{culprit.name!r} ({type(culprit).__name__}) takes the inputs {', '.join(takes)}, and was called with "
+            f"{count} ({reason})"
+        ) from reason
+    nested = next((type(each).__name__ for each in args if isinstance(each, (list, tuple))), None)
+    if nested and "must be Symbol instances, but got [" in text:
+        raise TypeError(
+            f"{block.name!r} ({type(block).__name__}) was called with a {nested} of arrays where {culprit.name!r} "
+            "takes an array: write net(x), or net(*arrays) for a net of several inputs"
         ) from reason
 
 

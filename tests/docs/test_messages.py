@@ -1,14 +1,20 @@
-"""Error messages that the manual quotes are those that the code prints."""
+"""Messages that the manual quotes are those that the code prints; what is typed wrongly is answered with the fix."""
 
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 from pathlib import Path
 
+import mxnet as mx
 import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 import mxmp
+from mxmp.hints import missing
 
 ROOT = Path(mxmp.__file__).parents[1]
 ROW = re.compile(r"^\| `+ ?(.+?) ?`+(?: \([^|]*\))? \|", flags=re.MULTILINE)
@@ -80,3 +86,190 @@ def said_by_the_code(message):
 @pytest.mark.parametrize("message", quoted())
 def test_messages_quoted_in_the_manual_are_those_of_the_code(message):
     assert said_by_the_code(message)
+
+
+# -- what is typed, and what the message must name ----------------------------------------------------
+
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+CONVERT = "for a Block use mxmp.convert and mxmp.Trainer"
+MODULE = "a Module is converted when it is made, mxmp.Module(symbol, policy='float16')"
+LOAD = "load it from its files first"
+POLICY = "a policy is given by name, policy='float16'"
+WRONG = [
+    # another object in the place of the network
+    ("mxmp.convert(module)", TypeError, MODULE),
+    ("mxmp.convert(mx.mod.Module(symbol, label_names=None))", TypeError, MODULE),
+    ("mxmp.convert(symbol)", TypeError, "for a Symbol use mxmp.cast_symbol"),
+    ("mxmp.convert('net-symbol.json')", TypeError, f"{LOAD}, gluon.SymbolBlock.imports"),
+    ("mxmp.convert(trainer)", TypeError, "pass the network that it trains"),
+    ("mxmp.convert(net.collect_params())", TypeError, "pass the net itself"),
+    ("mxmp.convert([net])", TypeError, "call it for each network"),
+    ("mxmp.convert(nn.Dense)", TypeError, "that is a class, make an object of it, Dense(...)"),
+    ("mxmp.convert(x)", TypeError, "the network comes first"),
+    ("mxmp.restore(module)", TypeError, "cast_symbol and Module leave the FP32 Symbol as it is"),
+    ("mxmp.cast_symbol(net)", TypeError, CONVERT),
+    ("mxmp.cast_symbol('net-symbol.json')", TypeError, f"{LOAD}, mx.sym.load"),
+    ("mxmp.Module(net)", TypeError, CONVERT),
+    ("mxmp.tune(module, (8, 20))", TypeError, MODULE),
+    ("mxmp.explain(mx.mod.Module(symbol, label_names=None))", TypeError, MODULE),
+    ("mxmp.diagnose.advise('net')", TypeError, LOAD),
+    ("mxmp.optimize_for_inference(module, [x])", TypeError, MODULE),
+    ("mxmp.guard(trainer, net)", TypeError, "pass the network that it trains"),
+    ("mxmp.diagnose.watch(net)", TypeError, "watch(net, trainer)"),
+    (
+        "mxmp.diagnose.plot_loss_scale(net)",
+        TypeError,
+        "or its scale_history, got HybridSequential",
+    ),
+    # a policy, a shape or a scaler in another's place
+    ("mxmp.tune(net, (8, 20), 'float16')", ValueError, POLICY),
+    ("mxmp.tune(net, (8, 20), mxmp.Policy())", ValueError, "policy='compute=float16'"),
+    ("mxmp.diagnose.advise(net, x, 'float16')", ValueError, POLICY),
+    ("mxmp.explain(net, x, 'bfloat16')", ValueError, "mxmp.convert(net, policy)"),
+    ("mxmp.Module(symbol, 'float16')", ValueError, "the policy is a keyword, policy='float16'"),
+    ("mxmp.Module(symbol, 'data')", ValueError, "write ['data']"),
+    ("mxmp.Module(symbol, label_names='label')", ValueError, "label_names must be a list of names, got 'label'"),
+    ("mxmp.tune(symbol, measure=False)", ValueError, "data: give those of all inputs, such as data=(32, 3, 224, 224)"),
+    ("mxmp.tune(symbol, measure=False)", ValueError, "--shape data=32,3,224,224 on the command line"),
+    ("mxmp.diagnose.advise(symbol)", ValueError, "do not say the shape of data"),
+    ("mxmp.optimize_for_inference(net, [x], max_drop=5)", ValueError, "a share of the top answers, 0 to 1"),
+    # policies
+    ("mxmp.Policy.parse('full_ops=Activation,Dropout')", ValueError, "separated by ';', full_ops=Activation;Dropout"),
+    ("mxmp.Policy.parse('float16,exclude=a,b,c')", ValueError, "separated by ';', exclude=a;b"),
+    ("mxmp.Policy.parse('float16;exclude=a')", ValueError, "fields are separated by ','"),
+    ("mxmp.Policy.parse('float16 exclude=a')", ValueError, "fields are separated by ','"),
+    ("mxmp.Policy.parse('float16,excldue=a')", ValueError, "did you mean 'exclude'?"),
+    ("mxmp.Policy(exclude='a,b')", ValueError, "such as ['a', 'b']"),
+    ("mxmp.cast_symbol(mx.sym.relu(mx.sym.var('x')))", ValueError, "convolution, dense layer, dot, recurrent layer"),
+    # plans
+    ("other_net()", ValueError, "No name is in both, so these are counted by type"),
+    ("mxmp.Plan.from_json('{}')", ValueError, "expected an object with the format 'mxmp-plan-1', got None"),
+    ("mxmp.Plan.from_json('[]')", ValueError, "expected an object with the format"),
+    # trainers
+    ("mxmp.Trainer(net, 'sgd')", ValueError, "net.collect_params(), got a HybridSequential"),
+    ("mxmp.Trainer(net.collect_params(), 'sdg')", ValueError, "Cannot find optimizer sdg; did you mean 'sgd'"),
+    ("mxmp.Trainer(net.collect_params(), mx.optimizer.SGD)", ValueError, "got the class SGD"),
+    ("mxmp.Trainer(net.collect_params(), 'sgd', 0.1)", TypeError, "must be a dict, such as {'learning_rate': 0.1}"),
+    ("mxmp.Trainer(net.collect_params(), 'sgd', {'lr': 1})", TypeError, "did you mean 'learning_rate'?"),
+    ("mxmp.Trainer(net.collect_params(), 'adam', {'beta': 1})", TypeError, "Adam takes no 'beta'; did you mean"),
+    ("mxmp.Trainer(net.collect_params(), 'sgd', None, scaler)", ValueError, "loss_scale=scaler"),
+    ("initialized().init_optimizer(optimizer='sdg')", ValueError, "did you mean 'sgd'"),
+    ("initialized().init_optimizer(optimizer_params={'lr': 1})", TypeError, "did you mean 'learning_rate'?"),
+    ("second_trainer().step(8)", RuntimeError, "the same scaler object (scaler = mxmp.DynamicLossScaler()"),
+    ("second_trainer().unscale()", RuntimeError, "the same scaler object"),
+    ("second_trainer().clip_global_norm(1)", RuntimeError, "the same scaler object"),
+    ("trainer_of_another_net().step(8)", UserWarning, "the loss reaches none of its parameters"),
+    ("trained(copy.deepcopy(net))", RuntimeError, "the net is a copy (copy.deepcopy, pickle)"),
+    ("trained(pickle.loads(pickle.dumps(net)))", RuntimeError, "the net is a copy (copy.deepcopy, pickle)"),
+    # calls of a converted net
+    ("net(x, x)", TypeError, "takes the inputs x, and was called with 2 inputs"),
+    ("net(x, None)", TypeError, "takes the inputs x, and was called with 2 inputs"),
+    ("mxmp.convert(dense_alone())(x, x, x, x)", TypeError, "takes the inputs x, and was called with 4 inputs"),
+    ("net([x])", TypeError, "with a list of arrays where"),
+    ("net((x,))", TypeError, "write net(x), or net(*arrays)"),
+    ("net(x.asnumpy())", TypeError, "with a NumPy array: call it with mx.nd.array(x)"),
+    ("images('uint8')", mx.MXNetError, "an input is uint8, and an operator multiplies it by weights of another dtype"),
+    ("images('int8')", mx.MXNetError, "x.astype('float32')"),
+    ("net.hybridize(backend='MKLDNN')", ValueError, "drop the backend, or call mxmp.restore(net) first"),
+    ("net.optimize_for(x, backend='MKLDNN')", ValueError, "drop the backend, or call mxmp.restore(net) first"),
+    ("net.cast('float16')", ValueError, "leave it out, or call mxmp.restore(net) first"),
+    # names of other libraries
+    ("mxmp.autocast", AttributeError, "mxmp.convert(net, 'float16')"),
+    ("mxmp.GradScaler()", AttributeError, "trainer.backward(loss)"),
+    ("mxmp.init()", AttributeError, "mxmp.convert(net, 'float16')"),
+    ("mxmp.amp.init()", AttributeError, "mxmp.convert(net, 'float16')"),
+    ("mxmp.initialize()", AttributeError, "mxmp.convert(net, 'float16')"),
+    ("mxmp.scale_loss(0, trainer)", AttributeError, "trainer.backward(loss)"),
+    ("mxmp.init_trainer(trainer)", AttributeError, "mxmp.Trainer(...)"),
+    ("mxmp.convert_model()", AttributeError, "mxmp.cast_symbol(symbol, 'float16')"),
+    ("mxmp.convert_hybrid_block(net)", AttributeError, "mxmp.convert(net, 'float16')"),
+    ("mxmp.unscale(trainer)", AttributeError, "trainer.unscale()"),
+    ("mxmp.master_params(trainer)", AttributeError, "FP32 master weights"),
+    ("mxmp.watch(net, trainer)", AttributeError, "mxmp.diagnose.watch"),
+    ("mxmp.trainer", AttributeError, "did you mean mxmp.Trainer?"),
+]
+
+
+def dense(*widths, prefix=None):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(*map(nn.Dense, widths))
+    net.initialize()
+    return net
+
+
+def trained(net, trainer=None):
+    trainer = trainer or mxmp.Trainer(net.collect_params(), "sgd")
+    with autograd.record():
+        loss = LOSS(net(mx.nd.ones((8, 20))), mx.nd.zeros(8))
+    trainer.backward(loss)
+    return trainer
+
+
+def second_trainer():
+    """The second of two trainers of one loss, when the first has stepped."""
+    net = mxmp.convert(dense(8, 3))
+    first, second = (mxmp.Trainer(part.collect_params(), "sgd") for part in net)
+    trained(net, first).step(8)
+    return second
+
+
+def trainer_of_another_net():
+    net, other = mxmp.convert(dense(3)), mxmp.convert(dense(3))
+    other(mx.nd.ones((8, 20)))
+    return trained(net, mxmp.Trainer(other.collect_params(), "sgd"))
+
+
+def other_net():
+    plan = mxmp.tune(dense(8, 3, prefix="a_"), (8, 20), measure=False)
+    return mxmp.convert(dense(8, 8, 3, prefix="b_"), plan)(mx.nd.ones((8, 20)))
+
+
+def images(dtype):
+    net = nn.Conv2D(2, 3)
+    net.initialize()
+    return mxmp.convert(net, "bfloat16")(mx.nd.ones((1, 3, 8, 8)).astype(dtype))
+
+
+def initialized():
+    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), label_names=None)
+    module.bind([("data", (8, 20))])
+    module.init_params()
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:this CPU has neither")
+@pytest.mark.parametrize(("typed", "error", "named"), WRONG, ids=[typed for typed, *_ in WRONG])
+def test_what_is_typed_wrongly_is_answered_with_the_likely_fix(typed, error, named):
+    net, x = mxmp.convert(dense(8, 3)), mx.nd.ones((8, 20))
+    net(x)
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
+    names = {
+        "trainer": mxmp.Trainer(net.collect_params(), "sgd"),
+        "module": mxmp.Module(symbol, label_names=None),
+        "scaler": mxmp.DynamicLossScaler(),
+        "dense_alone": lambda: dense(3)[0],
+        "copy": copy,
+    }
+    with pytest.raises(error) as raised:
+        eval(typed, {**globals(), **names, "net": net, "x": x, "symbol": symbol})
+    assert named in str(raised.value)
+
+
+def test_a_wrong_call_leaves_a_net_that_runs_as_before():
+    net, x = mxmp.convert(dense(8, 3)), mx.nd.ones((8, 20))
+    want = net(x).asnumpy()
+    for wrong in (lambda: net(x, x), lambda: net([x]), lambda: net.cast("float16"), lambda: net.hybridize(backend="a")):
+        with pytest.raises((TypeError, ValueError)):
+            wrong()
+    assert (net(x).asnumpy() == want).all()
+
+
+def test_hints_disturb_neither_hasattr_nor_dir_nor_pickling():
+    assert not any(hasattr(mxmp, name) for name in ("autocast", "amp", "__wrapped__", "_missing_name"))
+    assert getattr(mxmp, "GradScaler", None) is None
+    assert not {"autocast", "amp", "init"} & set(dir(mxmp))
+    assert pickle.loads(pickle.dumps(mxmp.Policy)) is mxmp.Policy
+    assert missing("nothing_like_it", mxmp.__all__) == "module 'mxmp' has no attribute 'nothing_like_it'"
+    with pytest.raises(ImportError):
+        from mxmp import autocast  # noqa: F401

@@ -1,11 +1,15 @@
+import argparse
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 import mxmp
-from mxmp.__main__ import main
+from mxmp.__main__ import main, parser
 
 
 @pytest.fixture
@@ -116,6 +120,52 @@ BAD = {
         ["optimize", "@net-symbol.json", "@net-0003.params", "@bytes.npy", "@fast"],
         "requires uniform type",
     ),
+    "parameters for a symbol": (["explain", "@net-0003.params"], "it holds parameters of MXNet; expected NAME-symbol"),
+    "a plan for a symbol": (["explain", "@plan.json"], "it holds a precision plan"),
+    "a folder for a symbol": (["explain", "@"], "it is a folder"),
+    "a symbol for parameters": (
+        ["cast", "@net-symbol.json", "@pool-symbol.json", "@low"],
+        "it holds a Symbol in JSON; expected NAME-0000.params",
+    ),
+    "parameters of save_parameters": (
+        ["cast", "@net-symbol.json", "@gluon.params", "@low"],
+        "got 'weight'; use net.export() instead of net.save_parameters()",
+    ),
+    "an epoch that is not there": (
+        ["cast", "@net-symbol.json", "@net-0004.params", "@low"],
+        "net-0003.params'?",
+    ),
+    "a symbol for a plan": (
+        ["explain", "@net-symbol.json", "--policy", "@net-symbol.json"],
+        "it holds a Symbol in JSON",
+    ),
+    "parameters for a plan": (["explain", "@net-symbol.json", "--policy", "@net-0003.params"], "parameters of MXNet"),
+    "a plan without its format": (["explain", "@net-symbol.json", "--policy", "@other.json"], "format 'mxmp-plan-1'"),
+    "a plan that is not there": (["explain", "@net-symbol.json", "--policy", "@plam.json"], "plan.json'?"),
+    "a symbol for data": (
+        ["optimize", "@net-symbol.json", "@net-0003.params", "@pool-symbol.json", "@fast"],
+        "expected .npy or .npz (it holds a Symbol in JSON)",
+    ),
+    "no data": (["optimize", "@net-symbol.json", "@net-0003.params", "@bites.npy", "@fast"], "bytes.npy'?"),
+    "a symbol for a recording": (["profile", "@net-symbol.json"], "it holds a Symbol in JSON"),
+    "parameters for a recording": (["profile", "@net-0003.params"], "it holds parameters of MXNet"),
+    "a folder that is missing": (["cast", "@net-symbol.json", "@none/low"], "none' first)"),
+    "a file for the folder": (["cast", "@net-symbol.json", "@net-symbol.json/low"], "net-symbol.json' is a file)"),
+    "tune without shapes": (["tune", "@net-symbol.json", "--bytes", "--out", "@p.json"], "--shape data=32,3,224,224"),
+    "advise without shapes": (["advise", "@net-symbol.json"], "--shape data=32,3,224,224"),
+    "two shapes of one input": (
+        ["explain", "@net-symbol.json", "--shape", "data=2,1,8,8", "data=3,1,8,8"],
+        "two shapes of data",
+    ),
+    "another form of a shape": (["explain", "@net-symbol.json", "--shape", "data=2x8"], "such as data=32,3,224,224"),
+    "a list with commas": (
+        ["explain", "@net-symbol.json", "--policy", "full_ops=Activation,Dropout"],
+        "separated by ';', full_ops=Activation;Dropout",
+    ),
+    "per cent for a share": (
+        ["optimize", "@net-symbol.json", "@net-0003.params", "@bytes.npy", "@fast", "--max-drop", "5"],
+        "0.05 is 5 %",
+    ),
     "everything excluded": (["cast", "@net-symbol.json", "@low", "--exclude", "*"], "nothing in this Symbol would run"),
     "nothing to do": (["cast", "@pool-symbol.json", "@low"], "no matrix operator"),
 }
@@ -129,6 +179,11 @@ def test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing(checkp
     mx.nd.save(str(checkpoint / "other.params"), {"arg:elsewhere": mx.nd.zeros((1,))})
     mx.sym.Pooling(mx.sym.var("data"), global_pool=True).save(str(checkpoint / "pool-symbol.json"))
     np.save(str(checkpoint / "bytes.npy"), np.zeros((2, 2, 1, 8, 8), "uint8"))
+    mxmp.tune(mx.sym.load(str(checkpoint / "net-symbol.json")), data=(2, 1, 8, 8), measure=False).save(
+        checkpoint / "plan.json"
+    )
+    (checkpoint / "other.json").write_text('{"operators": []}')
+    mx.nd.save(str(checkpoint / "gluon.params"), {"weight": mx.nd.zeros((1,))})
     (checkpoint / "low-symbol.json").write_text("kept")
     before = sorted(os.listdir(checkpoint))
     assert run(checkpoint, *arguments) == 2
@@ -188,3 +243,83 @@ def test_advise_names_the_network_of_the_file_and_not_its_last_operator(tmp_path
         symbol.save(str(tmp_path / file))
         assert main(["advise", str(tmp_path / file), "--shape", "data=8,8"]) == 0
         assert capsys.readouterr().out.startswith(f"{name} (compute=float16)")
+
+
+def stopped(capsys, *arguments):
+    """The status, and what was printed, of a command that argparse ends."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code, capsys.readouterr()
+
+
+COMMANDS = ["cast", "explain", "tune", "optimize", "advise", "profile", "launch"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: command"),
+        (["cats"], "invalid choice: 'cats' (choose from 'cast'"),
+        (["explain"], "required: symbol; an option that takes several values, such as --shape, goes behind them"),
+        (["cast", "--shape", "data=2,8", "net-symbol.json", "low"], "such as --shape, goes behind them"),
+        (["explain", "net-symbol.json", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["tune", "net-symbol.json"], "required: --out"),
+        (
+            ["optimize", "a", "b", "c", "d", "--max-drop", "little"],
+            "argument --max-drop: invalid float value: 'little'",
+        ),
+        (["cast", "a", "b", "c", "d"], "unrecognized arguments: d"),
+        (["launch", "--workers", "two", "true"], "argument --workers: invalid int value: 'two'"),
+    ],
+)
+def test_an_error_of_the_command_line_itself_is_one_line_with_the_program_s_name(capsys, arguments, message):
+    code, said = stopped(capsys, *arguments)
+    assert code == 2
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("python -m mxmp")
+    assert "--help" in said.err
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    code, said = stopped(capsys, "--version")
+    assert (code, said.out) == (0, f"mxmp {mxmp.__version__}, with MXNet {mx.__version__}\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_the_program_and_shows_every_default(capsys, command):
+    _, said = stopped(capsys, command, "--help")
+    assert said.out.startswith(f"usage: python -m mxmp {command} ")
+    subparsers = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert list(subparsers.choices) == COMMANDS
+    for action in subparsers.choices[command]._actions:
+        if action.option_strings and action.default not in (None, False, [], argparse.SUPPRESS):
+            words = " ".join(action.default) if isinstance(action.default, list) else action.default
+            assert f"(default: {words})" in " ".join(said.out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["explain", "--nodes"], ["advise", "--shape", "data=2,1,8,8"]], ids=" ".join)
+def test_output_into_a_closed_pipe_is_quiet(checkpoint, command):
+    read, write = os.pipe()
+    os.close(read)
+    name, *options = command
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "mxmp", name, str(checkpoint / "net-symbol.json"), *options],
+        env={**os.environ, "PYTHONPATH": str(Path(mxmp.__file__).parents[1])},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (141, "")
+
+
+def test_ctrl_c_is_one_line(checkpoint, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mxmp.__main__.explain", interrupted)
+    assert run(checkpoint, "explain", "@net-symbol.json") == 130
+    assert capsys.readouterr().err == "python -m mxmp explain: interrupted\n"
