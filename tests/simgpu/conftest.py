@@ -10,7 +10,10 @@ from nullgpu.record import is_present
 
 COMPUTES = bool(int(os.environ.get("NG_COMPUTES", "0"))) and is_present()
 if COMPUTES:
+    from nullgpu import apart
     from nullgpu.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
+
+    apart.SECONDS = 900  # a test may be the first to launch its kernels
 else:
     collect_ignore_glob = ["test_gpu_*.py"]
 

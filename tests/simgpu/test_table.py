@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+from fractions import Fraction
 from typing import Callable, Iterator
 
 import pytest
 
 from . import table
-from .bench import BEFORE, EDGES_16, Sample, run
+from .bench import BEFORE, EDGES_16, Sample, run, samples
 from .decode import UnknownInstructionError, parse
 from .exact import FORMATS, Number, add, bits, flushed, multiply, number, saturated, whole
 from .table import TABLE, operation
+from .threads import Threads
 
 pytestmark = [
     pytest.mark.slow,
@@ -233,7 +235,7 @@ def result(value: Number | None, mode: str, ftz: bool = False, sat: bool = False
 
 
 for mode, ftz, sat in itertools.product(ROUNDS, ("", ".FTZ"), ("", ".SAT")):
-    how = dict(mode=mode[1:] or "RN", ftz=bool(ftz), sat=bool(sat))
+    how = {"mode": mode[1:] or "RN", "ftz": bool(ftz), "sat": bool(sat)}
 
     def get(s: Sample, i: int, ftz: bool = bool(ftz)) -> Number | None:
         return source(s, i, ftz=ftz)
@@ -681,8 +683,6 @@ def difference(before: Sample, after: Sample, wanted: dict) -> str | None:
 
 
 def exact_of(value: float) -> Number | None:
-    from fractions import Fraction
-
     if math.isnan(value):
         return None
     negative = int(math.copysign(1, value) < 0)
@@ -691,8 +691,6 @@ def exact_of(value: float) -> Number | None:
 
 def faults(texts: list[str]) -> Iterator[str]:
     """The first difference of each instruction that has one."""
-    from .bench import samples
-
     kinds = [CASES[text][0] for text in texts]
     for text, kind, after in zip(texts, kinds, run(texts, kinds, literal)):
         for before, left in zip(samples(kind), after):
@@ -759,8 +757,6 @@ def test_a_fault_in_the_table_is_found(monkeypatch, opcode, wrong, text):
     ],
 )
 def test_what_no_row_names_is_refused_with_the_instruction(text):
-    from .threads import Threads
-
     with pytest.raises(UnknownInstructionError):
         Threads().statement(operation(parse(0, text)))
 
