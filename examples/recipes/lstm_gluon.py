@@ -75,9 +75,9 @@ def train(run: Run, text: np.ndarray) -> LanguageModel:
     return net
 
 
-def perplexity(net: Callable, text: np.ndarray) -> float:
-    """Of a callable from words and a state to scores and the next state."""
-    state, losses = begin_state(), []
+def perplexity(net: Callable, text: np.ndarray, first: list[mx.nd.NDArray] | None = None) -> float:
+    """Of a callable from words and a state to scores and the next state; ``first`` is the first one, all zeros."""
+    state, losses = first or begin_state(), []
     for x, y in parts(text):
         scores, *state = net(x, state)
         losses.append(loss_fn(scores, y).mean().asscalar())

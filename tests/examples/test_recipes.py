@@ -55,6 +55,26 @@ def figures(result):
     return {key: value for key, value in result.items() if key not in ("dtype", "seconds", "skipped")}
 
 
+BESIDE = {"weight_dropout": "Parameter.data is overridden", "forecast": "Python values, and restore"}  # no families
+
+
+@pytest.mark.parametrize("recipe", BESIDE)
+def test_a_recipe_beside_the_families_trains_in_all_dtypes(recipe, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    results = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        scale = ["--loss-scale", "128"] if dtype == "float16" else []  # two steps, and none skipped
+        results[dtype] = importlib.import_module(recipe).main(["--quick", "--dtype", dtype, *scale])
+    full = results.pop("float32")
+    for dtype, low in results.items():
+        assert low["steps"] == full["steps"] > 0
+        assert low["skipped"] == 0
+        for (_, found), (_, want) in zip(low["curve"], full["curve"]):
+            assert found == pytest.approx(want, rel=0.02), dtype
+        assert low["value"] == pytest.approx(full["value"], rel=0.05)
+        assert figures(low) != figures(full)
+
+
 def test_bfloat16(quick):
     full, low = (quick("segmentation", "--dtype", dtype) for dtype in ("float32", "bfloat16"))
     assert low["curve"][0][1] == pytest.approx(full["curve"][0][1], rel=0.02)
