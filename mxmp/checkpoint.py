@@ -74,7 +74,7 @@ def save_checkpoint(
             "format": _FORMAT,
             "epoch": epoch if epoch is None else int(epoch),
             "mxnet_seed": seed,
-            "numpy": [kind, keys.tolist(), *position],
+            "numpy": [kind, list(map(int, keys)), *position],
             "python": random.getstate(),
         }
         with open(rest, "w", encoding="utf-8") as file:

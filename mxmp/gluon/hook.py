@@ -499,5 +499,5 @@ def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mappi
     if before is not None:
         before.undo()
     if after.conversions:
-        methods = {"hybridize": after.hybridize, "cast": after.cast, "optimize_for": after.optimize_for}
-        _mxnet.redirect_calls(block, after, after.call_graph, **methods)
+        methods = ("hybridize", "cast", "optimize_for")
+        _mxnet.redirect_calls(block, after, after.call_graph, **{name: getattr(after, name) for name in methods})

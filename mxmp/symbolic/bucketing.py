@@ -219,7 +219,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
         states = f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None
-        module.start_from(*mx.model.load_params(prefix, epoch), states)
+        arg_params, aux_params = mx.model.load_params(prefix, epoch)
+        module.start_from(arg_params, aux_params, states)
         return module
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
