@@ -37,18 +37,44 @@ _FEW, _SLOW = 16, 0.95
 # So many layers are named in a note.
 _NAMED = 3
 # What gives the scores of an output with three axes or more, and what may come after it.
-_SCORES = ("Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax")
-_SCORES += ("SoftmaxActivation", "SoftmaxOutput")
-_AFTER_SCORES = ("BilinearSampler", "BlockGrad", "Concat", "Flatten", "Reshape", "SwapAxis", "UpSampling", "_copy")
-_AFTER_SCORES += (
-    "_contrib_BilinearResize2D",
-    "_plus_scalar",
-    "_mul_scalar",
-    "_div_scalar",
-    "broadcast_add",
-    "expand_dims",
+_SCORES = frozenset(
+    [
+        "Convolution",
+        "Deconvolution",
+        "FullyConnected",
+        "SoftmaxActivation",
+        "SoftmaxOutput",
+        "batch_dot",
+        "dot",
+        "log_softmax",
+        "sigmoid",
+        "softmax",
+    ]
 )
-_AFTER_SCORES += ("elemwise_add", "slice", "slice_axis", "slice_like", "squeeze", "transpose")
+_AFTER_SCORES = frozenset(
+    [
+        "BilinearSampler",
+        "BlockGrad",
+        "Concat",
+        "Flatten",
+        "Reshape",
+        "SwapAxis",
+        "UpSampling",
+        "_contrib_BilinearResize2D",
+        "_copy",
+        "_div_scalar",
+        "_mul_scalar",
+        "_plus_scalar",
+        "broadcast_add",
+        "elemwise_add",
+        "expand_dims",
+        "slice",
+        "slice_axis",
+        "slice_like",
+        "squeeze",
+        "transpose",
+    ]
+)
 # After so many crashes of one type of operator in INT8, others of the type are not run any more.
 _CRASHES = 2
 
