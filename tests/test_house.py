@@ -63,7 +63,7 @@ HOUSE = {
         "__init__",
     ],
     "inference": [
-        *("quantizing", "calibration", "report", "worker", "runner", "prepared", "targets", "search", "optimize"),
+        *("calibration", "quantizing", "report", "worker", "runner", "prepared", "targets", "search", "optimize"),
         "__init__",
     ],
     "diagnose/shared": ["report", "targets", "__init__"],

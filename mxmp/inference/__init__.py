@@ -2,8 +2,8 @@
 
 =================  ================================================================================
 ``optimize``       the public function
+``calibration``    the ranges of tensors for INT8, and how near outputs are to FP32's, column by column
 ``quantizing``     the graph in INT8, by MXNet's own passes
-``calibration``    the ranges of tensors for INT8, and the signal to quantization noise ratio (SQNR)
 ``worker``         the process in which candidate graphs run
 ``runner``         the object in the user's process that starts and asks this process
 ``prepared``       runs a graph that is returned, with weights that are prepared once
