@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Collection, Mapping, NamedTuple
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, Constant, HybridBlock
 from mxnet.ndarray import NDArray
 
 from ..gluon.blocks import prefixes_of
@@ -65,8 +65,10 @@ class Job:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters. None if ``tune`` was called with a Symbol: no plan may then rename
-        its outputs by a cast (``keep_output_names`` of ``choices.Task``).
+        The names of a block's parameters, without constants. None if ``tune`` was called with a Symbol: no plan may
+        then rename its outputs by a cast (``keep_output_names`` of ``choices.Task``).
+    learned : list of str
+        The names of all parameters, and of a block without constants.
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
@@ -87,6 +89,7 @@ class Job:
     values: Mapping[str, NDArray]
     grad_req: Mapping[str, str]
     parameters: Collection[str] | None
+    learned: Collection[str]
     blocks: tuple[str, ...]
     stand_ins: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -135,7 +138,8 @@ def job_of(
         symbol, found, params = traced_alone(target, arrays, training)
         values = {name: array for name, array in found.items() if all(array is not each for each in empty)}
         shapes = {name: array.shape for name, array in found.items()}
-        parameters, blocks = list(params), prefixes_of(target)
+        parameters = [name for name, param in params.items() if not isinstance(param, Constant)]
+        blocks = prefixes_of(target)
         grad_req = {name: param.grad_req for name, param in params.items()}
     names = symbol.list_inputs()
     unknown = sorted(set(shapes) - set(names))
@@ -157,6 +161,7 @@ def job_of(
         values=values,
         grad_req=grad_req or {name: "write" for name in names if name not in shapes},
         parameters=parameters,
+        learned=[name for name in names if name not in shapes] if parameters is None else parameters,
         blocks=blocks,
         stand_ins=stand_ins,
     )
