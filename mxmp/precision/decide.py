@@ -482,7 +482,7 @@ class _Draft:
         ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``, which
         is FP32 in the plan; only on a GPU with ``norm=None`` its kernel may read float16 all the same, where
         ``kernels/norms.drop_casts`` takes out the casts around it. ``Kind.LOW`` and ``Kind.FOLLOW`` become
-        ``Kind.FULL`` if the device's kernel is missing, wrong or, unless the draft has ``slow_too``, slower than FP32's (see
+        ``Kind.FULL`` if the device's kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see
         ``missing_kernel``).
         """
         kind, reason = self._kind_by_rule(node, rule)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Collection, Mapping, NamedTuple
+from typing import Any, Collection, Iterable, Mapping, NamedTuple
 
 import mxnet as mx
 from mxnet.gluon import Block, Constant, HybridBlock
 from mxnet.ndarray import NDArray
 
+from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_alone
 from ..policy import Policy
@@ -101,6 +102,23 @@ class Job:
         It has the operators that only the user's process can run, not stand-ins for them.
         """
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
+
+
+def context_of(target: Block | mx.sym.Symbol, inputs: Iterable[Any]) -> mx.Context:
+    """Return where a network runs: where its parameters are, or else the arrays in ``inputs``, or the current context.
+
+    ``inputs`` are positional or named inputs: arrays, shapes, or lists of them.
+    """
+    params = target.collect_params().values() if isinstance(target, Block) else ()
+    arrays, left = [], list(inputs)
+    while left:
+        each = left.pop(0)
+        if isinstance(each, NDArray):
+            arrays.append(each.ctx)
+        elif isinstance(each, (list, tuple)):
+            left[:0] = each
+    found = [*(ctx for param in params for ctx in contexts(param)), *arrays]
+    return found[0] if found else mx.context.current_context()
 
 
 def job_of(
