@@ -5,8 +5,9 @@ cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and roun
 
 from __future__ import annotations
 
+from ..policy import Policy
 from ..precision.casts import APART, FULL, casts_to, inserted, skip_casts
-from ..precision.graph import Entry, Node
+from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES, Kind, leaves_cudnn
 from .workaround import FittedGraph
 
@@ -21,16 +22,34 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
     """
     if fitted.casted.norm is not None:
         return []
-    readers, heads = fitted.graph.consumers(), set(fitted.graph.heads)
+    readers = fitted.graph.consumers()
 
     def is_between(node: Node) -> bool:
-        if leaves_cudnn(node.attrs) or Entry(node) in heads:
+        if not _may_be_between(node, fitted.graph):
             return False
         users = (user for user, _ in readers.get(Entry(node), ()))
         return casts_to(node.inputs[0].node, FULL) and any(casts_to(user, "float16") for user in users)
 
-    norms = (node for node in fitted.casted.source if node.op in RULES and RULES[node.op].kind is Kind.NORM)
-    return [node for node in norms if is_between(node)]
+    return [node for node in fitted.casted.source if _is_norm(node) and is_between(node)]
+
+
+def casts_inside(graph: Graph, policy: Policy, device: str) -> list[Node]:
+    """Return the BatchNorms of an FP32 graph around which ``drop_casts`` takes the casts out, if a plan has them there.
+
+    It does not if the environment leaves this workaround out.
+    """
+    if device != "gpu" or policy.compute != "float16" or policy.norm is not None:
+        return []
+    return [node for node in graph.nodes() if _is_norm(node) and _may_be_between(node, graph)]
+
+
+def _is_norm(node: Node) -> bool:
+    return node.op in RULES and RULES[node.op].kind is Kind.NORM
+
+
+def _may_be_between(node: Node, graph: Graph) -> bool:
+    """Return whether cuDNN computes a BatchNorm on a GPU, and its output is none of the graph."""
+    return not leaves_cudnn(node.attrs) and Entry(node) not in graph.heads
 
 
 def separate_casts(fitted: FittedGraph) -> list[Node]:

@@ -89,6 +89,7 @@ def decide(
     exported: bool = False,
     learned: Collection[str] | None = None,
     is_body: bool = False,
+    slow_too: bool = False,
 ) -> Plan:
     """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 
@@ -131,6 +132,9 @@ def decide(
         computes positions, angles or camera matrices, not features. None: not known, so no product is such a one.
     is_body : bool
         Whether the graph is the body of a loop or branch.
+    slow_too : bool
+        Whether operators of the graph itself compute in low precision also by kernels that are right, but slower than
+        FP32's.
 
     Raises
     ------
@@ -140,7 +144,7 @@ def decide(
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
     storable = {*(parameters or ()), *stored_low} if policy.stores_low(device) else ()
-    draft = _Draft(policy, device, non_fp32, storable, exported=exported, learned=learned)
+    draft = _Draft(policy, device, non_fp32, storable, exported=exported, learned=learned, slow_too=slow_too)
     if policy.compute == "bfloat16" and training_shapes:
         draft.data_shapes = _shapes_of_products(graph, training_shapes)
     for node, rule, fixed in _operators(graph, draft, keep_output_names):
@@ -188,23 +192,47 @@ _STEERS = "it computes the condition of a loop or branch, which rounding could c
 
 
 def may_compute_low(
-    graph: Graph, policy: Policy, device: str, *, keep_output_names: bool = False, slow_too: bool = False
-) -> dict[Node, tuple[Kind, Rule]]:
-    """Return the operators that can compute in low precision, each with its kind (``LOW`` or ``FOLLOW``) and its rule.
+    graph: Graph,
+    policy: Policy,
+    device: str,
+    *,
+    parameters: Collection[str] | None = None,
+    learned: Collection[str] | None = None,
+    keep_output_names: bool = False,
+    slow_too: bool = False,
+) -> dict[Node, Kind]:
+    """Return the operators that may compute in low precision in a plan that is as safe as the rules, with their kinds.
 
-    ``LOW`` is, for example, a convolution; ``FOLLOW`` a relu, which takes the dtype of its inputs. Tuning chooses among
-    these operators. Their rules, the policy, the device's kernels and ``keep_output_names`` (see ``decide``) all allow
-    low precision; in which dtype the operators around them compute is not considered, nor are shapes. If ``slow_too``,
-    kernels may be slower than FP32's, but must be right. Operators in bodies of control flow are not returned. Raises
-    ``ValueError`` if ``rule_under`` refuses an operator.
+    The kind is ``LOW``, such as of a convolution, or ``FOLLOW``, such as of a relu. The operators are those that
+    compute in low precision by ``decide``, if that also takes right kernels that are slower than FP32's; and those in
+    front of them that only move values (``Rule.exact``), so that rounding before them gives what rounding behind them
+    gives. A plan with any of these in low precision, and all else in FP32, rounds nothing that ``decide`` does not
+    round: not the data in front of what normalizes them, nor the digits that an FP32 loss reads.
+
+    Without ``slow_too``, operators with such a slower kernel are left out. Shapes are not considered; operators in
+    bodies of control flow are not returned. The other arguments are those of ``decide``. Raises ``ValueError`` if
+    ``decide`` does.
     """
-    draft = _Draft(policy, device, _NOTHING)
-    found: dict[Node, tuple[Kind, Rule]] = {}
+    options = {"parameters": parameters, "learned": learned, "keep_output_names": keep_output_names}
+    decisions = decide(graph, policy, device, slow_too=True, **options).decisions
+    names, heads = graph.names(), {entry.node for entry in graph.heads}
+    low = {node for node, name in names.items() if not node.is_variable and decisions[name].low}
+    draft = _Draft(policy, device, _NOTHING, slow_too=slow_too)
+    found: dict[Node, Kind] = {}
     for node, rule, fixed in _operators(graph, draft, keep_output_names):
-        kind, _ = draft.kind(node, rule, slow_too)
+        draft.rules[node] = rule
+        kind, _ = draft.kind(node, rule)
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
-            found[node] = kind, rule
-    return found
+            found[node] = kind
+    readers: dict[Node, list[tuple[Node, int]]] = {}
+    for entry, users in graph.consumers().items():
+        readers.setdefault(entry.node, []).extend(users)
+    for node in reversed(list(found)):
+        users = readers.get(node, [])
+        moves = draft.rules[node].exact and users and node not in heads
+        if moves and all(user in low and position not in draft.rules[user].keep for user, position in users):
+            low.add(node)
+    return {node: kind for node, kind in found.items() if node in low}
 
 
 def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator[tuple[Node, Rule, str]]:
@@ -304,7 +332,9 @@ class _Draft:
         *,
         exported: bool = False,
         learned: Collection[str] | None = None,
+        slow_too: bool = False,
     ) -> None:
+        self._slow_too = slow_too
         self._learned_names = learned
         self._learned: set[Node] = set()
         self._non_fp32_inputs = non_fp32
@@ -453,7 +483,7 @@ class _Draft:
             and not leaves_cudnn(node.attrs)
         )
 
-    def kind(self, node: Node, rule: Rule, slow_too: bool = False) -> tuple[Kind, str]:
+    def kind(self, node: Node, rule: Rule) -> tuple[Kind, str]:
         """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
 
         The dtypes of the node's inputs are not considered. ``full_ops`` and ``low_ops`` overrule the rule. With
@@ -470,7 +500,7 @@ class _Draft:
                 *(node.op, node.attrs, self.policy.compute, self._device),
                 channels=channels,
                 data_shape=self.data_shapes.get(node, ()),
-                slow_too=slow_too,
+                slow_too=self._slow_too,
             )
             if missing:
                 return Kind.FULL, missing

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Mapping, NamedTuple
 
-from .casts import FULL, CastGraph
+from .casts import FULL, CastGraph, insert_casts
 from .graph import Entry, Graph, output_shapes
+from .plan import PlannedGraph
 
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -21,6 +22,16 @@ class CastSize(NamedTuple):
     tensor: str
     dtype: str
     bytes: int | None
+
+
+def casts_left(planned: PlannedGraph, fitted: CastGraph) -> CastGraph:
+    """Return ``planned`` with casts, and in its list of casts those that are left in ``fitted``, the graph that runs.
+
+    A workaround has removed the others, because a kernel of the device casts inside.
+    """
+    casted, left = insert_casts(planned), set(fitted.graph.nodes())
+    casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
+    return casted
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:

@@ -8,11 +8,14 @@ from typing import Any, Collection, Mapping
 
 import mxnet as mx
 
+from ..kernels.norms import casts_inside
+from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.decide import NO_SHAPES, decide, may_compute_low
 from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
+from ..precision.traffic import casts_left
 from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
@@ -23,8 +26,8 @@ _SHAPED_BY_VALUES = ("_cond", "_contrib_boolean_mask")
 class Task:
     """What ``tune`` plans in one run: a graph, the policy for it, and the plans among which it can choose.
 
-    The choice is between plans that the rules call safe. They differ only in the operators of ``may_be_low``, each of
-    which computes in low precision or in FP32.
+    The choice is between plans that are as safe as the rules (``decide.may_compute_low``). They differ only in the
+    operators of ``may_be_low``, each of which computes in low precision or in FP32.
 
     Parameters
     ----------
@@ -36,6 +39,8 @@ class Task:
         The device whose kernels run the graph.
     parameters : collection of str, optional
         The variables that may be stored in float16 (None: weights and biases of convolutions, FullyConnected and RNN).
+    learned : collection of str, optional
+        All parameters but constants (None: not known); see ``decide``.
     keep_output_names : bool
         True keeps an operator with several outputs in FP32 if one is a graph output, which a cast would rename.
     slow_too : bool
@@ -58,7 +63,8 @@ class Task:
     rule_of_node : mapping of Node to Rule
         The rule of every operator of the graph.
     may_be_low : frozenset of Node
-        The operators for which ``tune`` may choose between low precision and FP32.
+        The operators for which ``tune`` may choose between low precision and FP32. Beside them, on a GPU in float16,
+        BatchNorms: they compute in FP32 in every plan, and "low" are those that cuDNN lets read and write float16.
     matrix_operators : frozenset of Node
         The operators in ``may_be_low`` that are matrix operators (convolution, fully connected and the like).
     choice : Choice
@@ -72,6 +78,7 @@ class Task:
         device: str,
         *,
         parameters: Collection[str] | None = None,
+        learned: Collection[str] | None = None,
         keep_output_names: bool = False,
         slow_too: bool = False,
         left_out: Mapping[str, str] | None = None,
@@ -81,31 +88,39 @@ class Task:
         self.policy = policy
         self.device = device
         self.names = graph.names()
+        self._readers = graph.consumers()
         self._options: dict[str, Any] = {
             "parameters": parameters,
+            "learned": learned,
             "keep_output_names": keep_output_names,
-            "training_shapes": training_shapes,
         }
+        self._training_shapes = training_shapes
         left = {node: name for node, name in self.names.items() if name in (left_out or {})}
         self._left_out = {name: Decision(node.op, False, (left_out or {})[name]) for node, name in left.items()}
         self.rules_plan = self._decide({})
-        safe = may_compute_low(graph, policy, device, keep_output_names=keep_output_names, slow_too=slow_too)
-        safe = {node: found for node, found in safe.items() if node not in left}
-        low_by_rules = {node for node in self.low_nodes(self.rules_plan) if node in safe}
-        self.may_be_low = _around_matrix_operators(graph, safe) | low_by_rules
-        self.matrix_operators = frozenset(node for node in self.may_be_low if safe[node][0] is Kind.LOW)
+        safe = may_compute_low(graph, policy, device, slow_too=slow_too, **self._options)
+        safe = {node: kind for node, kind in safe.items() if node not in left}
+        self.matrix_operators = frozenset(node for node, kind in safe.items() if kind is Kind.LOW)
+        self._norms = frozenset(casts_inside(graph, policy, device))
+        self.may_be_low = frozenset(safe) | self._norms
         self._planned = PlannedGraph(graph, self.rules_plan)
         self.rule_of_node: Mapping[Node, Rule] = self._planned.rules
         stored = set()
         if policy.stores_low(device):
-            most = self._decide({self.names[node]: Decision(node.op, True, "") for node in self.may_be_low})
+            most = self._decide({self.names[node]: Decision(node.op, True, "") for node in safe})
             stored = {node for node, name in self.names.items() if node.is_variable and name in most.low_variables}
         self._may_be_stored_low = stored
         self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=self._may_be_stored_low)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
-        """Return the operators in low precision under ``plan``, without those in the bodies of loops and conditions."""
-        return frozenset(node for node, name in self.names.items() if not node.is_variable and plan.decisions[name].low)
+        """Return the operators in low precision under ``plan``, without those in the bodies of loops and conditions.
+
+        BatchNorms of ``may_be_low`` are among them if one kernel computes them and the casts around them.
+        """
+        planned = PlannedGraph(self.graph, plan)
+        low = frozenset(node for node, decision in planned.decisions.items() if decision.low)
+        read_low = {entry for entry, users in self._readers.items() if any(planned.wants_low(*user) for user in users)}
+        return low | {node for node in self._norms if planned.is_low(node.inputs[0]) and Entry(node) in read_low}
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
         """Return the plan in which, of ``may_be_low``, those in ``low`` compute in low precision, the rest in FP32.
@@ -118,7 +133,7 @@ class Task:
         # What the rules keep in FP32, and is not to choose, is FP32 in ``choice``; undecided it would follow its input.
         by_rules = {name: self.rules_plan.decisions[name] for node, name in self.names.items() if not node.is_variable}
         decided = {name: decision for name, decision in by_rules.items() if not decision.low}
-        for node in self.may_be_low:
+        for node in self.may_be_low - self._norms:
             name = self.names[node]
             before = self.rules_plan.decisions[name]
             if before.low is not (node in low) or node in reasons:
@@ -142,40 +157,27 @@ class Task:
         moved = cast_bytes(shapes)
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
+    def bytes_cast(self, plan: Plan, shapes: Mapping[Entry, tuple[int, ...]]) -> int:
+        """Return how many bytes the casts of ``plan`` read and write in one forward, as ``explain`` counts them.
+
+        Casts that a kernel makes inside do not count, nor do those in the bodies of loops and conditions. ``shapes``
+        maps every tensor to its shape.
+        """
+        casted = casts_left(PlannedGraph(self.graph, plan), emitted(self.graph, plan))
+        moved, casts = cast_bytes(shapes), (cast.inputs[0] for cast in casted.casts)
+        return int(sum(moved[Entry(casted.source[entry.node], entry.index)] for entry in casts))
+
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
         """Return the plan with the decisions ``decided``, by the operators' names; other operators follow the rules.
 
         The operators of ``left_out``, an argument of the Task, stay in FP32 even if ``decided`` has them.
         """
-        return decide(self.graph, self.policy, self.device, decided={**decided, **self._left_out}, **self._options)
-
-
-def _around_matrix_operators(graph: Graph, safe: Mapping[Node, tuple[Kind, Rule]]) -> frozenset[Node]:
-    """Return the matrix operators, and the operators around them that may compute in low precision as well.
-
-    ``safe`` maps each operator that its rule and the device's kernels allow in low precision to its kind and rule.
-    Three groups of these operators are returned: the matrix operators, which have the kind ``LOW``; operators whose
-    inputs, but for parameters and FP32 inputs such as indices, are all outputs of returned operators; and operators
-    whose outputs are read by returned operators alone, and are no outputs of the graph. Any other operator may compute
-    on labels, masks or positions, which must not be rounded.
-    """
-    found: set[Node] = set()
-    heads = {entry.node for entry in graph.heads}
-    used: dict[Node, list[tuple[Node, int]]] = {}
-    for entry, users in graph.consumers().items():
-        used.setdefault(entry.node, []).extend(users)
-    nodes = [node for node in graph.nodes() if node in safe]
-    for node in nodes:
-        kind, rule = safe[node]
-        read = [e for i, e in enumerate(node.inputs) if i not in rule.keep and i not in rule.params]
-        can_be_low = [e.node in found and e.index not in safe[e.node][1].keep_outputs for e in read]
-        if kind is Kind.LOW or (read and all(can_be_low)):
-            found.add(node)
-    for node in reversed(nodes):
-        users = used.get(node, [])
-        if users and node not in heads and all(user in found and i not in safe[user][1].keep for user, i in users):
-            found.add(node)
-    return frozenset(found)
+        return decide(
+            *(self.graph, self.policy, self.device),
+            decided={**decided, **self._left_out},
+            training_shapes=self._training_shapes,
+            **self._options,
+        )
 
 
 def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry, tuple[int, ...]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Collection, Mapping, NamedTuple
+from typing import Any, Collection, Iterable, Mapping, NamedTuple
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, Constant, HybridBlock
 from mxnet.ndarray import NDArray
 
 from ..frontend import instead
+from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_alone
 from ..policy import Policy
@@ -66,8 +67,10 @@ class Job:
     grad_req : mapping of str to str
         ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
     parameters : list of str, optional
-        The names of a block's parameters. None if ``tune`` was called with a Symbol: no plan may then rename
-        its outputs by a cast (``keep_output_names`` of ``choices.Task``).
+        The names of a block's parameters, without constants. None if ``tune`` was called with a Symbol: no plan may
+        then rename its outputs by a cast (``keep_output_names`` of ``choices.Task``).
+    learned : list of str
+        The names of all parameters, and of a block without constants.
     blocks : tuple of str
         The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
     stand_ins : list of str
@@ -88,6 +91,7 @@ class Job:
     values: Mapping[str, NDArray]
     grad_req: Mapping[str, str]
     parameters: Collection[str] | None
+    learned: Collection[str]
     blocks: tuple[str, ...]
     stand_ins: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -99,6 +103,23 @@ class Job:
         It has the operators that only the user's process can run, not stand-ins for them.
         """
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
+
+
+def context_of(target: Block | mx.sym.Symbol, inputs: Iterable[Any]) -> mx.Context:
+    """Return where a network runs: where its parameters are, or else the arrays in ``inputs``, or the current context.
+
+    ``inputs`` are positional or named inputs: arrays, shapes, or lists of them.
+    """
+    params = target.collect_params().values() if isinstance(target, Block) else ()
+    arrays, left = [], list(inputs)
+    while left:
+        each = left.pop(0)
+        if isinstance(each, NDArray):
+            arrays.append(each.ctx)
+        elif isinstance(each, (list, tuple)):
+            left[:0] = each
+    found = [*(ctx for param in params for ctx in contexts(param)), *arrays]
+    return found[0] if found else mx.context.current_context()
 
 
 def job_of(
@@ -136,7 +157,8 @@ def job_of(
         symbol, found, params = traced_alone(target, arrays, training)
         values = {name: array for name, array in found.items() if all(array is not each for each in empty)}
         shapes = {name: array.shape for name, array in found.items()}
-        parameters, blocks = list(params), prefixes_of(target)
+        parameters = [name for name, param in params.items() if not isinstance(param, Constant)]
+        blocks = prefixes_of(target)
         grad_req = {name: param.grad_req for name, param in params.items()}
     names = symbol.list_inputs()
     unknown = sorted(set(shapes) - set(names))
@@ -158,6 +180,7 @@ def job_of(
         values=values,
         grad_req=grad_req or {name: "write" for name in names if name not in shapes},
         parameters=parameters,
+        learned=[name for name in names if name not in shapes] if parameters is None else parameters,
         blocks=blocks,
         stand_ins=stand_ins,
     )

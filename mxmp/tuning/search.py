@@ -15,9 +15,9 @@ from ..pipeline import emitted
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
-from .choices import Task, cast_bytes, shapes_of, signature
+from .choices import Task, shapes_of, signature
 from .clock import Arrays, Cast, Owner, Timed
-from .cut import Costs, cheapest
+from .cut import cheapest
 from .job import Crash, Job
 from .stand_ins import replaced, with_stand_ins
 from .table import Table
@@ -56,11 +56,13 @@ def fewest_bytes(job: Job) -> Plan:
     """
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
-    task, moved = _task(job, graph, slow_too=True), cast_bytes(shapes)
-    plans = {RULES: task.low_nodes(task.rules_plan), BYTES: task.least_bytes(shapes)}
-    amounts = {name: int(task.choice.cost(low, Costs({}, {}, moved, moved))) for name, low in plans.items()}
-    tuned = Tuned(BYTES, job.training, cast_bytes=amounts)
-    return replace(task.plan(plans[BYTES], {}), tuned=tuned, blocks=job.blocks)
+    task = _task(job, graph, slow_too=True)
+    plans = {RULES: task.rules_plan, BYTES: task.plan(task.least_bytes(shapes), {})}
+    amounts = {name: task.bytes_cast(plan, shapes) for name, plan in plans.items()}
+    chosen = BYTES
+    if amounts[RULES] < amounts[BYTES] and task.matrix_operators <= task.low_nodes(task.rules_plan):
+        chosen = RULES  # a kernel of the device casts where the cut does not know it
+    return replace(plans[chosen], tuned=Tuned(chosen, job.training, cast_bytes=amounts), blocks=job.blocks)
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
@@ -70,6 +72,7 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
         job.policy,
         device_of(job.ctx),
         parameters=job.parameters,
+        learned=job.learned,
         keep_output_names=job.parameters is None,
         training_shapes=job.inputs if job.training else {},
         **options,
@@ -117,8 +120,7 @@ class Search:
         self._arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
         self._crashes = {crash.low: crash for crash in job.crashes}
         self._readers = graph.consumers()
-        moved = cast_bytes(shapes)
-        self._moved = Costs({}, {}, moved, moved)
+        self._shapes = shapes
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
         self.candidates = {
@@ -297,7 +299,10 @@ class Search:
                 for name, each in seconds.items()
                 if each > 0
             },
-            {name: int(self._task.choice.cost(nodes, self._moved)) for name, nodes in self.candidates.items()},
+            {
+                name: self._task.bytes_cast(self._task.plan(nodes, {}), self._shapes)
+                for name, nodes in self.candidates.items()
+            },
             tuple(self._notes),
         )
         failed = dict.fromkeys(self._task.may_be_low - low, f"{compute} could not be timed here")

@@ -14,8 +14,9 @@ from ..child import showing
 from ..files import check_writable
 from ..kernels.fit import device_of
 from ..policy import Policy
+from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy
-from .job import job_of
+from .job import context_of, job_of
 from .machine import cache_file, describe
 from .process import measured_apart
 from .search import fewest_bytes
@@ -70,7 +71,8 @@ def tune(
         precision for which that is safe. Fewer bytes need not be less time: on a CPU this plan computes ReLU6's
         ``clip`` in bfloat16, which is correct and slow.
     ctx : mxnet.Context, optional
-        The device that the plan is for, and on which it is measured (default: the current context).
+        The device that the plan is for, and on which it is measured. Default: where the parameters are; before they
+        are initialized, or for a Symbol, where the input arrays are; without these, the current context.
     cache : bool or path
         True keeps the measured times in a file in the user's cache folder, and a later call does not measure them
         again; False does neither. A path is another folder for the file. Times hold for one machine, number of threads
@@ -107,8 +109,10 @@ def tune(
     policy, plan = read_policy(policy, exclude)
     if plan is not None:
         raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")
+    device_of(ctx)  # refuses what is no context
+    ctx = ctx or context_of(target, [*inputs, *shapes.values()])
     on_gpu = device_of(ctx) == "gpu"
-    ctx = ctx or mx.context.current_context()
+    check_policy(policy, device_of(ctx), policy.low_ops + policy.full_ops)
     if measure and on_gpu and ctx.device_id >= mx.context.num_gpus():
         raise ValueError(f"{ctx} is not here to measure on: tune where it is, or with measure=False")
     job = job_of(target, inputs, shapes, policy, ctx, training, measure)

@@ -13,12 +13,12 @@ from ...kernels.channels_last import norms_over_rows
 from ...kernels.fit import device_of
 from ...pipeline import emitted
 from ...policy import Policy
-from ...precision.casts import FULL, CastGraph, insert_casts, strip
+from ...precision.casts import FULL, CastGraph, strip
 from ...precision.decide import decide
 from ...precision.graph import Graph, Node, check_shapes
 from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under, summed_in_fp32
 from ...precision.rules import Kind
-from ...precision.traffic import CastSize, cast_sizes
+from ...precision.traffic import CastSize, cast_sizes, casts_left
 from ..shared.targets import Network, converted_graphs, is_network
 from .report import Explanation, GraphReport, NodeReport
 
@@ -158,9 +158,7 @@ def _described(
         return prefix + (fitted.source[node].name if node in fitted.source else node.name)
 
     planned = PlannedGraph(graph, plan)
-    casted = insert_casts(planned)
-    left = set(fitted.graph.nodes())
-    casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
+    casted = casts_left(planned, fitted)
     inserted = set(casted.casts)
     names = planned.names
     casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
