@@ -69,7 +69,8 @@ def save_checkpoint(
             net.save_params(params)
             net.save_optimizer_states(saved)
         seed = int(np.random.randint(2**31))
-        kind, keys, *position = np.random.get_state()
+        state: Any = np.random.get_state(legacy=True)
+        kind, keys, *position = state
         content = {
             "format": _FORMAT,
             "epoch": epoch if epoch is None else int(epoch),

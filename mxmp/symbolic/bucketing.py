@@ -218,9 +218,8 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         ``AssertionError`` without ``default_bucket_key`` and ``TypeError`` without ``sym_gen``.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
-        states = f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None
-        arg_params, aux_params = mx.model.load_params(prefix, epoch)
-        module.start_from(arg_params, aux_params, states)
+        args, auxs = mx.model.load_params(prefix, epoch)
+        module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
         return module
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:

@@ -81,6 +81,16 @@ def test_bfloat16(quick):
     assert low["curve"] != full["curve"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_arcface_learns_in_two_epochs(dtype, monkeypatch):
+    """A weight that is normalized before its layer, and the arccos of a cosine."""
+    monkeypatch.syspath_prepend(str(RECIPES))
+    result = importlib.import_module("arcface").main(["--dtype", dtype, "--epochs", "2"])
+    assert result["value"] > 80
+    assert all(math.isfinite(loss) for _, loss in result["curve"])
+    assert (result["skipped"] < 15) if dtype == "float16" else not result["skipped"]
+
+
 def test_a_seed_gives_the_same_run_again_and_another_does_not(quick):
     first, again, other = (quick("segmentation", "--seed", seed) for seed in "112")
     assert first["curve"] == again["curve"] != other["curve"]
