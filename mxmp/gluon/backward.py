@@ -95,7 +95,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
             note_scaled(written)
             for other, params in of_others:
                 _mxnet.fresh_weights(params, clear=True)  # at this scale, which is not their trainer's
-                other.progress.foreign = other.progress.foreign or bool(params)
+                other.progress.written_by_other = other.progress.written_by_other or bool(params)
             names = {id(array) for _, array in written}
             mark_fresh(array for _, array in before if id(array) not in names)
         else:

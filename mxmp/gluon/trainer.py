@@ -68,9 +68,15 @@ class Trainer(StepView, gluon.Trainer):
 
     Parameters
     ----------
-    params, optimizer, optimizer_params, kvstore
-        As for ``gluon.Trainer``; also ``kvstore="horovod"``. Master weights do not need the optimizer's
-        ``multi_precision=True``; it does no harm.
+    params : ParameterDict, dict or list of Parameter
+        What to train, usually ``net.collect_params()``.
+    optimizer : str or mxnet.optimizer.Optimizer
+        A name such as ``"sgd"``, or an object. Master weights do not need its ``multi_precision=True``.
+    optimizer_params : dict, optional
+        For an optimizer that is given by name: its arguments, such as ``{"learning_rate": 0.1}``.
+    kvstore : str, KVStore or None
+        What sums gradients over devices and workers: ``"device"``, ``"local"``, ``"nccl"``, ``"dist_sync"``,
+        ``"horovod"``, an open store, or None for nothing.
     compression_params : None
         Must be None: gradient compression compares gradients with a threshold, which means nothing for scaled ones.
     update_on_kvstore : {None, False}

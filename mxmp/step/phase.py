@@ -79,7 +79,7 @@ class Progress:
     overflows : Overflows or None
         Which gradients were not finite when ``unscale()`` was called. None before that call. None again once the
         Trainer sums the gradients, since it first writes a NaN into each of them that was not finite.
-    foreign : bool
+    written_by_other : bool
         Whether the last backward that wrote gradients was that of a trainer with another scaler.
     """
 
@@ -88,7 +88,7 @@ class Progress:
         self.clip = 1.0
         self.accumulates = False
         self.overflows: Any = None
-        self.foreign = False
+        self.written_by_other = False
 
     @property
     def reduced(self) -> bool:
@@ -118,7 +118,7 @@ class Progress:
             raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
         if before is not Phase.READY:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
-        if self.foreign:
+        if self.written_by_other:
             raise RuntimeError(
                 f"{called or event.value}() before a scaled backward of this trainer: another mxmp.Trainer's backward "
                 "has written its gradients, with another loss scale. Give all trainers of one loss the same scaler "
@@ -138,7 +138,7 @@ class Progress:
         a new Progress after a step.
         """
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
-        self.foreign = False
+        self.written_by_other = False
 
     def _effective_phase(self, loss_scale: float) -> Phase:
         """Return ``phase``, but ``SCALED`` in place of ``READY`` (no scaled backward has run) if ``loss_scale`` is 1.

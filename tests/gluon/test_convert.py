@@ -846,6 +846,20 @@ def test_a_cast_is_refused_at_once_and_changes_nothing(dtype):
     assert "float16" in {np.dtype(p.dtype).name for p in net.collect_params().values()}
 
 
+@pytest.mark.parametrize("own", ["float16", "bfloat16"])
+def test_a_part_of_a_converted_net_may_be_converted_for_calls_of_its_own(own):
+    net, x = made("mlp")
+    mxmp.convert(net, "bfloat16")
+    want, part = net(mx.nd.array(x)).asnumpy(), net[0](mx.nd.array(x)).asnumpy()
+    mxmp.convert(net[0], own)
+    assert np.array_equal(net[0](mx.nd.array(x)).asnumpy(), part) is (own == "bfloat16")
+    np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
+    mxmp.restore(net[0])
+    np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
+    with pytest.raises(ValueError, match="part of a net that was converted as a whole"):
+        mxmp.restore(net[0])
+
+
 def test_restore_takes_a_block():
     with pytest.raises(TypeError, match="gluon Block, got int"):
         mxmp.restore(3)
