@@ -37,6 +37,7 @@ NOT_OURS = (
     "Segmentation fault",
     "InferShape pass cannot decide shapes",
     "InferType pass cannot decide dtypes",
+    "invalid load key, 'P'",
 )
 
 
