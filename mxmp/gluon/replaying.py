@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, ContextManager, Iterator, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, unchanged
 from ..kernels.fit import device_of
-from ..pipeline import Conversion
+from ..pipeline import Conversion, emulated
 from ..policy import Policy
 from ..precision.plan import Plan
 from . import _mxnet
@@ -48,14 +48,16 @@ class ReplayedNet:
     ) -> None:
         converted = any(hooks(net))
         if converted and how is not None:
-            raise ValueError(f"{net.name!r} is converted already: audit it without a policy, or mxmp.restore(net) first")
+            raise ValueError(
+                f"{net.name!r} is converted already: audit it without a policy, or mxmp.restore(net) first"
+            )
         if not converted and (how is None or not isinstance(net, HybridBlock)):
             raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or pass a policy or Plan")
         waiting = [p.name for p in net.collect_params().values() if not _mxnet.is_initialized(p)]
         if waiting:
             raise ValueError(f"Parameter {waiting[0]!r} has no values yet: initialize the net, and call it once")
         self._net, self._loss, self._data, self._labels = net, loss, data, labels
-        self._given = None if how is None else Conversion(how)
+        self._given = how
         self._known: dict[tuple[int, str], tuple[TracedCall, ReplayedGraph]] = {}
 
     @property
@@ -95,8 +97,11 @@ class ReplayedNet:
             given = dict(zip(call.inputs, (array for array in flat if array is not None)))
             return call._replace(inputs=given), graph
         call = traced_call(block, args)
-        conversion = self._given or hook.conversion  # type: ignore[union-attr]
         ctx = next(array.ctx for array in flat if array is not None)
+        if hook is not None:
+            conversion: Conversion = hook.conversion
+        elif self._given is not None:
+            conversion = Conversion(emulated(self._given, device_of(ctx)))
         names = [name for name, param in call.params.items() if not isinstance(param, Constant)]
         shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
         plan = conversion.preview(call.symbol, device_of(ctx), names, training_shapes=shapes)

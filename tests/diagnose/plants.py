@@ -119,7 +119,9 @@ def _variance(planted: str) -> Callable:
 
         square = F.mean(F.square(x, **named("square")), axis=1, keepdims=True, **named("mean of squares"))
         variance = square - F.square(F.mean(x, axis=1, keepdims=True))
-        return net.out(net.hidden(F.broadcast_div(F.broadcast_sub(x, F.mean(x, axis=1, keepdims=True)), F.sqrt(variance + 1e-3))))
+        return net.out(
+            net.hidden(F.broadcast_div(F.broadcast_sub(x, F.mean(x, axis=1, keepdims=True)), F.sqrt(variance + 1e-3)))
+        )
 
     return body
 
@@ -209,7 +211,9 @@ PLANTS = [
         lambda F, net, x: F.log(1 - F.square(F.tanh(logits(net, x, 3), name=PLANTED)) + 1e-6),
         plain,
     ),
-    Plant("probability", "erf", lambda F, net, x: F.log(1 - F.erf(F.abs(logits(net, x, 2)), name=PLANTED) + 1e-6), plain),
+    Plant(
+        "probability", "erf", lambda F, net, x: F.log(1 - F.erf(F.abs(logits(net, x, 2)), name=PLANTED) + 1e-6), plain
+    ),
     Plant(
         "probability",
         "product",
@@ -249,9 +253,9 @@ PLANTS = [
         "difference",
         "of products",
         lambda F, net, x, y: net.out(net.hidden(F.elemwise_sub(x, y, name=PLANTED))),
-        lambda rng: (
-            lambda a: ([a, a + rng.normal(0, 0.1, (ROWS, 4))], [rng.normal(size=(ROWS, 4))])
-        )(rng.normal(500, 100, (ROWS, 4))),
+        lambda rng: (lambda a: ([a, a + rng.normal(0, 0.1, (ROWS, 4))], [rng.normal(size=(ROWS, 4))]))(
+            rng.normal(500, 100, (ROWS, 4))
+        ),
     ),
     Plant(
         "difference",
@@ -271,26 +275,45 @@ PLANTS = [
     Plant("variance", "square", _variance("square"), offset(60, 1)),
     Plant("variance", "mean of squares", _variance("mean of squares"), offset(60, 1)),
     # -- large offsets
-    Plant("offset", "kelvin", lambda F, net, x: net.out(net.hidden(scalar(F, "minus", x, 288.0) / 0.3)), offset(288, 0.3)),
+    Plant(
+        "offset", "kelvin", lambda F, net, x: net.out(net.hidden(scalar(F, "minus", x, 288.0) / 0.3)), offset(288, 0.3)
+    ),
     Plant("offset", "pressure", lambda F, net, x: scalar(F, "plus", logits(net, x), 1013.0), plain),
-    Plant("offset", "year", lambda F, net, x: net.out(net.hidden(scalar(F, "minus", x, 2010.0) / 5)), offset(2010, 5), dtypes=("bfloat16",)),
+    Plant(
+        "offset",
+        "year",
+        lambda F, net, x: net.out(net.hidden(scalar(F, "minus", x, 2010.0) / 5)),
+        offset(2010, 5),
+        dtypes=("bfloat16",),
+    ),
     Plant(
         "offset",
         "timestamp",
         lambda F, net, x: net.out(net.hidden(scalar(F, "minus", x, 1.6e9) / 1e4)),
         offset(1.6e9, 1e4),
     ),
-    Plant("offset", "batch norm", lambda F, net, x: net.out(net.hidden(F.broadcast_sub(scalar(F, "mul", x, 1.0), F.mean(x, axis=0, keepdims=True)))), offset(288, 0.3)),
+    Plant(
+        "offset",
+        "batch norm",
+        lambda F, net, x: net.out(
+            net.hidden(F.broadcast_sub(scalar(F, "mul", x, 1.0), F.mean(x, axis=0, keepdims=True)))
+        ),
+        offset(288, 0.3),
+    ),
     # -- ids and positions in floats
     Plant("id", "position", _position, _ids),
     Plant(
         "id",
         "equal",
-        lambda F, net, x, ids: net.out(net.hidden(x)) + F.broadcast_equal(scalar(F, "plus", ids, 0.0), ids).expand_dims(1).tile((1, 4)),
+        lambda F, net, x, ids: (
+            net.out(net.hidden(x)) + F.broadcast_equal(scalar(F, "plus", ids, 0.0), ids).expand_dims(1).tile((1, 4))
+        ),
         _ids,
     ),
     # -- angles of a large argument
-    Plant("angle", "product", _angle("mul"), lambda rng: ([rng.uniform(0, 60, (ROWS, 8))], [rng.normal(size=(ROWS, 4))])),
+    Plant(
+        "angle", "product", _angle("mul"), lambda rng: ([rng.uniform(0, 60, (ROWS, 8))], [rng.normal(size=(ROWS, 4))])
+    ),
     Plant("angle", "sine", _angle("sin"), lambda rng: ([rng.uniform(0, 60, (ROWS, 8))], [rng.normal(size=(ROWS, 4))])),
     # -- distances
     Plant("distance", "dot", _distances("dot"), _centers, dtypes=("float16",)),
@@ -304,7 +327,9 @@ PLANTS = [
     Plant("target", "small", lambda F, net, x: scalar(F, "mul", logits(net, x), 1e-8), plain, mean, ("float16",)),
     Plant("target", "large", lambda F, net, x: scalar(F, "mul", logits(net, x), 1e6), plain, mean, ("float16",)),
     # -- exponentials and log-likelihoods
-    Plant("exponential", "exp", lambda F, net, x: F.exp(3 * logits(net, x) + 9, name=PLANTED), plain, mean, ("float16",)),
+    Plant(
+        "exponential", "exp", lambda F, net, x: F.exp(3 * logits(net, x) + 9, name=PLANTED), plain, mean, ("float16",)
+    ),
     Plant("exponential", "mixture", _mixture, plain, mean, ("float16",)),
     Plant("exponential", "negative binomial", _binomial, _counts, mean),
     # -- masks of -1e9
@@ -396,12 +421,16 @@ HEALTHY = [
 
 
 def healthy(name: str, compute: str) -> Audit:
+    """The audit of a healthy network, converted by the rules; an ``np.`` one switches MXNet's arrays for this call."""
     from zoo.catalogue import CASES
 
     mx.random.seed(3)
-    case = CASES[name]()
-    net = case.make()
-    net.initialize(case.init or mx.init.Xavier(magnitude=2))
-    inputs = (case.train_inputs or case.inputs)()
-    net(*inputs)
-    return audit(mxmp.convert(net, compute), case.loss, (inputs, []))
+    try:
+        case = CASES[name]()
+        net = case.make()
+        net.initialize(case.init or mx.init.Xavier(magnitude=2))
+        inputs = (case.train_inputs or case.inputs)()
+        net(*inputs)
+        return audit(mxmp.convert(net, compute), case.loss, (inputs, []))
+    finally:
+        mx.npx.reset_np()

@@ -30,7 +30,13 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def what_was_lost(
-    name: str, op: str, attrs: Mapping[str, str], around: Mapping[str, np.ndarray], change: Change, dtype: str, constants: set[int]
+    name: str,
+    op: str,
+    attrs: Mapping[str, str],
+    around: Mapping[str, np.ndarray],
+    change: Change,
+    dtype: str,
+    constants: set[int],
 ) -> tuple[str, str]:
     """Return which of ``report.LOST`` an operator's rounding is, and a sentence with the tensor and its numbers.
 
@@ -45,7 +51,10 @@ def what_was_lost(
     for what, value in tensors:
         low = rounded(value, dtype)
         if np.isfinite(value).all() and not np.isfinite(low).all():
-            return "overflowed", f"{what} has {np.abs(value).max():.4g}, and {dtype} ends at {FORMATS[dtype].largest:.5g}"
+            return (
+                "overflowed",
+                f"{what} has {np.abs(value).max():.4g}, and {dtype} ends at {FORMATS[dtype].largest:.5g}",
+            )
     for what, value in tensors[: len(inputs)]:
         low = rounded(value, dtype)
         if 16 < np.abs(value).max() < 2**24 and (value == np.round(value)).all() and (low != value).any():

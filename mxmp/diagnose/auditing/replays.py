@@ -213,8 +213,7 @@ class Replays:
     def _perturbed(self, graph: ReplayedGraph, name: str, value: NDArray, size: float) -> NDArray:
         copy = value.copy()
         if size and name in graph.trained and copy.ndim >= 2 and _is_float(copy):
-            errors = self._rng.uniform(-size, size, copy.shape).astype(np.float32)
-            copy *= 1 + mx.nd.array(errors, ctx=copy.ctx)
+            copy[:] = copy.asnumpy() * self._rng.uniform(1 - size, 1 + size, copy.shape).astype(np.float32)
         return copy
 
     # -- against FP32 ------------------------------------------------------------------------------
@@ -268,7 +267,9 @@ class Noise:
 
 def _ratio(change: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """Return ``change / noise``; inf where the change is, 0 where only the noise is."""
-    return np.where(np.isinf(change), math.inf, np.where(np.isinf(noise), 0.0, np.where(np.isinf(change), 1.0, change) / noise))
+    return np.where(
+        np.isinf(change), math.inf, np.where(np.isinf(noise), 0.0, np.where(np.isinf(change), 1.0, change) / noise)
+    )
 
 
 def _floored(found: np.ndarray, least: float) -> np.ndarray:

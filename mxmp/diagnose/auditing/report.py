@@ -145,7 +145,9 @@ class Audit:
         if self.is_healthy:
             lines.append("nothing stands out: rounding changes loss, gradients and outputs as it does anywhere")
         elif not self.findings:
-            lines.append("no operator stands out by itself: together their roundings do. Compare with FP32's own spread")
+            lines.append(
+                "no operator stands out by itself: together their roundings do. Compare with FP32's own spread"
+            )
         lines += table(rows, "<><<<<")
         for found in self.findings:
             also = f"; passed on by {some(found.also, 3)}" if found.also else ""

@@ -18,9 +18,7 @@ _DROPOUT = {"Dropout": "broadcast_mul", "_npx_dropout": "_npi_multiply"}
 _PREFIX = "mxmp_drawn_"
 
 
-def stilled(
-    graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int
-) -> tuple[Graph, Plan, dict[str, np.ndarray]]:
+def stilled(graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int) -> tuple[Graph, Plan, dict[str, np.ndarray]]:
     """Return a copy of the FP32 graph without random operators, its plan, and the values of the variables it adds.
 
     Dropout becomes a product with a mask; operators that draw uniform or normal numbers become variables. So no replay
