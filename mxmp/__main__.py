@@ -4,6 +4,7 @@ python -m mxmp cast net-symbol.json net-0010.params net-float16 --device gpu
 python -m mxmp explain net-symbol.json --shape data=1,3,224,224
 python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
 python -m mxmp optimize net-symbol.json net-0010.params data.npy net-fast
+python -m mxmp audit net-symbol.json net-0010.params batch.npz
 python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
 python -m mxmp profile report.sqlite
 python -m mxmp launch --workers 2 -- python train.py
@@ -26,7 +27,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import __version__
-from .diagnose import advise, explain, profile
+from .diagnose import advise, audit, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
 from .files import check_writable, kind_of, near_name, picture_format, replacing_all
@@ -144,6 +145,13 @@ def parser() -> argparse.ArgumentParser:
     )
     fast.add_argument("--save", metavar="REPORT.json", help="write the report too")
     fast.add_argument("--plot", metavar="PICTURE", help="draw time against accuracy: .png, .svg or .pdf")
+
+    look = add(
+        _audit, "say which operators in low precision change what it computes from a batch", "float16", plan=True
+    )
+    look.add_argument("params", help="its parameters, NAME-0000.params")
+    look.add_argument("data", help="batches as for optimize, labels too (.npz by name); the first is used")
+    look.add_argument("--worst", type=int, default=10, help="how many operators to name at most")
 
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU (default: %(default)s)")
@@ -295,6 +303,17 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
         raise ValueError(f"{path!r}: its arrays have different numbers of batches")
     count = min(map(len, arrays.values()))
     return [{name: array[number] for name, array in arrays.items()} for number in range(count)]
+
+
+def _audit(args: argparse.Namespace) -> None:
+    """Run ``audit``: print which operators in low precision change gradients and outputs of a symbol for a batch."""
+    symbol = read_symbol(args.symbol)
+    params = _parameters(args.params, symbol, _shapes(args))
+    inputs = [name for name in symbol.list_arguments() if f"arg:{name}" not in params]
+    batch = {name: mx.nd.array(array, dtype=array.dtype) for name, array in _batches(args.data, inputs)[0].items()}
+    batch = {name: array.astype("float32") if array.dtype == np.float64 else array for name, array in batch.items()}
+    how = {"policy": args.policy, "exclude": args.exclude, "worst": args.worst}
+    print(audit(symbol, None, batch, params=params, **how))
 
 
 def _advise(args: argparse.Namespace) -> None:

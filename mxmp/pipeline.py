@@ -123,6 +123,13 @@ def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_k
     return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels)
 
 
+def emulated(how: Policy | Plan, device: str) -> Policy | Plan:
+    """Return ``how``; of a GPU's float16 Plan a copy for ``device``, which may be a CPU that emulates float16."""
+    if isinstance(how, Plan) and how.policy.compute == "float16" and how.device == "gpu":
+        return replace(how, device=device)
+    return how
+
+
 class Conversion:
     """Converts all graphs of one network by one policy or plan, and records how the network's parameters are stored.
 

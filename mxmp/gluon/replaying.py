@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, ContextManager, Iterator, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, unchanged
 from ..kernels.fit import device_of
-from ..pipeline import Conversion
+from ..pipeline import Conversion, emulated
 from ..policy import Policy
 from ..precision.plan import Plan
 from . import _mxnet
@@ -58,7 +58,7 @@ class ReplayedNet:
         if waiting:
             raise ValueError(f"Parameter {waiting[0]!r} has no values yet: initialize the net, and call it once")
         self._net, self._loss, self._data, self._labels = net, loss, data, labels
-        self._given = None if how is None else Conversion(how)
+        self._given = how
         self._known: dict[tuple, tuple[TracedCall, ReplayedGraph]] = {}
 
     @property
@@ -99,8 +99,11 @@ class ReplayedNet:
             given = dict(zip(call.inputs, (array for array in flat if array is not None)))
             return call._replace(inputs=given), graph
         call = traced_call(block, args)
-        conversion = self._given or hook.conversion  # type: ignore[union-attr]
         ctx = next(array.ctx for array in flat if array is not None)
+        if hook is not None:
+            conversion: Conversion = hook.conversion
+        elif self._given is not None:
+            conversion = Conversion(emulated(self._given, device_of(ctx)))
         names = [name for name, param in call.params.items() if not isinstance(param, Constant)]
         shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
         plan = conversion.preview(call.symbol, device_of(ctx), names, training_shapes=shapes)

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph
 from ..kernels.fit import device_of
-from ..pipeline import Conversion
+from ..pipeline import Conversion, emulated
 from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.heads import has_loss_head
@@ -105,8 +105,9 @@ def replayed_symbol(
     training = loss is not None or has_loss_head(Graph.from_symbol(symbol))
     shapes = {name: array.shape for name, array in inputs.items()} if training else {}
     ctx = next(iter({**inputs, **values}.values())).ctx
-    plan = Conversion(how).preview(
-        symbol, device_of(ctx), symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
+    device = device_of(ctx)
+    plan = Conversion(emulated(how, device)).preview(
+        symbol, device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
     )
     trained = frozenset(symbol.list_arguments()) & values.keys()
     graph = ReplayedGraph(0, symbol, plan, values, trained, frozenset(), training)

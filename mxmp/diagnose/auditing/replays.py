@@ -213,8 +213,7 @@ class Replays:
     def _perturbed(self, graph: ReplayedGraph, name: str, value: NDArray, size: float) -> NDArray:
         copy = value.copy()
         if size and name in graph.trained and copy.ndim >= 2 and _is_float(copy):
-            errors = self._rng.uniform(-size, size, copy.shape).astype(np.float32)
-            copy *= 1 + mx.nd.array(errors, ctx=copy.ctx)
+            copy[:] = copy.asnumpy() * self._rng.uniform(1 - size, 1 + size, copy.shape).astype(np.float32)
         return copy
 
     # -- against FP32 ------------------------------------------------------------------------------
