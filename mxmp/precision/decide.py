@@ -195,9 +195,9 @@ def may_compute_low(
     """Return the operators that may compute in low precision in a plan that is as safe as the rules, with their kinds.
 
     The kind is ``LOW``, such as of a convolution, or ``FOLLOW``, such as of a relu. The operators are those that
-    ``decide`` would have in low precision on a device with every kernel, and those in front of them that only move
-    values (``Rule.exact``), so that rounding before them gives what rounding behind them gives. Of both, operators
-    without a right kernel are left out, and without ``slow_too`` those whose kernel is slower than FP32's. So a plan
+    ``decide`` would have in low precision on a device with every kernel, and of which this device has a right kernel,
+    without ``slow_too`` none that is slower than FP32's; and those in front of them that only move values
+    (``Rule.exact``), so that rounding before them gives what rounding behind them gives. So a plan
     with any of these in low precision, and all else in FP32, rounds nothing that the rules would not round: not the
     data in front of what normalizes them, nor the digits that an FP32 loss reads.
 
@@ -215,6 +215,7 @@ def may_compute_low(
         kind, _ = draft.kind(node, rule)
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
             found[node] = kind
+    low.intersection_update(found)
     readers: dict[Node, list[tuple[Node, int]]] = {}
     for entry, users in graph.consumers().items():
         readers.setdefault(entry.node, []).extend(users)
