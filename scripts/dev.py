@@ -32,6 +32,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
     "sweep quantized": ("sweep.quantized", "measures what trained networks lose in INT8: docs/int8.json"),
     "sweep casts": ("sweep.casts", "counts the casts of every network's graphs, by policy: docs/casts.json"),
+    "sweep plans": ("sweep.plans", "counts the casts of every network's plan for a GPU: docs/plans.json"),
     "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),

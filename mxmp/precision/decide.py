@@ -89,7 +89,7 @@ def decide(
     exported: bool = False,
     learned: Collection[str] | None = None,
     is_body: bool = False,
-    slow_too: bool = False,
+    any_kernel: bool = False,
 ) -> Plan:
     """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
 
@@ -132,9 +132,8 @@ def decide(
         computes positions, angles or camera matrices, not features. None: not known, so no product is such a one.
     is_body : bool
         Whether the graph is the body of a loop or branch.
-    slow_too : bool
-        Whether operators of the graph itself compute in low precision also by kernels that are right, but slower than
-        FP32's.
+    any_kernel : bool
+        Whether to decide as if the device had every kernel, for operators of the graph itself.
 
     Raises
     ------
@@ -144,7 +143,7 @@ def decide(
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
     storable = {*(parameters or ()), *stored_low} if policy.stores_low(device) else ()
-    draft = _Draft(policy, device, non_fp32, storable, exported=exported, learned=learned, slow_too=slow_too)
+    draft = _Draft(policy, device, non_fp32, storable, exported=exported, learned=learned, any_kernel=any_kernel)
     if policy.compute == "bfloat16" and training_shapes:
         draft.data_shapes = _shapes_of_products(graph, training_shapes)
     for node, rule, fixed in _operators(graph, draft, keep_output_names):
@@ -204,17 +203,17 @@ def may_compute_low(
     """Return the operators that may compute in low precision in a plan that is as safe as the rules, with their kinds.
 
     The kind is ``LOW``, such as of a convolution, or ``FOLLOW``, such as of a relu. The operators are those that
-    compute in low precision by ``decide``, if that also takes right kernels that are slower than FP32's; and those in
-    front of them that only move values (``Rule.exact``), so that rounding before them gives what rounding behind them
-    gives. A plan with any of these in low precision, and all else in FP32, rounds nothing that ``decide`` does not
-    round: not the data in front of what normalizes them, nor the digits that an FP32 loss reads.
+    ``decide`` would have in low precision on a device with every kernel, and of which this device has a right kernel,
+    without ``slow_too`` none that is slower than FP32's; and those in front of them that only move values
+    (``Rule.exact``), so that rounding before them gives what rounding behind them gives. So a plan
+    with any of these in low precision, and all else in FP32, rounds nothing that the rules would not round: not the
+    data in front of what normalizes them, nor the digits that an FP32 loss reads.
 
-    Without ``slow_too``, operators with such a slower kernel are left out. Shapes are not considered; operators in
-    bodies of control flow are not returned. The other arguments are those of ``decide``. Raises ``ValueError`` if
-    ``decide`` does.
+    Shapes are not considered; operators in bodies of control flow are not returned. The other arguments are those of
+    ``decide``. Raises ``ValueError`` if ``decide`` does.
     """
     options = {"parameters": parameters, "learned": learned, "keep_output_names": keep_output_names}
-    decisions = decide(graph, policy, device, slow_too=True, **options).decisions
+    decisions = decide(graph, policy, device, any_kernel=True, **options).decisions
     names, heads = graph.names(), {entry.node for entry in graph.heads}
     low = {node for node, name in names.items() if not node.is_variable and decisions[name].low}
     draft = _Draft(policy, device, _NOTHING, slow_too=slow_too)
@@ -224,6 +223,7 @@ def may_compute_low(
         kind, _ = draft.kind(node, rule)
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
             found[node] = kind
+    low.intersection_update(found)
     readers: dict[Node, list[tuple[Node, int]]] = {}
     for entry, users in graph.consumers().items():
         readers.setdefault(entry.node, []).extend(users)
@@ -333,8 +333,10 @@ class _Draft:
         exported: bool = False,
         learned: Collection[str] | None = None,
         slow_too: bool = False,
+        any_kernel: bool = False,
     ) -> None:
         self._slow_too = slow_too
+        self._any_kernel = any_kernel
         self._learned_names = learned
         self._learned: set[Node] = set()
         self._non_fp32_inputs = non_fp32
@@ -494,7 +496,7 @@ class _Draft:
         ``missing_kernel``).
         """
         kind, reason = self._kind_by_rule(node, rule)
-        if kind in (Kind.LOW, Kind.FOLLOW):
+        if kind in (Kind.LOW, Kind.FOLLOW) and not self._any_kernel:
             channels = self._channels.get(node.inputs[0]) if node.inputs else None
             missing = missing_kernel(
                 *(node.op, node.attrs, self.policy.compute, self._device),

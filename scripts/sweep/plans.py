@@ -1,0 +1,88 @@
+"""Count what the casts of every network's plan for a GPU move, beside those of the rules. Nothing is timed.
+
+    python scripts/dev.py sweep plans
+
+For each policy: the bytes that casts read and write in one forward of the training graphs, by the rules and by the plan
+of ``tune(measure=False)``, as ``explain`` counts them. A sweep that was ended goes on; at its end it prints the sums,
+and names the networks in which the plan moves more.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+from support.processes import silence
+from support.results import DOCS, read
+
+from sweep.casts import wanted
+from sweep.models import Run, sweep_zoo
+
+RESULTS = DOCS / "plans.json"
+POLICIES = ["float16", "float16-fast"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    sweep_zoo(__doc__, arguments, RESULTS, wanted, one)
+    for line in summary(read(RESULTS)):
+        print(line)
+
+
+def one(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
+    """Return the figures of one network by policy, or why there are none."""
+    sent, ended = run(worker, name)
+    return sent.get("figures", {"error": sent.get("error", ended)})
+
+
+def worker(pipe: Connection, gib: float, name: str) -> None:
+    silence()
+    from zoo.catalogue import CASES
+    from zoo.measure import Model
+    from zoo.running import cause
+
+    try:
+        pipe.send(("figures", figures(Model(CASES[name]()))))
+    except Exception as error:  # what a network cannot do is a result
+        pipe.send(("error", cause(error)))
+
+
+def figures(model: Any) -> dict[str, list[int]]:
+    """Return by policy the bytes that casts move by the rules, and by the plan with the fewest."""
+    import mxnet as mx
+    from mxnet.gluon import Constant
+
+    from mxmp import Policy
+    from mxmp.precision.casts import strip
+    from mxmp.precision.graph import Graph
+    from mxmp.tuning.choices import Task, shapes_of
+    from mxmp.tuning.job import job_of
+    from mxmp.tuning.search import fewest_bytes
+
+    params = model.net.collect_params().items()
+    learned = [name for name, param in params if not isinstance(param, Constant)]
+    found = {}
+    for policy in POLICIES:
+        moved = [0, 0]
+        for symbol, known in model.training_calls():
+            inputs = set(symbol.list_inputs()) - set(dict(params))
+            shapes = {each: shape for each, (shape, _) in known.items() if each in inputs}
+            job = job_of(symbol, (), shapes, Policy.parse(policy), mx.gpu(), True, False)
+            graph = strip(Graph.from_symbol(symbol))
+            task = Task(graph, job.policy, "gpu", learned=learned, keep_output_names=True, slow_too=True)
+            sizes = shapes_of(graph, shapes)
+            # The plan is of another copy of the graph: its operators have the same names.
+            for i, plan in enumerate([task.rules_plan, fewest_bytes(job)]):
+                moved[i] += task.bytes_cast(plan, sizes)
+        found[policy] = moved
+    return found
+
+
+def summary(results: dict[str, Any]) -> list[str]:
+    """Return a line for each policy with the sums over all networks, and one for each network that moves more."""
+    lines = []
+    for policy in POLICIES:
+        moved = {name: result[policy] for name, result in results.items() if policy in result}
+        rules, plan = (sum(pair[i] for pair in moved.values()) for i in range(2))
+        lines.append(f"{policy}: rules {rules / 1e6:.2f}, plans {plan / 1e6:.2f} MB in {len(moved)} networks")
+        lines += [f"    {name}: {a:,} -> {b:,} bytes" for name, (a, b) in moved.items() if b > a]
+    return lines
