@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the linters, the types, the manual's site, every test, and those on the null GPU. Arguments go
-# to pytest: -m quick, or -n 0 for one process; with some, the null GPU is left out.
+# Sets up .venv and runs the linters, the types, the manual's site, every test, and those on the null and simulated GPU.
+# Arguments go to pytest: -m quick, or -n 0 for one process; with some, these two are left out.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
@@ -19,7 +19,10 @@ check bash scripts/docs.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A test that hangs ends after 20 minutes, with its name and where each thread stands.
 check pytest -n 2 --dist worksteal --timeout 1200 --timeout-method thread "$@"
-if [ $# -eq 0 ]; then check bash scripts/nullgpu.sh; fi
+if [ $# -eq 0 ]; then
+    check bash scripts/nullgpu.sh
+    check bash scripts/simgpu.sh
+fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1

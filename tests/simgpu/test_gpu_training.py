@@ -1,4 +1,4 @@
-"""Training on the simulated GPU: MXNet's machine code computes every number, and mxmp must keep its promises on them."""
+"""Training on the simulated GPU: MXNet's machine code computes, and mxmp must keep its promises on its numbers."""
 
 from __future__ import annotations
 

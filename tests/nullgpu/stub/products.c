@@ -5,7 +5,7 @@
 #include "dnn.h"
 
 enum { ROWS = 8, COLUMNS = 32, DEPTH = 256, HEIGHT = 128, LANES = 16 };
-typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 
 // c[ROWS][COLUMNS] += a[depth][ROWS]^T b[depth][COLUMNS], of which so many rows and columns are wanted.
 static void tile(int depth, const float *a, const float *b, float *c, long c_row, int rows, int columns) {
@@ -14,21 +14,27 @@ static void tile(int depth, const float *a, const float *b, float *c, long c_row
         Vector b0 = *(const Vector *)b, b1 = *(const Vector *)(b + LANES);
         for (int i = 0; i < ROWS; i++) sums[i][0] += a[i] * b0, sums[i][1] += a[i] * b1;
     }
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++) c[i * c_row + j] += sums[i][j / LANES][j % LANES];
+    for (int i = 0; i < rows; i++, c += c_row) {
+        if (columns == COLUMNS) {
+            *(Vector *)c += sums[i][0], *(Vector *)(c + LANES) += sums[i][1];
+        } else {
+            const float *row = (const float *)sums[i];
+            for (int j = 0; j < columns; j++) c[j] += row[j];
+        }
+    }
 }
 
 // Blocks of so many rows, or columns, one after the other; what is missing in the last is zero.
 static void pack(float *to, int width, int count, int depth, const float *from, long step, long deeper) {
-    for (int i = 0; i < count; i += width) {
+    for (int i = 0; i < count; i += width, to += (long)width * depth) {
         int real = count - i < width ? count - i : width;
-        for (int p = 0; p < depth; p++, to += width) {
-            const float *at = from + i * step + p * deeper;
-            if (step == 1 && real == width)
-                memcpy(to, at, width * sizeof *to);
-            else
-                for (int k = 0; k < width; k++) to[k] = k < real ? at[k * step] : 0;
-        }
+        const float *at = from + i * step;
+        if (real < width) memset(to, 0, (size_t)width * depth * sizeof *to);
+        if (step == 1)
+            for (int p = 0; p < depth; p++) memcpy(to + (long)p * width, at + p * deeper, real * sizeof *to);
+        else
+            for (int k = 0; k < real; k++)
+                for (int p = 0; p < depth; p++) to[(long)p * width + k] = at[k * step + p * deeper];
     }
 }
 
