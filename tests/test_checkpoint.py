@@ -259,7 +259,7 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
 
 
 def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
-    """MXNet saves the mean over the devices, which may differ from equal values by a bit."""
+    """MXNet saves the mean over the devices: equal weights may differ by a bit, and running statistics do differ."""
     devices = [mx.cpu(k) for k in range(3)]
     runs = []
     for seed in (1, 2):
@@ -269,10 +269,12 @@ def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
     net, trainer = runs[0]
     for step in range(3):
         with autograd.record():
-            losses = [(net(mx.nd.ones((2, 4), ctx=ctx) * (step + 1)) ** 2).sum() for ctx in devices]
+            inputs = [mx.nd.random.normal(step, k + 1, (4, 4), ctx=ctx) for k, ctx in enumerate(devices)]
+            losses = [(net(x) ** 2).sum() for x in inputs]
         trainer.backward(losses)
         trainer.step(6)
     mxmp.save_checkpoint(tmp_path / "run", net, trainer)
     mxmp.load_checkpoint(tmp_path / "run", *runs[1])
-    same(values(net), values(runs[1][0]))
+    for name, value in values(net).items():
+        np.testing.assert_allclose(value, values(runs[1][0])[name], rtol=1e-6, err_msg=name)
     assert not warnings_of(caplog)

@@ -25,19 +25,16 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def for_weight(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray | None, dtype: Any) -> Any:
-    """Return the optimizer's state of an FP32 weight in the form that the optimizer needs for a weight of ``dtype``.
+def for_half(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray) -> Any:
+    """Return the optimizer's state of an FP32 weight in the form that it needs for a float16 weight without masters.
 
-    ``state`` holds NumPy arrays; ``master`` is the FP32 weight, or None if there is none. For any dtype but float16,
-    returns ``state`` as it is. For float16, if the optimizer uses ``multi_precision`` and ``master`` is not None,
-    returns the pair of ``state`` and ``master`` in the optimizer's order. Otherwise returns a copy of ``state`` in
-    which all arrays are float16.
+    ``state`` holds NumPy arrays; ``master`` is the FP32 weight. With ``multi_precision`` the result is the pair of
+    ``state`` and ``master`` in the optimizer's order. Otherwise it is a copy of ``state`` in which all arrays are
+    float16.
     """
-    if np.dtype(dtype) != np.float16:
-        return state
-    if optimizer.multi_precision and master is not None:
+    if optimizer.multi_precision:
         return Layout(optimizer).join(state, master)
-    return map_leaves(lambda leaf: leaf.astype(dtype) if isinstance(leaf, np.ndarray) else leaf, state)
+    return map_leaves(lambda leaf: leaf.astype(np.float16) if isinstance(leaf, np.ndarray) else leaf, state)
 
 
 class Layout:

@@ -23,7 +23,7 @@ from .resume import (
     to_host,
     without_start,
 )
-from .state_layout import Layout, check_shapes, check_states, for_weight, map_leaves, positions, with_attributes
+from .state_layout import Layout, check_shapes, check_states, for_half, map_leaves, positions, with_attributes
 from .step import ScaledStep
 from .updater import Updaters
 
@@ -342,7 +342,7 @@ def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index:
     master = found.masters.get(index)
     if master is None:
         master = weight.arrays[0].asnumpy().astype(np.float32)
-    return for_weight(optimizer, found.states[index], master, np.float16)
+    return for_half(optimizer, found.states[index], master)
 
 
 def _is_half_alone(weight: Weight) -> bool:
