@@ -1,13 +1,13 @@
-"""A probabilistic forecaster with its likelihood in the net, on counts that have a weekly pattern; trained and restored.
+"""A probabilistic forecaster with its likelihood in the net, trained on counts with a weekly pattern, and restored.
 
     python examples/recipes/forecast.py --dtype float16
 
 Data: made here by NumPy (no licence): 240 series of daily counts, such as sales of a shop, with a level, a weekly
 pattern and a trend of their own, drawn from a negative binomial. The net is autoregressive: an LSTM reads the scaled
-counts of the day before and of one, two and three weeks before, and two layers give mean and dispersion. The net returns the negative log
-likelihood in training and the parameters in prediction, as a Python bool says. To predict, ``mxmp.restore`` gives the
-net back in FP32, and paths are sampled day by day. Metric: quantile loss of the last week, in % of its counts (0.1,
-0.5 and 0.9, as of the M5 competition). Chance: the quantiles of each series' own past.
+counts of the day before and of one, two and three weeks before, and two layers give mean and dispersion. The net
+returns the negative log likelihood in training and the parameters in prediction, as a Python bool says. To predict,
+``mxmp.restore`` gives the net back in FP32, and paths are sampled day by day. Metric: quantile loss of the last week,
+in % of its counts (0.1, 0.5 and 0.9, as of the M5 competition). Chance: the quantiles of each series' own past.
 """
 
 from __future__ import annotations

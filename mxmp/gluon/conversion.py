@@ -23,7 +23,7 @@ from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
-from .parameter import BFLOAT16, conversions_of, is_scaling, overridden, store_low
+from .parameter import BFLOAT16, LowParameter, conversions_of, is_scaling, overridden, store_low
 
 # Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
@@ -296,7 +296,7 @@ def requested_gradient(param: Parameter) -> str:
 
 
 def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) -> None:
-    """Raise ``ValueError`` if a parameter is float16 or bfloat16.
+    """Raise ``ValueError`` if a parameter is float16 or bfloat16, or has float16 arrays without masters.
 
     With ``allow_float64=False``, also raises it if a parameter is float64 and trained (its ``grad_req`` is not
     ``"null"``). A ``LowParameter`` is accepted: mxmp stores it in float16, but its ``dtype`` is float32.
@@ -308,6 +308,12 @@ def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) ->
             raise ValueError(
                 f"Parameter {param.name!r} is stored in {param.dtype}: convert takes an FP32 net and casts by itself; "
                 "call net.cast('float32') first, and for another cast mxmp.restore(net)"
+            )
+        if not isinstance(param, LowParameter) and any(array.dtype == np.float16 for array in _mxnet.arrays(param)):
+            raise ValueError(
+                f"{type(param).__name__} {param.name!r} was made of the arrays of a Parameter that a converted net "
+                "stores in float16, and lacks its FP32 master: make it before the first call of the net (as "
+                "apply_weight_drop does), or call mxmp.restore(net) before, and mxmp.convert(net) after it"
             )
 
 

@@ -87,7 +87,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._asked: frozenset[str] = frozenset()
+        self._needs: frozenset[str] = frozenset()
         self._warned = False
 
     def __reduce__(self) -> tuple:
@@ -95,15 +95,15 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
     def known_of(self, inputs: Sequence[NDArray]) -> tuple:
         """Return, for each input, what the block's code has asked for in any trace: shape, dtype or context."""
-        asked = sorted(self._asked)
-        return tuple(tuple(getattr(array, name) for name in asked) for array in inputs) if asked else ()
+        names = sorted(self._needs)
+        return tuple(tuple(getattr(array, name) for name in names) for array in inputs) if names else ()
 
     def add(self, name: str, key: GraphKey, built: BuiltGraph, inputs: Sequence[NDArray]) -> None:
         """Store the graph that was built for ``key`` and ``inputs``; drop the oldest of too many, and warn once.
 
         ``name`` is the block's, for the warning. The caller holds ``BUILDING``.
         """
-        self._asked |= built.asked
+        self._needs |= built.needs
         self[key._replace(dtypes=built.dtypes, known=self.known_of(inputs))] = built
         special = [each for each in self if each.constants or each.known]
         for oldest in special[: -self.LIMIT]:
@@ -154,7 +154,7 @@ class BuiltGraph(NamedTuple):
         else None.
     nesting : Nesting or None
         How the arrays are nested in the block's output, and the Python values there; None for a SymbolBlock.
-    asked : frozenset of str
+    needs : frozenset of str
         What the block's code has asked of its inputs: ``"shape"``, ``"dtype"``, ``"ctx"``.
     """
 
@@ -168,7 +168,7 @@ class BuiltGraph(NamedTuple):
     adds_to_inputs: bool
     dtypes: tuple | None
     nesting: Nesting | None
-    asked: frozenset[str]
+    needs: frozenset[str]
 
     def serves(self, inputs: list) -> bool:
         """Return whether the graph is right for a call with ``inputs``; if not, the hook builds another in its place.
@@ -273,7 +273,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, device: str, co
     RuntimeError
         ``amp.init()`` of ``mxnet.contrib.amp`` was called.
     """
-    clone, nesting, asked = _trace(block, args, constants)
+    clone, nesting, needs = _trace(block, args, constants)
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
@@ -308,7 +308,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, device: str, co
     built_for = tuple(dtypes.values()) if has_scaled_heads else None
     # A user's Plan stays, whatever the shapes are.
     few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, nesting, asked)
+    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, nesting, needs)
 
 
 def _copy_returned_inputs(graph: Graph) -> None:
@@ -448,7 +448,7 @@ def _trace_once(
         owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
         raise UntraceableError([block, *blocks][-1], error) from error
-    return clone, nestings[-1] if is_traced else None, frozenset(knowledge.asked if knowledge else ())
+    return clone, nestings[-1] if is_traced else None, frozenset(knowledge.needs if knowledge else ())
 
 
 def call_on_symbols(block: HybridBlock, args: tuple) -> Any:

@@ -2,7 +2,7 @@
 
 MXNet's Symbols have no such attributes, so code that runs on arrays may fail on Symbols. In mxmp's trace the arrays of
 the call are there, and dtype and shape of what operators compute follow from them. The graph is then right only for
-calls with the same: ``Knowledge.asked`` says what was asked for.
+calls with the same: ``Knowledge.needs`` says what was asked for.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MISSING = re.compile(r"'_?Symbol' object has no attribute '(dtype|shape|ndim|si
 class Knowledge:
     """What a trace knows of the variables of its graph, and what the block's code has asked for.
 
-    ``variables`` maps names of variables to arrays or Parameters; ``ctx`` is the context of the call. ``asked`` has
+    ``variables`` maps names of variables to arrays or Parameters; ``ctx`` is the context of the call. ``needs`` has
     ``"shape"``, ``"dtype"`` or ``"ctx"``, if the code asked for it.
     """
 
     def __init__(self, variables: Mapping[str, Any], ctx: mx.Context) -> None:
         self.variables, self.ctx = variables, ctx
-        self.asked: set[str] = set()
+        self.needs: set[str] = set()
 
 
 def asks_for_more(error: Exception) -> bool:
@@ -99,7 +99,7 @@ def _ask(what: str) -> Knowledge:
     knowledge = getattr(_local, "knowledge", None)
     if knowledge is None:
         raise AttributeError(f"a Symbol has no {what} after the trace")
-    knowledge.asked.add(what)
+    knowledge.needs.add(what)
     return knowledge
 
 

@@ -229,6 +229,20 @@ def test_half_the_gradient_of_a_weight_with_dropout_is_zero_and_inference_has_no
     assert np.abs(drawn[0] - drawn[1]).max() > 0.1
 
 
+def test_weight_dropout_put_onto_a_float16_parameter_is_refused_and_in_time_it_works():
+    net = net_of()
+    mxmp.convert(net, POLICIES[0])(X)
+    apply_weight_drop(net[0], "weight", 0.5)
+    net.hybridize()
+    with pytest.raises(ValueError, match=r"WeightDropParameter 'net_dense0_weight' was made of the arrays.*restore"):
+        net(X)
+    net = net_of()
+    mxmp.convert(net, POLICIES[0])(X)
+    mxmp.restore(net)
+    apply_weight_drop(net[0], "weight", 0.5)
+    assert 0.2 < zeros_in_gradient(mxmp.convert(net, POLICIES[0]), net[0].weight, X) < 0.8
+
+
 @pytest.mark.filterwarnings("ignore:nothing in 'lstm' computes in bfloat16")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_lstm_with_weight_dropout_trains_as_in_fp32_with_the_same_masks(policy):
