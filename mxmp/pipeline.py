@@ -250,7 +250,7 @@ class Conversion:
         keep_output_names: bool = False,
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> Plan:
-        """Return the plan that ``build`` would follow for an FP32 Symbol, without a record of how parameters are stored.
+        """Return the plan that ``build`` would follow for an FP32 Symbol; record nothing of how parameters are stored.
 
         The arguments and errors are those of ``build``.
         """

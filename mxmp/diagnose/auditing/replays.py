@@ -233,9 +233,9 @@ class Noise:
 
     All weights of two or more axes get random errors of up to two roundings, ``rounds`` times, in FP32; a number's
     noise is the largest difference. It is at least the median noise of its kind, and one rounding. Inputs get no
-    errors: an operator that needs their last digits would then make noise by itself, and not stand out. A number that moves by
-    half of itself is not counted at all: it is zero but for FP32's own rounding, as the gradient of a bias in front of
-    BatchNorm, or that of an attention's keys.
+    errors: an operator that needs their last digits would then make noise by itself, and not stand out. A number that
+    moves by half of itself is not counted at all: it is zero but for FP32's own rounding, as the gradient of a bias in
+    front of BatchNorm, or that of an attention's keys.
     """
 
     def __init__(self, replays: Replays, compute: str, rounds: int = 3) -> None:
