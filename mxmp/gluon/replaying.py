@@ -115,7 +115,7 @@ class ReplayedNet:
         return call, graph
 
     def unchanged(self) -> ContextManager[None]:
-        """Return a context manager that restores the running statistics of blocks that run as Python, and the loss's."""
+        """Return a context manager that restores running statistics of blocks that run as Python, and of the loss."""
         blocks = [self._net, *([self._loss] if isinstance(self._loss, Block) else [])]
         params = [param for block in blocks for param in block.collect_params().values()]
         frozen = [param for param in params if param.grad_req == "null" and _mxnet.is_initialized(param)]

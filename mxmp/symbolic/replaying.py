@@ -66,6 +66,9 @@ class ReplayedModule(ReplayedSymbol):
             target.switch_bucket(batch.bucket_key, batch.provide_data, batch.provide_label)
             module = _mxnet.current(target)
         self._target, self._module = target, module
+        plan = module.plan
+        if plan is None:
+            raise ValueError("the module has no graph yet: bind it first")
         executor = _mxnet.group(module).execs[0]
         values = {w.name: _full((w.masters or w.arrays)[0]) for w in module.core.weights(module.arrays())}
         values.update({name: _full(array) for name, array in executor.aux_dict.items()})
@@ -74,7 +77,7 @@ class ReplayedModule(ReplayedSymbol):
         ctx = next(iter(values.values())).ctx if values else batch.data[0].ctx
         inputs = {name: array.as_in_context(ctx) for name, array in named if name in read}
         trained = frozenset(name for name, array in executor.grad_dict.items() if array is not None and name in values)
-        graph = ReplayedGraph(0, module.symbol, module.plan, values, trained, frozenset(), module.for_training)
+        graph = ReplayedGraph(0, module.symbol, plan, values, trained, frozenset(), module.for_training)
         super().__init__(graph, inputs, loss, [array.as_in_context(ctx) for array in batch.label or ()])
 
     def check_excludable(self) -> None:

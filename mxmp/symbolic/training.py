@@ -196,9 +196,9 @@ def exclude_operators(target: Module | BucketingModule, current: Module, nodes: 
     """Keep operators in FP32 from the next forward on, in all buckets. Call it between two steps.
 
     ``nodes`` are the names of these operators in the FP32 Symbol; they are added to the policy's ``exclude``, which
-    also overrules a Plan. ``current`` is the module of the current bucket of ``target``. All buckets are bound again with that policy, and so are all modules that share the
-    parameters by ``shared_module``. Parameters, master weights, auxiliary
-    states, optimizer states and outputs keep their values, gradients are lost. The user must install the
+    also overrules a Plan. ``current`` is the module of the current bucket of ``target``. All buckets are bound again
+    with that policy, and so are all modules that share the parameters by ``shared_module``. Parameters, master weights,
+    auxiliary states, optimizer states and outputs keep their values, gradients are lost. The user must install the
     ``mx.mon.Monitor`` of a ``Module`` again; that of a ``BucketingModule`` is installed again here.
     """
     core = current.core

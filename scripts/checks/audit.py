@@ -5,31 +5,32 @@ The plants and the healthy networks are those of tests/diagnose/plants.py, in bo
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
 from support.options import parse
 from support.results import ROOT
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "diagnose")]
+sys.path[:0] = [str(ROOT / "tests" / "diagnose")]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parse(__doc__, arguments)
-    from plants import BOTH, HEALTHY, PLANTED, PLANTS, audited, healthy
+    plants = importlib.import_module("plants")
 
     first = quiet = 0
-    for plant in PLANTS:
-        found = {dtype: audited(plant, dtype) for dtype in plant.dtypes}
+    for plant in plants.PLANTS:
+        found = {dtype: plants.audited(plant, dtype) for dtype in plant.dtypes}
         names = {dtype: each.findings[0].name if each.findings else "nothing" for dtype, each in found.items()}
-        first += set(names.values()) == {PLANTED}
+        first += set(names.values()) == {plants.PLANTED}
         show(f"{plant.kind}, {plant.name}", found, names)
-    for name in HEALTHY:
-        found = {dtype: healthy(name, dtype) for dtype in BOTH}
+    for name in plants.HEALTHY:
+        found = {dtype: plants.healthy(name, dtype) for dtype in plants.BOTH}
         quiet += all(each.is_healthy for each in found.values())
         show(name, found, {dtype: "quiet" if each.is_healthy else "not quiet" for dtype, each in found.items()})
-    print(f"{first} of {len(PLANTS)} plants first, {quiet} of {len(HEALTHY)} healthy quiet")
-    return int(first < len(PLANTS) or quiet < len(HEALTHY))
+    print(f"{first} of {len(plants.PLANTS)} plants first, {quiet} of {len(plants.HEALTHY)} healthy quiet")
+    return int(first < len(plants.PLANTS) or quiet < len(plants.HEALTHY))
 
 
 def show(name: str, found: dict[str, Any], said: dict[str, str]) -> None:

@@ -94,8 +94,9 @@ def audit(
     TypeError
         The arguments do not fit the target.
     ValueError
-        The target is not converted and there is no ``policy``, or both; a parameter has no values; ``worst`` is not positive; an operator draws random numbers that cannot be held still; FP32's own
-        loss or outputs are not finite; or ``apply`` is not possible, as for ``guard``.
+        The target is not converted and there is no ``policy``, or both; a parameter has no values; ``worst`` is not
+        positive; an operator draws random numbers that cannot be held still; FP32's own loss, gradients or outputs are
+        not finite; or ``apply`` is not possible, as for ``guard``.
     """
     if isinstance(worst, bool) or not isinstance(worst, int) or worst < 1:
         raise ValueError(f"worst must be a positive integer, got {worst!r}")

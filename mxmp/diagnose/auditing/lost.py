@@ -29,6 +29,10 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     return np.where(np.isfinite(values), low.astype(np.uint32).view(np.float32), values)
 
 
+def _rounded_number(number: float, dtype: str) -> float:
+    return float(rounded(np.array([number], np.float32), dtype)[0])
+
+
 def what_was_lost(
     name: str,
     op: str,
@@ -64,12 +68,12 @@ def what_was_lost(
     if out is not None:
         for limit in _limits(op, attrs, out):
             low = rounded(out, dtype)
-            reached = (low == np.float32(rounded(np.float32([limit]), dtype)[0])) & (out != np.float32(limit))
+            reached = (low == _rounded_number(limit, dtype)) & (out != np.float32(limit))
             near = (np.abs(out - limit) < 2.0**-3 * max(1.0, abs(limit))) & (out != np.float32(limit))
             if reached.any() and reached.sum() * 16 >= near.sum():
                 nearest = out[reached].flat[np.argmax(np.abs(out[reached] - limit))]
                 return "saturated", f"{reached.sum()} of {out.size} values, such as {nearest:.7g}, became {limit:g}"
-            if near.any() and op in _CLIPS and rounded(np.float32([limit]), dtype)[0] != np.float32(limit):
+            if near.any() and op in _CLIPS and _rounded_number(limit, dtype) != np.float32(limit):
                 return "constant rounded", f"its limit {limit:.8g} is none of {dtype}'s numbers"
     for what, value in tensors[: len(inputs)]:
         if int(what.split()[-1]) in constants:
@@ -78,10 +82,9 @@ def what_was_lost(
     if found:
         return "cancelled", found
     for number in _scalars(attrs):
-        low = float(rounded(np.float32([number]), dtype)[0])
-        if low != np.float32(number) and (low == 0 or abs(low - number) > abs(number) * ROUNDOFF[dtype] / 8):
-            if abs(number) > 256 or low == 0:
-                return "constant rounded", f"the number {number:.8g} becomes {low:.8g}"
+        stored = _rounded_number(number, dtype)
+        if stored != np.float32(number) and (stored == 0 or abs(number) > 256):
+            return "constant rounded", f"the number {number:.8g} becomes {stored:.8g}"
     for what, value in tensors:
         low = rounded(value, dtype)
         gone = (low == 0) & (value != 0)
@@ -111,16 +114,17 @@ def _scalars(attrs: Mapping[str, str]) -> list[float]:
 
 
 def _cancelled(name: str, op: str, out: np.ndarray | None, tensors: list, around: Mapping[str, np.ndarray]) -> str:
-    """Return a sentence if a difference leaves little of what the operator read or wrote, or it lies beside an offset."""
+    """Return a sentence if a difference leaves little of what the operator read or wrote, or a column has an offset."""
     inputs = [value for what, value in tensors if what != "its output"]
     if out is not None and _DIFFERENCES.search(op) and inputs:
         most, left = max(_size(each) for each in inputs), _size(out)
         if most > _BESIDE * left:
             return f"its inputs are up to {most:.4g}, and it leaves {left:.4g}"
     for key, value in around.items():
-        if out is not None and key.startswith(f"{name} > ") and value.size and _DIFFERENCES.search(key):
-            if _size(out) > _BESIDE * _size(value):
-                return f"its output is up to {_size(out):.4g}, of which {key.rpartition(' > ')[2]} leaves {_size(value):.4g}"
+        reader = key.rpartition(" > ")[2] if key.startswith(f"{name} > ") else ""
+        is_read = out is not None and value.size and _DIFFERENCES.search(reader)
+        if out is not None and is_read and _size(out) > _BESIDE * _size(value):
+            return f"its output is up to {_size(out):.4g}, of which {reader} leaves {_size(value):.4g}"
     for what, value in tensors:
         if value.ndim and len(value) > 1:
             columns = value.reshape(-1, value.shape[-1]) if value.ndim > 1 else value.reshape(-1, 1)

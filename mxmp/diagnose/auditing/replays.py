@@ -14,6 +14,7 @@ from ...frontend import ReplayedGraph, ReplayedNetwork
 from ...pipeline import emitted
 from ...precision.graph import Entry, Graph
 from ...precision.heads import SCALE_NAME, scale_heads
+from ...precision.plan import Plan
 from .lost import ROUNDOFF
 from .report import Change
 from .still import in_fp32, stilled
@@ -28,7 +29,7 @@ _FP32_NOISE = 2.0**-20  # what FP32's own rounding does to a column that is near
 
 
 class Values(NamedTuple):
-    """What one replay computed: the loss, the gradient of each parameter by name, and the outputs as rows of columns."""
+    """What one replay computed: losses, the gradient of each parameter by name, and outputs as rows of columns."""
 
     losses: list[np.ndarray]
     gradients: dict[str, np.ndarray]
@@ -49,7 +50,7 @@ class Differences(NamedTuple):
 
 class _Stilled(NamedTuple):
     graph: Graph
-    plan: object
+    plan: Plan
     drawn: dict[str, NDArray]
 
 
@@ -174,7 +175,7 @@ class Replays:
         self, graph: ReplayedGraph, still: _Stilled, low: Callable[[str], bool], inputs: Mapping[str, NDArray]
     ) -> tuple[mx.nd.CachedOp, list[str], bool]:
         """Return a CachedOp of one variant of a graph, the names of its inputs, and whether it reads the loss scale."""
-        plan = in_fp32(still.plan, low)  # type: ignore[arg-type]
+        plan = in_fp32(still.plan, low)
         requested = {name: "write" if name in graph.trained else "null" for name in graph.values}
         requested.update(dict.fromkeys([*inputs, *still.drawn], "write" if graph.number else "null"))
         made = emitted(still.graph, plan, requested).graph
@@ -183,7 +184,7 @@ class Replays:
         symbol = made.to_symbol()
         return mx.nd.CachedOp(symbol), symbol.list_inputs(), scaled
 
-    def tapped(self, graph: ReplayedGraph, names: Collection[str]) -> dict[str, list[np.ndarray]]:
+    def tapped(self, graph: ReplayedGraph, names: Collection[str]) -> dict[str, np.ndarray]:
         """Return FP32's values around the operators ``names`` of a graph: their outputs, inputs and readers' outputs.
 
         From ``"name"`` to its first output, from ``"name < i"`` to its input i, and from ``"name > reader"`` to the
@@ -231,10 +232,10 @@ class Noise:
     """How far errors that no low precision could avoid move each number: the unit in which changes are counted.
 
     All weights of two or more axes get random errors of up to two roundings, ``rounds`` times, in FP32; a number's
-    noise is the largest difference. It is at least the median noise of its kind, and one rounding. Inputs get no errors:
-    an operator that needs their last digits would then make noise by itself, and not stand out. A number that moves by
-    half of itself is not counted at all: it is zero but for FP32's own rounding, as the gradient of a bias in front of
-    BatchNorm, or that of an attention's keys.
+    noise is the largest difference. It is at least the median noise of its kind, and one rounding. Inputs get no
+    errors: an operator that needs their last digits would then make noise by itself, and not stand out. A number that
+    moves by half of itself is not counted at all: it is zero but for FP32's own rounding, as the gradient of a bias in
+    front of BatchNorm, or that of an attention's keys.
     """
 
     def __init__(self, replays: Replays, compute: str, rounds: int = 3) -> None:

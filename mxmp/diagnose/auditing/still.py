@@ -26,7 +26,8 @@ def stilled(graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int) -> tup
     off. ``shapes`` are those of all variables. Raises ``ValueError`` for another random operator.
     """
     made = strip(Graph.from_symbol(graph.symbol))
-    names, decisions, drawn = made.names(), dict(graph.plan.decisions), {}
+    names, decisions = made.names(), dict(graph.plan.decisions)
+    drawn: dict[str, np.ndarray] = {}
     rng = np.random.RandomState(seed)
     for node, name in names.items():
         if node.op == "RNN":
@@ -50,7 +51,7 @@ def stilled(graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int) -> tup
             node.op, node.name, node.attrs, node.inputs = "null", _PREFIX + name, {}, []
         elif node.op.startswith(("_random_", "_sample_", "random_", "sample_")) and "_pdf_" not in node.op:
             raise ValueError(f"{name!r} ({node.op}) draws random numbers that audit cannot hold still between replays")
-    return made, replace(graph.plan, decisions=decisions), {k: np.float32(v) for k, v in drawn.items()}
+    return made, replace(graph.plan, decisions=decisions), {k: v.astype(np.float32) for k, v in drawn.items()}
 
 
 def _bounds(op: str) -> tuple[tuple[str, float], tuple[str, float]]:
