@@ -62,15 +62,10 @@ class Run:
         return [self.step(first + i) for i in range(count)]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """In FP32, with the running statistics."""
-        masters = getattr(getattr(self, "trainer", None), "master_weights", None)
-        found = masters() if callable(masters) else {}
-        names = self.net._collect_params_with_prefix()
-        return {name: found.get(p.name, p.data(self.ctx)).astype("float32").asnumpy() for name, p in names.items()}
-
-    def states(self, tmp_path: Any) -> bytes:
-        self.trainer.save_states(str(tmp_path / "states"))
-        return (tmp_path / "states").read_bytes()
+        """FP32 masters where float16 is stored, and the running statistics."""
+        found = self.net._collect_params_with_prefix()
+        arrays = {name: p.masters()[0] if hasattr(p, "masters") else p.data(self.ctx) for name, p in found.items()}
+        return {name: array.asnumpy() for name, array in arrays.items()}
 
 
 def change(run: Run) -> np.ndarray:
@@ -100,10 +95,10 @@ def test_float16_trains_as_fp32_does():
 
 
 @pytest.mark.parametrize("policy", ["float16", "float16,params=float32"])
-def test_an_overflow_changes_no_bit_and_halves_the_scale(policy, tmp_path):
+def test_an_overflow_changes_no_bit_and_halves_the_scale(policy):
     run = Run(policy, loss_scale=mxmp.DynamicLossScaler(256.0))
-    run.steps(3)
-    weights, states, scale = run.weights(), run.states(tmp_path), run.trainer.loss_scale
+    run.steps(2)
+    weights, scale = run.weights(), run.trainer.loss_scale
     run.step(3, times=1e6)
     assert run.trainer.last_step_skipped
     assert same_bits(weights, run.weights()) == []
@@ -111,7 +106,18 @@ def test_an_overflow_changes_no_bit_and_halves_the_scale(policy, tmp_path):
     run.step(0)
     assert not run.trainer.last_step_skipped
     assert len(same_bits(weights, run.weights())) > 0
-    assert states
+
+
+def test_after_an_overflow_a_run_goes_on_as_one_that_never_had_it():
+    """At the same loss scale, to the last bit: momenta are as they were, too."""
+    runs = [Run("float16"), Run("float16")]
+    for i, run in enumerate(runs):
+        run.steps(2)
+        if i:
+            run.step(3, times=1e6)
+            assert run.trainer.last_step_skipped
+        run.steps(2, first=2)
+    assert same_bits(runs[0].weights(), runs[1].weights()) == []
 
 
 def test_a_loss_scale_beyond_the_range_is_found_and_halved_until_it_fits():
@@ -131,8 +137,7 @@ def test_masters_of_float16_weights_are_the_fp32_stored_weights():
     runs = [Run(policy) for policy in ("float16,params=float16", "float16,params=float32")]
     losses = [run.steps(5) for run in runs]
     assert losses[0] == losses[1]
-    stored = {p.dtype for p in runs[0].net.collect_params().values()}
-    assert np.float16 in stored
+    assert np.float16 in {p.data(GPU).dtype for p in runs[0].net._collect_params_with_prefix().values()}
     for run in runs:
         mxmp.restore(run.net)
     assert same_bits(runs[0].weights(), runs[1].weights()) == []
@@ -204,3 +209,41 @@ def test_a_module_trains_as_fp32_does_and_skips_an_overflow():
     mixed.update()
     assert mixed.loss_scale == scale / 2
     assert same_bits(found, {name: value.asnumpy() for name, value in mixed.get_params()[0].items()}) == []
+
+
+class LongSums(gluon.HybridBlock):
+    """3,000 terms in a softmax, and 3,000 in the gradient of one row of an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="long_")
+        with self.name_scope():
+            self.table = self.params.get("table", shape=(4, 8))
+            self.weight = self.params.get("weight", shape=(8, 3000))
+
+    def hybrid_forward(self, F, x, table, weight):  # noqa: N803
+        rows = F.Embedding(x, table, input_dim=4, output_dim=8)
+        return rows, F.softmax(F.dot(F.slice_axis(rows, axis=0, begin=0, end=4), weight))
+
+
+def long_sums(policy: str | None, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+    """The softmax, and the gradient of the row that all indices read."""
+    net = LongSums()
+    net.initialize(mx.init.Constant(0.01), ctx=GPU)
+    if policy:
+        mxmp.convert(net, policy)
+        net.hybridize()
+    net.cast(dtype)
+    with autograd.record():
+        rows, softmax = net(mx.nd.zeros((3000,), ctx=GPU))
+    rows.backward()
+    table = net.collect_params()["long_table"].grad(GPU)
+    return softmax.astype("float32").asnumpy(), table.astype("float32").asnumpy()[0]
+
+
+def test_long_sums_are_in_fp32_where_mxnets_float16_kernels_stop():
+    softmax, gradient = long_sums("float16,params=float32")
+    np.testing.assert_allclose(softmax, 1 / 3000, rtol=2e-3)
+    assert gradient.tolist() == [3000] * 8
+    softmax, gradient = long_sums(None, "float16")  # what a dropped rule would give
+    assert np.abs(softmax * 3000 - 1).max() > 0.01
+    assert gradient.tolist() == [2048] * 8
