@@ -409,6 +409,8 @@ def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[Hybri
     except UntraceableError as error:
         first = error
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    if not arrays:
+        raise first
     named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
     knowledge = Knowledge({**block.collect_params(), **named}, arrays[0].ctx)
     try:
@@ -481,7 +483,8 @@ def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
 
     if inputs and all(isinstance(each, int) for each in inputs):
         raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
-    return tuple(each if isinstance(each, (bool, int, float, str)) else read(each) for each in inputs), made
+    beside = any(isinstance(each, _INPUTS[:-1]) for each in inputs)
+    return tuple(each if beside and isinstance(each, (bool, int, float, str)) else read(each) for each in inputs), made
 
 
 _INPUTS = (NDArray, list, tuple, type(None))
