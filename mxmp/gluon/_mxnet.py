@@ -248,9 +248,10 @@ def undo_load(block: Block) -> None:
 def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable, **methods: Callable) -> None:
     """Set ``forward`` and ``call_graph`` in place of ``block.forward`` and of MXNet's ``block._call_cached_op``.
 
-    ``methods`` take the place of other methods, by name. ``forward`` gets the arguments of the block's call. ``call_graph`` gets those of ``HybridBlock.forward``, which calls it if the block is active (see
-    ``set_active``). None of them gets the block. The graph and the CachedOp that are stored on the block are deleted (a
-    SymbolBlock keeps its graph).
+    ``methods`` take the place of other methods, by name. ``forward`` gets the arguments of the block's call, and
+    ``call_graph`` those of ``HybridBlock.forward``, which calls it if the block is active (see ``set_active``). None of
+    them gets the block. The graph and the CachedOp that are stored on the block are deleted (a SymbolBlock keeps its
+    graph).
     """
     block.__dict__.update(forward=forward, _call_cached_op=call_graph, **methods)
     block._clear_cached_op()

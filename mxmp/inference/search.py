@@ -38,13 +38,17 @@ _FEW, _SLOW = 16, 0.95
 _NAMED = 3
 # What gives the scores of an output with three axes or more, and what may come after it.
 _SCORES = frozenset(
-    ["Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax"]
-    + ["SoftmaxActivation", "SoftmaxOutput"]
+    (
+        *("Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax"),
+        *("SoftmaxActivation", "SoftmaxOutput"),
+    )
 )
 _AFTER_SCORES = frozenset(
-    ["BilinearSampler", "BlockGrad", "Concat", "Flatten", "Reshape", "SwapAxis", "UpSampling", "_copy", "elemwise_add"]
-    + ["_contrib_BilinearResize2D", "_plus_scalar", "_mul_scalar", "_div_scalar", "broadcast_add", "expand_dims"]
-    + ["slice", "slice_axis", "slice_like", "squeeze", "transpose"]
+    (
+        *("BilinearSampler", "BlockGrad", "Concat", "Flatten", "Reshape", "SwapAxis", "UpSampling", "_copy"),
+        *("_contrib_BilinearResize2D", "_plus_scalar", "_mul_scalar", "_div_scalar", "broadcast_add", "expand_dims"),
+        *("elemwise_add", "slice", "slice_axis", "slice_like", "squeeze", "transpose"),
+    )
 )
 # After so many crashes of one type of operator in INT8, others of the type are not run any more.
 _CRASHES = 2

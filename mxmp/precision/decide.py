@@ -212,8 +212,13 @@ def may_compute_low(
     Shapes are not considered; operators in bodies of control flow are not returned. The other arguments are those of
     ``decide``. Raises ``ValueError`` if ``decide`` does.
     """
-    options = {"parameters": parameters, "learned": learned, "keep_output_names": keep_output_names}
-    decisions = decide(graph, policy, device, any_kernel=True, **options).decisions
+    decisions = decide(
+        *(graph, policy, device),
+        parameters=parameters,
+        learned=learned,
+        keep_output_names=keep_output_names,
+        any_kernel=True,
+    ).decisions
     names, heads = graph.names(), {entry.node for entry in graph.heads}
     low = {node for node, name in names.items() if not node.is_variable and decisions[name].low}
     draft = _Draft(policy, device, _NOTHING, slow_too=slow_too)
