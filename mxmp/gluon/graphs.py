@@ -21,6 +21,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from ..callbacks import hold_interrupts
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
+from ..policy import is_policy_text
 from ..precision.casts import inserted
 from ..precision.graph import Graph, as_shape
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
@@ -339,7 +340,9 @@ def traced_alone(
             data, symbol = _mxnet.traced_graph(_trace(block, args, constants)[0]).graph
     except UntraceableError as error:
         culprit, reason = error.args
-        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
+        policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
+        hint = f"; a policy is given by name, policy={policies[0]!r}" if policies else ""
+        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}{hint}") from error
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     return symbol, {name: array for name, array in _named_inputs(data, args).items() if name in names}, params

@@ -99,7 +99,7 @@ class _Walk:
         if node in fine and (node in self._full_heads or any(map(self._reads_full, self._readers.get(node, ())))):
             self.found[node] = f"{fine[node]}, and FP32 reads it"
         elif self._is_read_full_alone(node):
-            if rule.exact or rule.shrinks or not _is_cheaper_before(node, draft, fine):
+            if _rounds_nothing(node, rule) or rule.shrinks or not _is_cheaper_before(node, draft, fine):
                 self._through.add(node)
                 if rule.shrinks or not self._shrunk.isdisjoint(users):
                     self._shrunk.add(node)
@@ -149,6 +149,10 @@ def _fine(nodes: list[Node], draft: Draft) -> dict[Node, str]:
             if sources and (rule.exact or len(read) == 1):
                 found[node] = "it passes on values near a limit or a constant"
     return found
+
+
+def _rounds_nothing(node: Node, rule: Rule) -> bool:
+    return rule.exact or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
 
 
 def _is_cheaper_before(node: Node, draft: Draft, fine: Mapping[Node, str]) -> bool:

@@ -172,7 +172,7 @@ WRONG = [
     ("images('uint8')", mx.MXNetError, "an input is uint8, and an operator multiplies it by weights of another dtype"),
     ("images('int8')", mx.MXNetError, "x.astype('float32')"),
     ("net.hybridize(backend='MKLDNN')", ValueError, "drop the backend, or call mxmp.restore(net) first"),
-    ("net.optimize_for(x, backend='MKLDNN')", ValueError, "drop the backend, or call mxmp.restore(net) first"),
+    ("net.optimize_for(x, backend='MKLDNN')", ValueError, "mxmp.optimize_for_inference(net, batches) fuses its graph"),
     ("net.cast('float16')", ValueError, "leave it out, or call mxmp.restore(net) first"),
     # names of other libraries
     ("mxmp.autocast", AttributeError, "mxmp.convert(net, 'float16')"),
