@@ -267,26 +267,6 @@ def _copy_returned_inputs(graph: Graph) -> None:
             graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
-def traced_alone(
-    block: HybridBlock, args: tuple, training: bool
-) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
-
-    The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
-    trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
-    ``ValueError`` if the block's Python code fails on Symbols.
-    """
-    try:
-        with autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced_graph(_trace(block, args)[0]).graph
-    except UntraceableError as error:
-        culprit, reason = error.args
-        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
-    names = set(symbol.list_inputs())
-    params = {param.name: param for param in block.collect_params().values() if param.name in names}
-    return symbol, {name: array for name, array in _named_inputs(data, args).items() if name in names}, params
-
-
 class TracedCall(NamedTuple):
     """The FP32 graph of one call of a block, traced without running an operator.
 
@@ -317,13 +297,27 @@ def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
         clone, answer = _trace(block, args)
     except UntraceableError as error:
         culprit, reason = error.args
-        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph: {reason}") from error
+        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}") from error
     traced, types = _mxnet.traced_graph(clone), _types_of_tuples(answer)
     data, symbol = traced.graph
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}
     return TracedCall(symbol, inputs, params, lambda outs: _with_tuples(_mxnet.regroup(outs, traced.out_format), types))
+
+
+def traced_alone(
+    block: HybridBlock, args: tuple, training: bool
+) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
+    """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
+
+    The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
+    trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
+    ``ValueError`` if the block's Python code fails on Symbols.
+    """
+    with autograd.train_mode() if training else autograd.predict_mode():
+        call = traced_call(block, args)
+    return call.symbol, call.inputs, call.params
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
