@@ -323,31 +323,6 @@ def _copy_returned_inputs(graph: Graph) -> None:
             graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
-def traced_alone(
-    block: HybridBlock, args: tuple, training: bool
-) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
-
-    ``args`` may have Python values among the arrays.
-
-    The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
-    trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
-    ``ValueError`` if the block's Python code fails on Symbols.
-    """
-    args, constants = split(args)
-    try:
-        with autograd.train_mode() if training else autograd.predict_mode():
-            data, symbol = _mxnet.traced_graph(_trace(block, args, constants)[0]).graph
-    except UntraceableError as error:
-        culprit, reason = error.args
-        policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
-        hint = f"; a policy is given by name, policy={policies[0]!r}" if policies else ""
-        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}{hint}") from error
-    names = set(symbol.list_inputs())
-    params = {param.name: param for param in block.collect_params().values() if param.name in names}
-    return symbol, {name: array for name, array in _named_inputs(data, args).items() if name in names}, params
-
-
 class TracedCall(NamedTuple):
     """The FP32 graph of one call of a block, traced without running an operator.
 
@@ -379,13 +354,29 @@ def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
         clone, nesting, _ = _trace(block, args, constants)
     except UntraceableError as error:
         culprit, reason = error.args
-        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph: {reason}") from error
+        policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
+        hint = f"; a policy is given by name, policy={policies[0]!r}" if policies else ""
+        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}{hint}") from error
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}
     return TracedCall(symbol, inputs, params, lambda outs: _as_nested(outs, nesting, traced))
+
+
+def traced_alone(
+    block: HybridBlock, args: tuple, training: bool
+) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
+    """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
+
+    The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
+    trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
+    ``ValueError`` if the block's Python code fails on Symbols.
+    """
+    with autograd.train_mode() if training else autograd.predict_mode():
+        call = traced_call(block, args)
+    return call.symbol, call.inputs, call.params
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:

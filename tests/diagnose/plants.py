@@ -102,7 +102,7 @@ def _distances(planted: str) -> Callable:
         a, b = F.sum(F.square(x), axis=1, keepdims=True), F.sum(F.square(centers), axis=1)
         product = F.dot(x, centers, transpose_b=True, **named("dot"))
         squares = F.broadcast_add(a, b.expand_dims(0), **named("add"))
-        return -F.broadcast_sub(squares, 2 * product)
+        return net.out(-F.broadcast_sub(squares, 2 * product))
 
     return body
 
