@@ -2,8 +2,8 @@
 
 Norms for a log, ``gluon.utils.clip_global_norm`` and clipping by value would be wrong without a word. While gradients
 are scaled, and no longer, their Parameters have a ``grad`` and a ``list_grad`` of their own, which hide those of the
-class, and the weight arrays a class whose ``grad`` warns (d2l reads ``param.data().grad``). ``param._grad`` is not
-seen.
+class. ``param._grad`` and ``param.data().grad`` are not seen: MXNet compares the class of an array by identity, so an
+array must keep it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import weakref
 from types import MethodType
 from typing import Any, Callable, Iterable
 
-import mxnet as mx
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
 
 from ..step._mxnet import is_called_by_user
 from . import _mxnet
@@ -44,30 +42,6 @@ def _method(param: Parameter, name: str) -> Any:
     return MethodType(getattr(type(param), name), param)
 
 
-# Global: the class of scaled weight arrays of each trainer, by MXNet's class (``mx.nd`` or ``mx.np``).
-_array_classes: weakref.WeakKeyDictionary[Any, dict[type, type]] = weakref.WeakKeyDictionary()
-
-
-def _array_class(trainer: Any, kind: type) -> type:
-    """Return a subclass of the array class ``kind`` whose ``grad`` warns of the loss scale of ``trainer``."""
-    classes = _array_classes.setdefault(trainer, {})
-    if kind not in classes:
-        warn = _warner(trainer)
-
-        def grad(array: Any) -> Any:
-            if is_called_by_user():
-                warn("")
-            return kind.grad.fget(array)  # type: ignore[attr-defined]
-
-        def reduce(array: Any) -> tuple:
-            reduced: Any = kind.__reduce__  # a function of an array
-            return (kind, *reduced(array)[1:])
-
-        own = {"__slots__": (), "mxmp_kind": kind, "grad": property(grad), "__reduce__": reduce}
-        classes[kind] = type(kind.__name__, (kind,), own)
-    return classes[kind]
-
-
 def _warner(trainer: Any) -> Callable[[str], None]:
     """Return the trainer's ``warn_of_scaled_gradients``, without keeping the trainer alive."""
     method = weakref.WeakMethod(trainer.warn_of_scaled_gradients)
@@ -88,19 +62,11 @@ def warn_of_reads(params: Iterable[Parameter], trainer: Any) -> None:
         for name in _METHODS:
             if name not in own or isinstance(own[name], _Read):  # a user may have set one
                 own[name] = _Read(param, name, warn)
-        for array in _mxnet.arrays(param):
-            kind = getattr(type(array), "mxmp_kind", type(array))
-            if kind in (NDArray, mx.np.ndarray):
-                array.__class__ = _array_class(trainer, kind)
 
 
 def stop_warning(params: Iterable[Parameter]) -> None:
-    """Undo ``warn_of_reads``: the Parameters and their arrays have nothing of it any more."""
+    """Undo ``warn_of_reads``: the Parameters have nothing of it any more."""
     for param in params:
         for name in _METHODS:
             if isinstance(vars(param).get(name), _Read):
                 del vars(param)[name]
-        for array in _mxnet.arrays(param):
-            kind = getattr(type(array), "mxmp_kind", None)
-            if kind is not None:
-                array.__class__ = kind

@@ -451,14 +451,11 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def warn_of_scaled_gradients(self, name: str) -> None:
-        """Call ``warnings.warn``, once per trainer: user code reads a gradient with the loss scale in it.
-
-        ``name`` is the Parameter's, or ``""`` where it is not known.
-        """
+        """Call ``warnings.warn``, once per trainer: user code reads the scaled gradient of the Parameter ``name``."""
         if not self._warned_of_reads:
             self._warned_of_reads = True
             warnings.warn(
-                f"the gradient {f'of {name!r} ' * bool(name)}is read between a scaled backward and the step, and is "
+                f"the gradient of {name!r} is read between a scaled backward and the step, and is "
                 f"multiplied by the loss scale, {self.loss_scale:g} now: norms and limits of clipping are off by it. "
                 "Call trainer.unscale() first, or trainer.clip_global_norm(max_norm) in place of "
                 "gluon.utils.clip_global_norm",
