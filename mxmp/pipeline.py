@@ -182,6 +182,7 @@ class Conversion:
         strict: bool,
         fixed: Collection[str] = (),
         constants: Collection[str] = (),
+        reads_data: bool = True,
         keep_output_names: bool = False,
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
@@ -213,6 +214,8 @@ class Conversion:
             Names of parameters that must stay in FP32, unless ``stored`` says otherwise.
         constants : collection of str
             Those of ``parameters`` that never train, such as Gluon Constants; they must stay in FP32 too.
+        reads_data : bool
+            Whether the inputs are data; False if they may be features, which another graph computed.
         keep_output_names : bool
             True: an operator with several outputs stays in FP32, even against a plan, if one of them is an output of
             the graph, because a cast would rename that output.
@@ -243,7 +246,7 @@ class Conversion:
         options: dict[str, Any] = {
             "keep_output_names": keep_output_names,
             "training_shapes": training_shapes,
-            "learned": learned,
+            "learned": learned if reads_data else None,
             "non_fp32": sparse,
         }
         plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
@@ -263,6 +266,7 @@ class Conversion:
         device: str,
         parameters: Iterable[str],
         *,
+        reads_data: bool = True,
         keep_output_names: bool = False,
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> Plan:
@@ -274,7 +278,7 @@ class Conversion:
         options: dict[str, Any] = {
             "keep_output_names": keep_output_names,
             "training_shapes": training_shapes,
-            "learned": names,
+            "learned": names if reads_data else None,
         }
         low = {each for each in names if self.stored_low.get(each)}
         undecided = {each for each in names if each not in self.stored_low}

@@ -81,6 +81,7 @@ class NetConversion(Conversion):
         unconverted = set(division.blocks) - set(division.graphs)
         self._fp32 = frozenset(param.name for block in unconverted for param in block.params.values())
         self._roots = frozenset(map(id, division.roots))
+        self._whole = id(net) if id(net) in self._roots else 0
         names = [block.name for block in division.python]
         self._unmatched = [p for p in self.policy.exclude if not any(fnmatchcase(name, p) for name in names)]
         self._warned = False
@@ -222,6 +223,7 @@ class NetConversion(Conversion):
             stored=stored,
             fixed={name for name, p in params.items() if overridden(p)} | self._fp32,
             constants={name for name, p in params.items() if isinstance(p, Constant)},
+            reads_data=self.reads_data(block),
             strict=strict,
             grad_req={**inputs, **{name: requested_gradient(param) for name, param in params.items()}},
             large_inputs=large_inputs,
@@ -239,6 +241,10 @@ class NetConversion(Conversion):
         if id(block) in self._waiting:
             self._note_first_graph(block, plan)
         return graph, plan
+
+    def reads_data(self, block: HybridBlock) -> bool:
+        """Return whether ``block`` is the whole net, so that its inputs are data, and no features of another block."""
+        return id(block) == self._whole
 
     def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
         """Record that the root ``block`` has its first graph; if all roots have one, warn of faults.

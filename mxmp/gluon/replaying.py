@@ -106,7 +106,8 @@ class ReplayedNet:
             conversion = Conversion(emulated(self._given, device_of(ctx)))
         names = [name for name, param in call.params.items() if not isinstance(param, Constant)]
         shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
-        plan = conversion.preview(call.symbol, device_of(ctx), names, training_shapes=shapes)
+        reads_data = hook is None or hook.conversion.reads_data(block)
+        plan = conversion.preview(*(call.symbol, device_of(ctx), names), reads_data=reads_data, training_shapes=shapes)
         trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
         values = {name: _value(param, ctx) for name, param in call.params.items()}

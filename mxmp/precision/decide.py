@@ -129,7 +129,8 @@ def decide(
         the environment, with which softmax and LayerNorm may compute in float16 (see ``safe_sums.py``).
     learned : collection of str, optional
         Names of all parameters but constants. A matrix product of which no operand depends on one stays in FP32: it
-        computes positions, angles or camera matrices, not features. None: not known, so no product is such a one.
+        computes positions, angles or camera matrices, not features. None or empty: no product is such a one, as inputs
+        may be features that another graph computed.
     is_body : bool
         Whether the graph is the body of a loop or branch.
     any_kernel : bool
@@ -342,7 +343,7 @@ class _Draft:
     ) -> None:
         self._slow_too = slow_too
         self._any_kernel = any_kernel
-        self._learned_names = learned
+        self._learned_names = learned or None
         self._learned: set[Node] = set()
         self._non_fp32_inputs = non_fp32
         self._storable = frozenset(storable)

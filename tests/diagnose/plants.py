@@ -360,7 +360,7 @@ PLANTS = [
 
 def plan_of(net: gluon.HybridBlock, inputs: list, compute: str, device: str = "cpu") -> Plan:
     """A plan that has the matrix operators and the planted one in ``compute``, whatever the rules say."""
-    converted = mxmp.convert(net, mxmp.Policy(compute, params="float32", low_ops=["softmax"]))
+    converted = mxmp.convert(net, mxmp.Policy(compute, params="float32", low_ops=["softmax", "dot"]))
     with mx.autograd.train_mode():
         converted(*inputs)
     plan = mxmp.explain(converted).graphs[0].plan

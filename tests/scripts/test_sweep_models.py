@@ -38,13 +38,10 @@ def swept(tmp_path_factory):
 @pytest.mark.parametrize("name", FEW)
 def test_models_are_as_near_to_fp32_as_perfect_kernels(swept, name, dtype):
     result = swept[name]
-    # Norms write float16 where a residual sum reads them: perfect kernels that round there too are the control.
-    second = {"float16.throughout"} if name == "nlp.TransformerEncoderCell" else set()
-    assert result.keys() == {"reference", *STAGES, *second}
+    assert result.keys() == {"reference", *STAGES}
     floor = 30 if dtype == "float16" else 15
     assert result[f"{dtype}.mxmp"]["outputs_db"] > floor
-    control = "throughout" if f"{dtype}.throughout" in second else "ideal"
-    assert sweep_models.within(result, dtype, control), result
+    assert sweep_models.within(result, dtype, "ideal"), result
 
 
 def test_what_does_not_pass_is_measured_with_perfect_pointwise_kernels_too():
@@ -52,7 +49,8 @@ def test_what_does_not_pass_is_measured_with_perfect_pointwise_kernels_too():
     model.refer()
     found = {f"float16.{stage}": model.run(f"float16.{stage}") for stage in ("ideal", "mxmp", "throughout")}
     assert sweep_models.looked_into({**found, "bfloat16.ideal": {}})[0] == "float16.throughout"
-    assert found["float16.mxmp"]["outputs_db"] == found["float16.throughout"]["outputs_db"]
+    # The gates of the last step, whose states are outputs, compute in FP32.
+    assert found["float16.mxmp"]["outputs_db"] > found["float16.throughout"]["outputs_db"]
     assert sweep_models.within(found, "float16", "throughout")
 
 
