@@ -174,8 +174,8 @@ class Timed:
         before_each: Callable[[Owner | None], None] | None = None,
     ) -> None:
         casted = emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs)
-        declare_full(casted.graph)
         stand_ins = put_stand_ins(casted.graph)
+        declare_full(casted.graph)
         casted.source.update({new: casted.source[node] for new, node in stand_ins.items()})
         owners = _owners(casted)
         self.operators = Counter(owners.values())

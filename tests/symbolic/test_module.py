@@ -397,7 +397,7 @@ def test_compression_is_refused(symbol):
 
 
 def test_repeated_overflow_at_the_lowest_scale_names_the_parameters(symbol, digits):
-    module = bound(symbol, loss_scale=mxmp.DynamicLossScaler(1.0))
+    module = bound(symbol, loss_scale=mxmp.DynamicLossScaler(1.0, min_scale=1))
     (batch,) = batches(digits, 1)
     batch.data[0][:] = np.nan
     with pytest.raises(FloatingPointError, match="Non-finite: net_conv0_weight on cpu"):
