@@ -151,7 +151,7 @@ def parser() -> argparse.ArgumentParser:
     )
     look.add_argument("params", help="its parameters, NAME-0000.params")
     look.add_argument("data", help="batches as for optimize, labels too (.npz by name); the first is used")
-    look.add_argument("--worst", type=int, default=10, help="how many operators to name at most")
+    look.add_argument("--worst", type=int, default=10, help="how many operators to name at most (default: %(default)s)")
 
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU (default: %(default)s)")

@@ -529,3 +529,33 @@ def test_errors_say_how_it_is_called():
     module = module_of(three(), x, y)
     with pytest.raises(TypeError, match=r"blame\(module, batch\)"):
         blame(module, x, y)
+
+
+class Angles(gluon.HybridBlock):
+    """The angle between features and a weight, whose cosine is near 1, as ArcFace computes it."""
+
+    def __init__(self):
+        super().__init__(prefix="angles_")
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(4, 8))
+
+    def hybrid_forward(self, F, x, weight):  # noqa: N803
+        x, weight = F.L2Normalization(x), F.L2Normalization(weight)
+        return F.arccos(F.FullyConnected(x, weight, no_bias=True, num_hidden=4, name="cosine"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_operator_without_a_finite_result_names_what_was_rounded_in_front_of_it(dtype):
+    def blamed(**options):
+        net = Angles()
+        net.initialize(mx.init.Normal(1))
+        x = net.weight.data() + 0.01
+        mxmp.convert(net, dtype, **options)
+        trainer = mxmp.Trainer(net.collect_params(), "sgd")
+        return mxmp.diagnose.blame(net, trainer, x, loss=lambda out: out.sum())
+
+    report = blamed()
+    assert (report.name, report.where) == ("angles_arccos0", "backward")
+    assert "angles_cosine, which it reads, is rounded" in report.cause
+    assert "exclude=['angles_cosine']" in report.cause
+    assert not blamed(exclude=["angles_cosine"]).reproduced

@@ -161,7 +161,26 @@ def _blame_operator(
         if not has_no_result:
             cause = "inf in FP32 from finite inputs: a division by zero, a logarithm of zero, or beyond FP32's range"
             cause += advice
+        rounded = [] if graph is None else _rounded_inputs(graph, observed.operator)
+        if rounded:
+            cause += (
+                f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto a value that has no finite result: "
+                f"exclude=[{rounded[0]!r}] computes it in FP32"
+            )
     return Blame(True, where, name, op, dtype, cause, found, inputs, at.scale)
+
+
+def _rounded_inputs(graph: ObservedGraph, operator: str) -> list[str]:
+    """Return the operators in low precision whose values ``operator`` reads, also through what has one input."""
+    found, left = [], list(graph.inputs(operator))
+    while left:
+        node = left.pop().node
+        decision = graph.plan.decisions.get(graph.original_name(node))
+        if decision is not None and decision.low:
+            found.append(graph.original_name(node))
+        elif len(node.inputs) == 1:
+            left += node.inputs
+    return found
 
 
 def _overflow_text(unrounded: Range, dtype: str) -> str:
