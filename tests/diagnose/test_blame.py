@@ -555,7 +555,8 @@ def test_an_operator_without_a_finite_result_names_what_was_rounded_in_front_of_
         return mxmp.diagnose.blame(net, trainer, x, loss=lambda out: out.sum())
 
     report = blamed()
-    assert (report.name, report.where) == ("angles_arccos0", "backward")
+    assert report.name == "angles_arccos0"  # forward, where rounding takes a cosine beyond 1, or backward, at 1
     assert "angles_cosine, which it reads, is rounded" in report.cause
     assert "exclude=['angles_cosine']" in report.cause
-    assert not blamed(exclude=["angles_cosine"]).reproduced
+    with pytest.warns(UserWarning, match="nothing in 'angles' computes"):
+        assert not blamed(exclude=["angles_cosine"]).reproduced
