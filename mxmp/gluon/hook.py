@@ -134,11 +134,12 @@ class Hook:
             raise TypeError(f"{block.name!r} was called with a NumPy array: call it with mx.nd.array(x)")
         return _mxnet.forward(block, args)
 
-    def hybridize(self, active: bool = True, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         """Hybridize the block as its class does; raise ``ValueError`` for a backend. Replaces ``block.hybridize``."""
+        backend = kwargs.get("backend", next(iter(args), None))
         if backend:
             raise ValueError(_NO_BACKEND.format(self._block.name, repr(backend)))
-        type(self._block).hybridize(self._block, active, backend, *args, **kwargs)
+        type(self._block).hybridize(self._block, active, *args, **kwargs)
 
     def cast(self, dtype: Any) -> None:
         """Cast the block as its class does; raise ``ValueError`` for float16 and bfloat16. Replaces ``block.cast``."""

@@ -164,7 +164,11 @@ class Arrangement:
             return "is now part of .* which was not"  # a converted trunk in a plain net's graph
         scaled = self.scale not in (None, 1.0)
         head_is_plain = self.head_stands == "plain" or (self.head_stands == "inside" and self.kept[-1])
-        if scaled and self.head in HEADS and head_is_plain:
+        # What Python code calls is scaled by its attribute grad_scale, which MakeLoss reads too early. To MXNet a
+        # hybridized block of one or two operators is Python code too, unless its graph is static.
+        hidden = FLAGS[self.flags] is not None and (self.head_stands == "inside" or bool(FLAGS[self.flags]))
+        unreached = self.head == "MakeLoss" or (self.head in HEADS and hidden)
+        if scaled and unreached and head_is_plain:
             return "loss scale"
         if self.topology != "critic" and self.trainers == "own":
             return "same scaler object"
