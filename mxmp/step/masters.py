@@ -95,9 +95,7 @@ def distances(pairs: Sequence[MasterPair]) -> Scalars:
 
 def take_over(master: NDArray, half: NDArray) -> None:
     """Set ``master`` in place to what ``taken_over`` returns. Does not wait for the device."""
-    full = taken_over(master, half)
-    with autograd.pause():
-        master.as_nd_ndarray()[:] = full.as_nd_ndarray()
+    _taken_over(master, half, out=master.as_nd_ndarray())
 
 
 def taken_over(master: NDArray, half: NDArray) -> NDArray:
@@ -105,10 +103,14 @@ def taken_over(master: NDArray, half: NDArray) -> NDArray:
 
     Such an element was written by a user. All other elements have the FP32 values of the master.
     """
+    full = _taken_over(master, half)
+    return full.as_np_ndarray() if isinstance(master, mx.np.ndarray) else full
+
+
+def _taken_over(master: NDArray, half: NDArray, out: NDArray | None = None) -> NDArray:
     with autograd.pause():
         value = mx.nd.Cast(half.as_nd_ndarray(), dtype="float32")
-        full = mx.nd.where(_rounded(master) == value, master.as_nd_ndarray(), value)
-    return full.as_np_ndarray() if isinstance(master, mx.np.ndarray) else full
+        return mx.nd.where(_rounded(master) == value, master.as_nd_ndarray(), value, out=out)
 
 
 def put_back(value: Any, master: NDArray, half: NDArray, before: NDArray) -> None:

@@ -138,6 +138,7 @@ def test_a_weight_may_go_through_an_operator_that_fusion_joins_to_its_cast(polic
 def test_data_in_float16_beside_labels_in_fp32_train(fusion):
     """A contradiction in the FP32 Symbol, but not in that with casts."""
     batch = pictures()
+    batch.data = [batch.data[0].astype("float16")]
     batch.provide_data = [mx.io.DataDesc("data", batch.data[0].shape, dtype="float16")]
     x = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=8)
     symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=10), name="softmax")
