@@ -16,73 +16,33 @@ SUM = "a sum of gradients"
 
 
 class Observed(NamedTuple):
-    """A description of one tensor that MXNet's monitor reported: its operator, whether it is a gradient, its precision.
+    """One tensor that MXNet's monitor reported: its operator, whether it is a gradient, its precision."""
 
-    ``ObservedGraph.observe`` makes it from the name that the monitor reports. Where several operators read a tensor,
-    MXNet adds their gradients by itself and does not say of which tensor. For such a sum ``operator`` and ``label`` are
-    ``SUM`` (``"a sum of gradients"``), ``op`` is ``"add_n"``, ``node`` is in no graph, ``low`` and ``of_output`` are
-    False, ``backward`` and ``inserted`` True.
-
-    Attributes
-    ----------
-    node : Node
-        The node of the converted graph that made the tensor, forward or backward; possibly a cast that mxmp inserted.
-    operator, op : str
-        Name and type in the FP32 graph, such as ``"fc1"`` and ``"FullyConnected"``, of the operator that made the
-        tensor. In the forward, where mxmp inserted ``node``, such as a cast, they are those of the operator whose
-        output it casts (``"null"`` is the type of a variable). In the backward, where mxmp inserted ``node``, they are
-        those of an operator that reads its output and so sends the gradient (any one, if there are several), or, if
-        only the loss sends it, of the operator that makes the graph output.
-    low : bool
-        True if an operator in low precision makes the tensor, or reads it, directly or through casts. The output of a
-        node that mxmp inserted counts as the tensor that the node passes on. For a gradient, True if such an operator
-        sends it, or makes the tensor whose gradient it is.
-    backward : bool
-        True for the gradient with respect to an input of ``node``, False for an output of ``node``.
-    inserted : bool
-        True if mxmp inserted ``node``.
-    of_output : bool
-        True for the gradient of a graph output. MXNet reports it only if mxmp inserted a cast after the operator: the
-        cast's backward casts the sum of the loss's gradient and those of operators that read the cast.
-    label : str
-        A text for reports: ``"fc"`` for an output of fc, ``"fc -> relu"`` for the gradient that fc sends back to relu,
-        ``"the loss -> fc"`` for the gradient of a graph output, ``"the loss, out -> fc"`` if an operator ``out`` reads
-        the output's cast too.
-    """
-
+    # The node of the converted graph that made the tensor, possibly a cast that mxmp inserted.
     node: Node
+    # Name and type of the operator in the FP32 graph. For an inserted node: in the forward of the operator whose output
+    # it casts (type ``"null"`` for a variable); in the backward of one that reads its output and so sends the gradient,
+    # or, if only the loss does, of the one that makes the graph output.
     operator: str
     op: str
+    # Whether an operator in low precision makes or reads the tensor, or the tensor whose gradient it is, directly or
+    # through inserted nodes.
     low: bool
+    # True for the gradient with respect to an input of ``node``, False for an output of ``node``.
     backward: bool
     inserted: bool
+    # Whether it is the gradient of a graph output, which MXNet reports only if mxmp inserted a cast there: the sum of
+    # the loss's gradient and those of operators that read the cast.
     of_output: bool
+    # For reports: ``"fc"`` for an output, ``"fc -> relu"`` for the gradient that fc sends to relu; for that of a graph
+    # output ``"the loss, out -> fc"`` if an operator ``out`` reads its cast too.
     label: str
 
 
 class ObservedGraph:
-    """Finds for nodes and tensors of a converted graph what they stand for in the FP32 graph that it was made from.
-
-    A Probe, which reports the tensors of training steps, makes one for each training graph of the network. All nodes
-    here are those of the converted graph: an "operator of the FP32 graph" is an operator in it that mxmp has not
-    inserted, and a "tensor of the FP32 graph" is an output of such an operator, or a variable.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        The converted graph.
-    plan : Plan
-        The plan that the converted graph follows.
-    has_gradient : callable
-        Returns, for the name of a variable of the converted graph, whether the backward writes the variable's gradient.
-
-    Attributes
-    ----------
-    plan
-        As given.
-    low_variables : set of str
-        Names of the variables that an operator in low precision reads, directly or through casts.
-    """
+    """Finds what nodes and tensors of a converted graph stand for in the FP32 graph that it was made from.
+    All nodes are the converted graph's: an operator of the FP32 graph is one that mxmp has not inserted, and a tensor
+    of it is an output of such an operator, or a variable."""
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan, has_gradient: Callable[[str], bool]) -> None:
         graph = Graph.from_symbol(symbol)
@@ -100,49 +60,36 @@ class ObservedGraph:
         self._observed: dict[str, Observed | None] = {}
         self._outputs = {self.source(head).node for head in graph.heads}
         sources = [self.source(entry).node for node in self._names if self.is_low(node) for entry in node.inputs]
+        # Those that an operator in low precision reads, directly or through casts.
         self.low_variables = {node.name for node in sources if node.is_variable}
 
     def observe(self, name: str) -> Observed | None:
-        """Return a description of the tensor that MXNet's monitor calls ``name``, for example ``"fc1_output"``.
-
-        Returns None if this graph has no tensor of this name, if the name is that of an operator's input, or if the
-        tensor is a gradient that backward never computes.
-        """
+        """Describe the tensor that the monitor calls ``name`` (``"fc1_output"``).
+        None for another graph's, an operator's input, or a gradient that backward never computes."""
         if name not in self._observed:
             self._observed[name] = _A_SUM if SUMS.match(name) else self._find(name)
         return self._observed[name]
 
     def __contains__(self, node: Node) -> bool:
-        """Return whether this object ``node`` is a node of the converted graph; names are not compared."""
         return node in self._differentiable
 
     def source(self, entry: Entry) -> Entry:
-        """Return the tensor of the FP32 graph from which nodes that mxmp inserted, such as casts, made ``entry``.
-
-        Returns ``entry`` itself if it is a tensor of the FP32 graph, or if an inserted node without inputs made it.
-        """
+        """Return the FP32 graph's tensor from which inserted nodes, such as casts, made ``entry``, if any did."""
         while entry.node not in self._names and entry.node.inputs:
             entry = source_of(entry) if is_ours(entry.node) else entry.node.inputs[0]
         return entry
 
     @property
     def operators(self) -> list[Node]:
-        """Return the nodes of the converted graph that mxmp has not inserted, in graph order, without variables."""
+        """Return the nodes that mxmp has not inserted, in graph order, without variables."""
         return list(self._names)
 
     def original_name(self, node: Node) -> str:
-        """Return the name that a node of the converted graph has in the FP32 graph.
-
-        The two differ where a cast of a graph output took the operator's name, so that the outputs keep their names.
-        Returns ``node.name`` for a variable and for a node that mxmp inserted.
-        """
+        """Return the FP32 graph's name; it differs where a cast of a graph output took the operator's name."""
         return self._names.get(node, node.name)
 
     def original_op(self, node: Node) -> str:
-        """Return the type in the FP32 graph, such as ``"Convolution"``, of an operator that mxmp has not inserted.
-
-        It differs from ``node.op`` where a workaround has replaced the operator by one of another type.
-        """
+        """Return the FP32 graph's type of an operator; it differs where a workaround has replaced the operator."""
         decision = self.plan.decisions.get(self.original_name(node))
         return node.op if decision is None else decision.op
 
@@ -151,25 +98,15 @@ class ObservedGraph:
         return node in self._names and self.plan.decisions[self._names[node]].low
 
     def is_output(self, node: Node) -> bool:
-        """Return whether ``node``, a node of the converted graph, makes an output of the FP32 graph.
-
-        Any node that mxmp inserted, such as a cast, counts as the operator or variable that ``source`` leads to, even
-        if another node makes the output of the converted graph.
-        """
+        """Return whether ``node``, or for an inserted node its source, makes an output of the FP32 graph."""
         return self.source(Entry(node)).node in self._outputs
 
     def inputs(self, operator: str) -> list[Entry]:
-        """Return the tensors of the FP32 graph that the operator named ``operator`` there reads, input by input.
-
-        If several operators have this name, their lists are joined; if none has, as for a variable, the list is empty.
-        """
+        """Return the tensors of the FP32 graph that the operators named ``operator`` there read, input by input."""
         return [self.source(e) for node, name in self._names.items() if name == operator for e in node.inputs]
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the operators of the FP32 graph that read outputs of ``node``, directly or through inserted nodes.
-
-        Each is in the list once, in no certain order. ``node`` may be a variable or an inserted node too.
-        """
+        """Return the operators of the FP32 graph that read ``node``, directly or through inserted nodes, each once."""
         found: list[Node] = []
         stack = [node]
         while stack:
@@ -179,10 +116,7 @@ class ObservedGraph:
         return list(dict.fromkeys(found))
 
     def readers_of(self, variable: str) -> list[Node]:
-        """Return the FP32 graph's operators that read the variable of this name, directly or through inserted nodes.
-
-        It is the list that ``readers`` returns for the variable; empty if the graph has no such variable.
-        """
+        """Return the ``readers`` of a variable; none if the graph has no such variable."""
         node = self._nodes.get(variable)
         return [] if node is None else self.readers(node)
 

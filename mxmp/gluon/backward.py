@@ -1,10 +1,9 @@
 """A scaled backward, which serves all trainers with one scaler, and the gradients that it leaves for their steps.
 
-A step applies the gradients that a backward has written since the last step. A stale gradient is one of an earlier
-step, with an earlier loss scale in it: a step neither checks nor applies it. MXNet marks each weight whose gradient a
-backward has written as fresh. After a scaled backward, mxmp removes these marks and lists the weights in their
-Parameters. A fresh mark that is found later is then that of an unscaled backward, whose gradients the step must not
-divide by the loss scale. And MXNet's own Trainer, which reads the marks, finds no scaled gradient to apply.
+MXNet marks each weight as fresh whose gradient a backward has written. After a scaled backward, mxmp removes the marks
+and lists the weights in ``mxmp_scaled`` of their Parameters. A mark that is found later is that of an unscaled
+backward, whose gradients the step must not divide by the loss scale; and MXNet's own Trainer, which reads the marks,
+applies no scaled gradient. A gradient that is neither marked nor listed is stale: no step checks or applies it.
 
 Two trainers that are to apply gradients of one backward share one scaler object: gradients of two losses at two scales
 in one buffer would give wrong updates.
@@ -34,43 +33,9 @@ from .scaling import (
 
 @contextmanager
 def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = ()) -> Iterator[None]:
-    """Prepare for a backward of scaled losses, run the ``with`` block that does it, and note which gradients it wrote.
-
-    The backward serves ``trainer``, and each trainer with the same scaler object that has a parameter which the
-    backward reaches. MXNet marks each weight as fresh whose gradient a backward has written. At a loss scale other than
-    1 this function removes these marks when the block ends, and lists the weights in the attribute ``mxmp_scaled`` of
-    their Parameters instead. So a fresh mark that is found later shows a backward without the loss scale. If the
-    backward also writes gradients of a trainer with another scaler, they contain a loss scale that is wrong for that
-    trainer. Their marks are removed too, but the weights are not listed, so that trainer does not apply these
-    gradients. At a loss scale of 1 all marks stay.
-
-    Before the block, waits for the device if it must copy running statistics, or examine unscaled gradients.
-
-    Parameters
-    ----------
-    trainer : mxmp.Trainer
-        The trainer whose ``backward`` or ``scale_loss`` was called.
-    record : Record
-        The graphs of the losses, as autograd recorded them.
-    factors : sequence of NDArray
-        For ``scale_loss``, where the user calls backward: the arrays by which the losses were multiplied, each with a
-        gradient of its own. A backward of the scaled losses writes the gradients of these arrays, a backward of other
-        losses does not. Empty for ``Trainer.backward``.
-
-    Raises
-    ------
-    ValueError
-        Before the block, at a loss scale other than 1: the losses contain a loss head (an operator that writes its own
-        gradient, as ``SoftmaxOutput``) that ignores the loss scale.
-    RuntimeError
-        Before the block, in three cases. First: a trainer that the backward serves has called ``unscale`` or
-        ``clip_global_norm`` since its last step, or has called ``allreduce_grads`` while a parameter has
-        ``grad_req="add"``. Second: the backward would write gradients of a trainer with another scaler, and that
-        trainer has not stepped since its own scaled backward. Third, at a loss scale other than 1: a trainer that
-        the backward serves has a parameter with ``grad_req="add"``, and a backward without the loss scale has written
-        its gradient, which is not all zeros. After the block, at a loss scale other than 1: a backward of other losses
-        than the scaled ones has written gradients.
-    """
+    """Prepare for a backward of scaled losses, which the ``with`` block does, and note which gradients it wrote.
+    Serves ``trainer``, and trainers with its scaler object that the backward reaches. ``factors``, for ``scale_loss``:
+    what multiplied the losses; only a backward of the scaled losses writes their gradients."""
     group = trainer.scaler_group
     others = [other for other in list(living_trainers) if other is not trainer]
     sharing = [other for other in others if group is not None and other.scaler_group is group]
@@ -83,6 +48,8 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         return
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
     of_others = [(other, list(_reached(_mxnet.parameters_of(other), record))) for other in others]
+    # From here on a fresh mark shows a backward without the loss scale. Marks of trainers with another scaler go too,
+    # but their weights are not listed: their steps must not apply these gradients.
     before = _mxnet.fresh_weights(own, clear=True)
     if factors:  # the user's code runs in the block
         _warn_of_reads(peers, own)
@@ -119,13 +86,8 @@ def _warn_of_reads(peers: Sequence[Any], params: Iterable[Parameter]) -> None:
 
 
 def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], record: Record) -> None:
-    """Do the checks of ``scaled_backward`` that come before the backward, then note the backward in all ``peers``.
-
-    ``peers`` are ``trainer`` and the trainers with its scaler object whose gradients the backward writes; ``others``
-    are the mxmp.Trainers with other scalers. Each peer notes the backward in its ``progress``, and copies the running
-    statistics that the backward may overwrite. From now on the scaler does not adjust the loss scale until all peers
-    have stepped. Raises the errors that ``scaled_backward`` raises before its block; no peer has noted anything then.
-    """
+    """Do the checks before a backward, which change nothing if they fail; then note the backward in all ``peers``.
+    The loss scale then stays until all peers have stepped. ``others`` are trainers with other scalers."""
     scale = trainer.loss_scale
     if scale != 1.0:
         refuse_unscaled_heads(record, scale)
@@ -162,13 +124,9 @@ def _reached(params: Iterable[Parameter], record: Record) -> Iterator[Parameter]
 
 
 def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Update]:
-    """Return an ``Update`` for each weight array, on each device, with a gradient written since the last step.
-
-    An ``Update`` holds the weight array and its gradient. ``Update.index`` is a position in ``params``. If a gradient
-    was not written since the last step, this function raises ``UserWarning`` as an exception, like ``gluon.Trainer``;
-    with ``ignore_stale=True`` it leaves out that weight instead. Parameters with ``grad_req="null"`` are always left
-    out.
-    """
+    """Return an ``Update`` for each weight array with a gradient written since the last step.
+    ``Update.index`` is a position in ``params``. A stale gradient raises ``UserWarning``, as in ``gluon.Trainer``,
+    unless ``ignore_stale``."""
     found: list[Update] = []
     stale: tuple = ()
     for index, param in enumerate(params):
@@ -192,23 +150,17 @@ def due_updates(params: Sequence[Parameter], *, ignore_stale: bool) -> list[Upda
 
 
 def zero_stale(params: Sequence[Parameter]) -> None:
-    """Set a parameter's gradient on a device to zero if only other devices have written theirs since the last step.
-
-    This is the case if the batch on some devices leaves out a part of the net. The caller then sums the gradients over
-    devices; without the zeros the sum would contain the old gradient.
-    """
+    """Set a gradient on a device to zero if only other devices have written theirs since the last step."""
     for param in params:
         pairs = _mxnet.with_gradients(param)
+        # The batch on some devices left out a part of the net; the sum over devices would contain their old gradients.
         stale = [grad for data, grad in pairs if not _is_due(param, data)]
         for grad in stale if len(stale) < len(pairs) else ():
             grad[:] = 0
 
 
 def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Mark the gradients of ``updates`` as used up, so that the next step does not apply them again.
-
-    ``Update.index`` is a position in ``params``.
-    """
+    """Mark the gradients of ``updates`` (``index`` is into ``params``) as used up: no later step applies them."""
     for update in updates:
         _mxnet.set_fresh(update.weight, fresh=False)
         vars(params[update.index]).pop("mxmp_scaled", None)
@@ -216,18 +168,13 @@ def make_stale(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
-    """Set MXNet's fresh mark on ``weights``, which says that a backward has written their gradients."""
     for array in weights:
         _mxnet.set_fresh(array, fresh=True)
 
 
 def note_scaled(written: Iterable[tuple[Parameter, NDArray]]) -> None:
-    """Add each weight array to the list ``mxmp_scaled`` of its Parameter, unless the list has it already.
-
-    The list says which gradients contain the loss scale. ``written`` has pairs of a Parameter and its weight array on a
-    device. The caller must have removed MXNet's fresh mark from these arrays, so that a mark that is found later shows
-    another backward.
-    """
+    """Add each weight array to ``mxmp_scaled`` of its Parameter: its gradient contains the loss scale.
+    The caller has removed the fresh mark, so that one that is found later shows another backward."""
     for param, array in written:
         others = [each for each in getattr(param, "mxmp_scaled", ()) if each is not array]
         param.mxmp_scaled = [*others, array]
@@ -240,10 +187,7 @@ def _is_due(param: Parameter, weight: NDArray) -> bool:
 
 def refuse_unscaled_gradients(params: Sequence[Parameter], loss_scale: float) -> None:
     """Raise ``RuntimeError`` if a backward without the loss scale wrote a gradient of ``params`` that is not all zeros.
-
-    The step would divide this gradient by the loss scale; ``loss_scale`` is for the message only. Waits for the device
-    only if there was such a backward.
-    """
+    Waits for the device only if there was such a backward."""
     for param, data in _mxnet.fresh_weights(params):
         if param.grad(data.context).asnumpy().any():
             raise RuntimeError(

@@ -13,7 +13,7 @@ from . import _mxnet
 
 
 def hybrid_blocks(net: Block) -> list[HybridBlock]:
-    """Return the HybridBlocks among ``net`` and all blocks inside it, each once, depth first from the outermost."""
+    """Return the HybridBlocks among ``net`` and all blocks inside, each once, depth first from the outermost."""
     return [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
 
 
@@ -29,46 +29,31 @@ def blocks_of(net: Block) -> list[Block]:
 
 
 def prefixes_of(net: Block) -> tuple[str, ...]:
-    """Return the name prefixes of ``net`` and all blocks inside it, ``("net0_", "net0_dense0_")``, outermost first."""
+    """Return the name prefixes of ``blocks_of(net)``: ``("net0_", "net0_dense0_")``."""
     return tuple(block.prefix for block in blocks_of(net))
 
 
 class Division(NamedTuple):
-    """Which blocks of a net ``convert`` runs as graphs, and which as Python code. Each list begins with the outermost.
+    """Which blocks of a net run as graphs, and which as Python code; each list begins with the outermost.
+    A plain Block that is neither excluded nor around or inside an excluded one is in ``blocks`` alone."""
 
-    A Block that is no HybridBlock, and neither excluded nor around or inside an excluded one, is in ``blocks`` alone.
-
-    Attributes
-    ----------
-    blocks : list of Block
-        The net itself, and all blocks inside it.
-    graphs : list of HybridBlock
-        The HybridBlocks in neither ``python`` nor ``outside``: the ``roots``, and blocks inside them, which run as
-        parts of the roots' graphs.
-    roots : list of HybridBlock
-        Those of ``graphs`` that Python code calls: the net itself, or the children of blocks that are not in
-        ``graphs``.
-    python : list of Block
-        Blocks that the user excluded, and all blocks around them: their ``forward`` runs as Python code, in FP32.
-    outside : list of Block
-        Blocks inside an excluded block, which are not converted.
-    """
-
+    # The net itself, and all blocks inside it.
     blocks: list[Block]
+    # The HybridBlocks in neither ``python`` nor ``outside``: the ``roots``, and blocks inside, as parts of their
+    # graphs.
     graphs: list[HybridBlock]
+    # Those of ``graphs`` that Python code calls: the net, or children of blocks that are not in ``graphs``.
     roots: list[HybridBlock]
+    # Blocks that the user excluded, and all around them: their ``forward`` runs as Python code, in FP32.
     python: list[Block]
+    # Blocks inside an excluded block, which are not converted.
     outside: list[Block]
 
 
 def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
-    """Return which blocks of ``net`` run as low-precision graphs and which as Python code, as a ``Division``.
-
-    ``exclude`` is a filter or a policy. A filter ``(name, block) -> bool`` returns True for a block that is to run as
-    Python code. A policy excludes a block if the block's class is from outside MXNet (a user's or GluonCV's) and a
-    pattern of ``policy.exclude`` that does not end in ``*`` matches the block's name. The blocks around and inside an
-    excluded block run as Python code, too. Raises ``ValueError`` if no HybridBlock is left to run as a graph.
-    """
+    """Return which blocks run as graphs; those that ``exclude`` names, and all around and inside, run as Python code.
+    ``exclude`` is a filter ``(name, block) -> bool``, or a policy (``_filter_of``). Raises ``ValueError`` if no
+    HybridBlock is left to run as a graph."""
     is_excluded = exclude if callable(exclude) else _filter_of(exclude)
     python: set[int] = set()
     outside: set[int] = set()
@@ -107,13 +92,9 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
 
 
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
-    """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``.
-
-    The filter is True for a block whose class is from outside MXNet, if a pattern of ``policy.exclude`` that does not
-    end in ``*`` matches the block's name. The code of that class may do what no graph can, such as branch on an array's
-    values. MXNet's own layers can all be traced. A pattern that matches the name of such a layer keeps the layer's
-    operators in FP32 within the graph, and so does a pattern that ends in ``*``, whatever the class of the block.
-    """
+    """Return a filter ``(name, block) -> bool``: True if the block is to run as Python code under ``policy``."""
+    # Only code from outside MXNet may do what no graph can, such as branch on an array's values; MXNet's own layers can
+    # be traced. Their name, or a pattern that ends in ``*``, keeps operators in FP32 within the graph.
     patterns = [pattern for pattern in policy.exclude if not pattern.endswith("*")]
 
     def is_named(name: str, block: Block) -> bool:
@@ -123,13 +104,9 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
 
 
 def with_names_of(blocks: Sequence[Block], plan: Plan) -> Plan:
-    """Return ``plan`` with the names of the net whose blocks are ``blocks``, so that it can be used for this net.
-
-    The plan was made for another net, which the same code built. Gluon numbers all blocks that a process makes, so the
-    operators of the two nets have different names. ``blocks`` is ``blocks_of(net)``. While the outermost block is no
-    HybridBlock and has one child, its child takes its place. ``plan`` is returned as it is if the names are the same,
-    ``plan.blocks`` is empty, the nets differ in their number of blocks, or two names would become one.
-    """
+    """Return ``plan``, made for another net of the same code, with the operator names of the net of ``blocks``.
+    It stays as it is if the names are the same, or the two nets' blocks do not correspond."""
+    # Gluon numbers all blocks that a process makes. A container around one child has no part in the names.
     start = 0
     while not isinstance(blocks[start], HybridBlock) and len(_mxnet.children(blocks[start])) == 1:
         start += 1

@@ -1,8 +1,4 @@
-"""``convert`` and ``restore``: nets converted in place, and back.
-
-A converted net keeps its class, its children, its forward hooks and its Parameters. Each HybridBlock in it gets one
-hook of mxmp, which runs the block's graph in low precision.
-"""
+"""``convert`` and ``restore``: nets converted in place, and back. Each HybridBlock gets a hook that runs its graphs."""
 
 from __future__ import annotations
 

@@ -43,47 +43,29 @@ _local = threading.local()
 
 
 class GraphKey(NamedTuple):
-    """A kind of call of a converted block; the block has one graph for each kind of call.
-
-    Attributes
-    ----------
-    training : bool
-        True in training mode (``autograd.is_training()``).
-    structure : str
-        How the arguments are nested, as text: ``"[0, [0, -1]]"`` for an array and a list of an array and None.
-    device : str
-        ``"cpu"`` or ``"gpu"``.
-    lacks_states : bool or None
-        For a recurrent layer, True if the call passes no initial states, else False. None for other blocks.
-    sparse : tuple of int
-        The positions of the inputs that are sparse arrays, counted from 0 without None.
-    dtypes : tuple of type, or None
-        If the loss scale multiplies the gradients of loss heads in the graph (operators that write their own gradient,
-        such as ``SoftmaxOutput``), the dtypes of its inputs, on which these products depend; else None.
-    constants : tuple
-        The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
-    known : tuple
-        What the block's code asks of its inputs in a trace, such as their shapes, for each input; see ``Graphs``.
-    """
+    """A kind of call of a converted block; the block has one graph for each kind of call."""
 
     training: bool
+    # The nesting of the arguments (``_mxnet.flatten``): ``"[0, [0, -1]]"`` for ``(x, [y, None])``.
     structure: str
     device: str
+    # ``_mxnet.lacks_states``; None for a block that is no recurrent layer.
     lacks_states: bool | None
+    # The positions of sparse arrays among the inputs, counted from 0 without None.
     sparse: tuple[int, ...] = ()
+    # The dtypes of the inputs if loss heads multiply their gradients by the loss scale: the products depend on them.
     dtypes: tuple | None = None
+    # The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
     constants: tuple = ()
+    # What the block's code asks of each input in a trace, such as its shape (``Graphs.known_of``).
     known: tuple = ()
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The low-precision graphs that were built for one block, by kind of call (``GraphKey``).
+    """The low-precision graphs of one block, by kind of call; ``copy`` and ``pickle`` give an empty dict.
+    Of the graphs for one Python value or one shape, only the newest ``LIMIT`` are kept."""
 
-    ``hybridize``, ``cast`` and a new child of the block delete the dict. ``copy`` and ``pickle`` give an empty one, so
-    that a copied block builds graphs of its own. Of the graphs that are right for one Python value among the arguments,
-    or one shape, only the newest ``LIMIT`` are kept: a number that changes in each call would leave one in each.
-    """
-
+    # A number that changes in each call would leave a graph in each.
     LIMIT = 16
 
     def __init__(self) -> None:
@@ -100,10 +82,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
         return tuple(tuple(getattr(array, name) for name in names) for array in inputs) if names else ()
 
     def add(self, name: str, key: GraphKey, built: BuiltGraph, inputs: Sequence[NDArray]) -> None:
-        """Store the graph that was built for ``key`` and ``inputs``; drop the oldest of too many, and warn once.
-
-        ``name`` is the block's, for the warning. The caller holds ``BUILDING``.
-        """
+        """Store a graph, drop the oldest of too many, and warn of it once; the caller holds ``BUILDING``."""
         self._needs |= built.needs
         self[key._replace(dtypes=built.dtypes, known=self.known_of(inputs))] = built
         special = [each for each in self if each.constants or each.known]
@@ -121,67 +100,30 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
 
 class BuiltGraph(NamedTuple):
-    """One graph of a block in low precision, ready to run, for one kind of call.
-
-    ``GraphKey`` says what makes a kind: training mode, nesting of the arguments, device, initial states of a recurrent
-    layer.
-
-    Attributes
-    ----------
-    traced : TracedGraph
-        The FP32 graph that it was made from.
-    op : _LowPrecisionOp
-        Runs the low-precision graph through MXNet's CachedOp.
-    plan : Plan
-        The dtype of every operator of the graph.
-    shapes : dict of str to tuple
-        The shapes of the inputs in the call for which the graph was built, by the names of the input variables
-        (``{"data": (32, 3, 224, 224)}``).
-    requested : list of (Parameter, str)
-        Each parameter with what ``requested_gradient`` returned for it when the graph was built. Some workarounds
-        depend on it.
-    only_for : LargeInputs or None
-        None: the graph is right for all shapes. Otherwise it lacks workarounds that a convolution needs whose input is
-        small beside its padding, and is right only for shapes with which ``only_for.at(shapes)`` is True.
-    has_few_rows : bool
-        True if a large FullyConnected trains in FP32 because it reads few rows: bfloat16 may be faster for larger
-        inputs than those in ``shapes``.
-    adds_to_inputs : bool
-        True: the graph is right if the gradient of an input is added to what its array holds, as after
-        ``attach_grad("add")``. False: it lacks the workarounds for that, which take a copy of the input, and is right
-        only for inputs that have no gradient array.
-    dtypes : tuple of type, or None
-        If the graph has loss heads that the loss scale multiplies, the dtypes of the inputs for which it was built;
-        else None.
-    nesting : Nesting or None
-        How the arrays are nested in the block's output, and the Python values there; None for a SymbolBlock.
-    needs : frozenset of str
-        What the block's code has asked of its inputs: ``"shape"``, ``"dtype"``, ``"ctx"``.
-    """
+    """One graph of a block in low precision, ready to run, for one kind of call."""
 
     traced: _mxnet.TracedGraph
     op: _LowPrecisionOp
     plan: Plan
+    # The shapes of the inputs for which the graph was built, by the names of the input variables.
     shapes: dict[str, tuple]
+    # Each parameter with its ``requested_gradient`` at the build, on which some workarounds depend.
     requested: list[tuple[Parameter, str]]
+    # If not None: the graph lacks workarounds of convolutions for inputs that are small beside the padding, and is
+    # right only for shapes with which ``only_for.at`` is True.
     only_for: LargeInputs | None
+    # A large FullyConnected trains in FP32 because it reads few rows; bfloat16 may be faster for larger inputs.
     has_few_rows: bool
+    # False: the graph lacks the workarounds (copies of inputs) for gradients that are added to what the array holds, as
+    # after ``attach_grad("add")``, and is right only for inputs without gradient arrays.
     adds_to_inputs: bool
     dtypes: tuple | None
     nesting: Nesting | None
+    # What the block's code has asked of its inputs: ``"shape"``, ``"dtype"``, ``"ctx"``.
     needs: frozenset[str]
 
     def serves(self, inputs: list) -> bool:
-        """Return whether the graph is right for a call with ``inputs``; if not, the hook builds another in its place.
-
-        A graph with an ``only_for`` lacks workarounds for inputs that are small beside the padding of a convolution,
-        and is right only for shapes with which ``only_for.at`` returns True. A graph that ``has_few_rows`` is right
-        only if no input has more elements than in the call for which it was built. While autograd records, a graph
-        without ``adds_to_inputs`` is right only for inputs without gradient arrays. A graph with unscaled loss heads is
-        right only for a call of which ``needs_scale`` returns False. In training mode, or while autograd records, no
-        graph is right any more if a parameter's ``grad_req`` differs from what it requested when the graph was built.
-        ``inputs`` are the call's arrays, without None; their dtypes are not compared.
-        """
+        """Return whether the graph is right for a call with the arrays ``inputs``, whose dtypes are not compared."""
         if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
             return False
         if self.has_few_rows and any(array.size > prod(shape) for array, shape in zip(inputs, self.shapes.values())):
@@ -195,18 +137,13 @@ class BuiltGraph(NamedTuple):
         return all(param.grad_req == request for param, request in self.requested)
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Run the graph on the arrays ``inputs`` and return the block's output, nested as ``hybrid_forward`` nests it.
-
-        ``inputs`` is the flat list of the call's arrays, without None. ``monitor`` is the pair ``(callback,
-        monitor_all)`` that ``register_op_hook`` was given, or None.
-        """
+        """Run the graph on the call's arrays, without None; return the output, nested as the block nests it."""
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         return _as_nested(flat, self.nesting, self.traced)
 
 
 def _as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
-    """Return a graph's outputs as the block nests them; ``nesting`` is None for a SymbolBlock."""
     return _mxnet.regroup(flat, traced.out_format) if nesting is None else nested(nesting, flat)
 
 
@@ -215,21 +152,14 @@ class UntraceableError(Exception):
 
 
 def is_tracing() -> bool:
-    """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols.
-
-    The hook of a converted block calls this function if the block is called with Symbols. If the result is True, the
-    hook runs the block's Python code on the Symbols. If it is False, MXNet may be tracing an unconverted block around
-    this one. The casts would be lost in that trace, so the hook raises an error.
-    """
+    """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols."""
+    # If not, and a block gets Symbols, MXNet may be tracing an unconverted block around it, which would lose the casts.
     return getattr(_local, "tracing", False)
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Make ``is_tracing()`` True on this thread within the ``with`` block, and afterwards what it was before.
-
-    mxmp traces a Gluon block within it. Hooks of converted blocks accept Symbols while ``is_tracing()`` is True.
-    """
+    """Make ``is_tracing()`` True on this thread, so that hooks accept Symbols; afterwards what it was before."""
     before, _local.tracing = is_tracing(), True
     try:
         yield
@@ -238,42 +168,13 @@ def tracing() -> Iterator[None]:
 
 
 def _have_gradients(inputs: Collection[NDArray]) -> bool:
-    """Return whether any of ``inputs`` has a gradient array, as after ``attach_grad``.
-
-    An array that a recorded operator has computed has none.
-    """
     return any(array.grad is not None for array in inputs)
 
 
 def build(block: HybridBlock, args: tuple, constants: Constants, device: str, conversion: NetConversion) -> BuiltGraph:
-    """Trace ``block`` for a call with ``args``, and return its low-precision graph, ready to run.
-
-    The graph is for training or inference, as ``autograd.is_training()`` says now. Parameters that the conversion
-    stores in float16 become ``LowParameter``; Parameters that wait for their shapes are initialized.
-
-    Parameters
-    ----------
-    block : HybridBlock
-        The block that was called. Nothing of it changes but its Parameters.
-    args, constants
-        The arguments of the call, as ``nesting.split`` returns them.
-    device : str
-        ``"cpu"`` or ``"gpu"``.
-    conversion : NetConversion
-        The call of ``convert`` whose policy or plan decides the dtypes.
-
-    Raises
-    ------
-    UntraceableError
-        The block's Python code fails on Symbols.
-    ValueError
-        A parameter is float16, bfloat16 or a float64 that is trained, or is stored in float16 for another net and
-        needed in FP32 here; or the conversion's Plan is of another net.
-    TypeError
-        A parameter would be stored in float16, and MXNet's own Trainer holds it.
-    RuntimeError
-        ``amp.init()`` of ``mxnet.contrib.amp`` was called.
-    """
+    """Trace ``block`` for a call, and return its low-precision graph, for training or inference as autograd is set now.
+    ``args`` and ``constants`` are as ``nesting.split`` returns them. Parameters become ``LowParameter``, or get their
+    shape. Raises ``UntraceableError``, and what ``NetConversion.build_graph`` and ``refuse_contrib_amp`` raise."""
     clone, nesting, needs = _trace(block, args, constants)
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
@@ -313,42 +214,28 @@ def build(block: HybridBlock, args: tuple, constants: Constants, device: str, co
 
 
 def _copy_returned_inputs(graph: Graph) -> None:
-    """Let ``graph`` return copies where it returns inputs or Parameters as they are, in place.
-
-    MXNet's CachedOp takes such an output and the variable for one array. So the gradient of the output is lost, and in
-    a graph with control dependencies (``write_gradients_early``) the backward may fail. Python code has neither fault.
-    """
+    """Let ``graph`` return copies where it returns inputs or Parameters as they are, in place."""
+    # MXNet's CachedOp takes such an output and the variable for one array: the gradient of the output is lost, and with
+    # control dependencies (``write_gradients_early``) the backward may fail.
     for position, head in enumerate(graph.heads):
         if head.node.is_variable:
             graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
 class TracedCall(NamedTuple):
-    """The FP32 graph of one call of a block, traced without running an operator.
-
-    Attributes
-    ----------
-    symbol : Symbol
-        The graph.
-    inputs : dict of str to NDArray
-        The arrays of the call, by the names of the graph's variables.
-    params : dict of str to Parameter
-        Those that the graph reads.
-    nested : callable
-        Takes the flat list of the graph's outputs, and returns them as the block nests them.
-    """
+    """The FP32 graph of one call of a block, traced without running an operator."""
 
     symbol: mx.sym.Symbol
+    # The arrays of the call, by the names of the graph's variables.
     inputs: dict[str, NDArray]
     params: dict[str, Parameter]
+    # Takes the flat list of the graph's outputs, and returns them as the block nests them.
     nested: Callable[[list[NDArray]], Any]
 
 
 def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
     """Return the FP32 graph of ``block(*args)`` in autograd's present mode; ``block`` stays as it is.
-
-    Raises ``ValueError`` if the block's Python code fails on Symbols.
-    """
+    Raises ``ValueError`` if the block's Python code fails on Symbols."""
     args, constants = split(args)
     try:
         clone, nesting, _ = _trace(block, args, constants)
@@ -368,35 +255,22 @@ def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
 def traced_alone(
     block: HybridBlock, args: tuple, training: bool
 ) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Trace ``block`` without converting it; return its FP32 graph, and the graph's inputs and Parameters by name.
-
-    The trace is that of a call with ``args``, in training mode if ``training`` is True, else in inference mode. The
-    trace leaves ``block`` as it is and runs no operator, so parameters may still wait for their shapes. Raises
-    ``ValueError`` if the block's Python code fails on Symbols.
-    """
+    """Return the Symbol, inputs and Parameters of ``traced_call`` in training or inference mode."""
     with autograd.train_mode() if training else autograd.predict_mode():
         call = traced_call(block, args)
     return call.symbol, call.inputs, call.params
 
 
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
-    """Return a dict from the name of each input variable of a graph (``"data0"``) to its array in ``args``.
-
-    ``data`` are these variables, in the order of the arrays in ``args``, which may also hold None.
-    """
+    """Return the arrays in ``args`` by the names of the variables ``data`` (``"data0"``) that stand for them."""
     arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
     return {variable.name: array for variable, array in zip(data, arrays)}
 
 
 def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[HybridBlock, Nesting | None, frozenset[str]]:
-    """Trace ``block`` for a call; return a copy of it, the nesting of its output, and what its code asked of Symbols.
-
-    ``args`` and ``constants`` are what ``nesting.split`` returns. ``_mxnet.traced_graph`` returns the FP32 graph of the
-    copy, which shares its Parameters with ``block``. The nesting of a SymbolBlock, which has a graph already, is None.
-    Code that fails on plain Symbols is run again with Symbols that know their shape, dtype and context. Raises
-    ``UntraceableError``, which names the innermost block whose Python code failed, and ``RuntimeError`` if
-    ``amp.init()`` of ``mxnet.contrib.amp`` was called.
-    """
+    """Trace a copy of ``block``; return it, the nesting of its output, and what its code asked of Symbols.
+    The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
+    innermost block that failed."""
     _mxnet.refuse_contrib_amp()
     try:
         return _trace_once(block, args, constants, None)
@@ -457,12 +331,8 @@ def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return ``inputs`` as arguments of a call, with an array for each shape, and a list of these new arrays.
-
-    ``inputs`` may hold arrays, shapes such as ``(1, 3, 224, 224)``, None, and lists of these; and beside them bools,
-    strings and numbers, which stay as they are. The array for a shape is FP32, on the CPU and not initialized. Raises
-    ``ValueError`` for anything else, and for numbers alone.
-    """
+    """Return ``inputs`` as arguments of a call, with a new array for each shape, and a list of the new arrays.
+    These are FP32, on the CPU, not initialized. ``ValueError``: one is no argument of a call, nor a shape."""
     made: list[NDArray] = []
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
 
@@ -490,18 +360,15 @@ _unused: deque[Callable[[], None]] = deque()
 
 @contextmanager
 def engine_lock() -> Iterator[None]:
-    """Let only one thread at a time pass operators to MXNet's engine in a ``with`` block; flush the bulk at the end.
-
-    Without this lock two threads can deadlock whose operators read and write the same two arrays (weights, running
-    statistics), because the engine registers the arrays of an operator one by one. (Threads that run nets without mxmp
-    can deadlock for the same reason.) MXNet collects some operators to pass them together, as a bulk. The flush makes
-    MXNet pass these operators while the lock is still locked.
-    """
+    """Let only one thread at a time pass operators to MXNet's engine in a ``with`` block; flush the bulk at the end."""
     try:
+        # Two threads can deadlock whose operators read and write the same two arrays (weights, running statistics), as
+        # the engine registers the arrays of an operator one by one; so can threads that run nets without mxmp.
         with _engine:
             try:
                 yield
             finally:
+                # MXNet collects operators to pass them as a bulk; this passes them under the lock.
                 with mx.engine.bulk(0):  # flushes
                     pass
     finally:
@@ -509,15 +376,12 @@ def engine_lock() -> Iterator[None]:
 
 
 class _CachedOp(mx.nd.CachedOp):
-    """A CachedOp that is freed by a thread that holds ``engine_lock``.
-
-    To free one that ran with ``static_shape``, MXNet passes operators to its engine that write all arrays which the
-    CachedOp has read. Without the lock these could deadlock with the operators of a thread that runs another CachedOp
-    over the same Parameters. Python may call ``__del__`` at any time, so ``__del__`` does not wait for the lock: if
-    another thread holds it, that thread frees the CachedOp when it unlocks.
-    """
+    """A CachedOp that is freed by a thread that holds ``engine_lock``."""
 
     def __del__(self) -> None:
+        # To free one with ``static_shape``, MXNet passes operators to its engine that write all arrays that it has
+        # read; without the lock these could deadlock with another CachedOp over the same Parameters. ``__del__`` may
+        # run at any time, so it does not wait: if another thread holds the lock, that thread frees the CachedOp.
         _unused.append(super().__del__)
         _free_unused()
 
@@ -533,26 +397,9 @@ def _free_unused() -> None:
 
 
 class _LowPrecisionOp:
-    """Runs the low-precision graph of a block through MXNet's CachedOp.
-
-    A CachedOp must not be used by several threads at once, and the backward of a recorded call may run at any time
-    after the call. So each thread that records has a CachedOp of its own; a new thread takes over that of one that has
-    ended. All calls that autograd does not record use one shared CachedOp, one call at a time.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        The low-precision graph.
-    plan : Plan
-        The plan that the graph follows: the dtype of every operator.
-    sources : dict of str to (bool, int or Parameter)
-        Where the value of each variable of the FP32 graph comes from: ``(True, i)`` for the i-th input array, ``(False,
-        parameter)`` for a Parameter.
-    flags : list of (str, value)
-        The flags that ``hybridize`` was given, such as ``("static_alloc", True)``.
-    has_unscaled_heads : bool
-        Whether the graph has loss heads whose gradients the loss scale does not multiply.
-    """
+    """Runs the low-precision graph of a block through MXNet's CachedOp, which no two threads may use at once.
+    Each thread that records has one, or that of a thread that has ended, as the backward may run at any time after the
+    call; all calls that autograd does not record share one."""
 
     def __init__(
         self,
@@ -584,11 +431,7 @@ class _LowPrecisionOp:
         weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
-        """Run the graph on the flat list ``inputs``; return its output, or the list of its outputs.
-
-        If the graph has loss heads, they read the loss scale from one more input array, which this method passes.
-        ``monitor`` is the pair ``(callback, monitor_all)`` that ``register_op_hook`` was given, or None.
-        """
+        """Run the graph, with the array of the loss scale if it has loss heads; return its output or outputs."""
         if self._reads_scale:
             out = call_with_scale(lambda scale: self._run([*inputs, scale], monitor), inputs[0].ctx)
         else:
@@ -599,13 +442,9 @@ class _LowPrecisionOp:
         return out
 
     def _run(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
-        """Run the right CachedOp on ``inputs`` and the Parameters; return its output, or the list of its outputs.
-
-        The choice of CachedOp depends on the thread, on whether autograd records, and on the op hook ``monitor``, a
-        pair ``(callback, monitor_all)`` or None. The last of ``inputs`` is the array of the loss scale if the graph has
-        loss heads. An input such as ``x[1:2]`` may begin in the middle of another array, at an address from which a GPU
-        cannot read two elements at a time. MXNet's fused kernels do so in float16, so they get a copy of it.
-        """
+        """Run the right CachedOp on ``inputs``, with the loss scale last if the graph reads it."""
+        # An input such as ``x[1:2]`` may begin where a GPU cannot read two elements at once, as MXNet's fused kernels
+        # do.
         if self._is_fused:
             inputs = [array if _mxnet.is_aligned(array) else array.copy() for array in inputs]
         with engine_lock():
@@ -623,11 +462,9 @@ class _LowPrecisionOp:
             return self._op_of_this_thread()(*values)
 
     def _op_of_this_thread(self) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls that autograd records; the caller holds ``engine_lock``.
-
-        The CachedOps of ended threads are not freed, because what autograd recorded may still need them. Autograd would
-        then be the one to free them, at a time when other threads pass operators to the engine.
-        """
+        """Return this thread's CachedOp for calls that autograd records; the caller holds ``engine_lock``."""
+        # Those of ended threads are not freed: autograd's record may still need them, and would then free them at a
+        # time when other threads pass operators to the engine.
         thread = threading.get_ident()
         if thread not in self._recording:
             alive = {each.ident for each in threading.enumerate()}
@@ -639,43 +476,30 @@ class _LowPrecisionOp:
         return _CachedOp(copy.copy(self.symbol), flags)
 
     def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls with an op hook, with ``monitor`` as its only op hook.
-
-        The CachedOp is made if this thread has none. ``monitor`` is a pair ``(callback, monitor_all)`` as for
-        ``register_op_hook``; it replaces another op hook of the CachedOp. The callback is also called for what the
-        backward of an earlier call computes, as in MXNet. The CachedOp ignores ``static_alloc`` and ``static_shape``,
-        with which MXNet would call the callback for few outputs. A user's callback gets the names of the net before
-        conversion, and values in FP32. A callback of mxmp's own (a GraphListener) gets the names and values of the
-        low-precision graph.
-        """
+        """Return this thread's CachedOp for calls with an op hook, with ``monitor`` as its only op hook."""
         thread, (callback, monitor_all) = threading.get_ident(), monitor
         op, registered = self._monitored.get(thread, (None, (None, False)))
         if op is None:
             _mxnet.silence_removed()
+            # With ``static_alloc`` and ``static_shape`` MXNet would call the callback for few outputs.
             op = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
         if callback is not registered[0] or monitor_all != registered[1]:
             self._monitored[thread] = op, monitor
             if not isinstance(callback, GraphListener):
+                # A user's callback gets the names of before conversion, and values in FP32.
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
             _mxnet.register_op_hook(op, callback, monitor_all)
         return op
 
     def forget(self, monitor: tuple) -> None:
-        """Drop the CachedOps, of all threads, that have the op hook ``monitor``, which has no listener any more.
-
-        ``monitor`` is a pair ``(callback, monitor_all)``.
-        """
+        """Drop the CachedOps of all threads with the op hook ``monitor``, which has no listener any more."""
         _remove_monitored(self._monitored, monitor)
         _mxnet.silence_removed()
 
 
 def _remove_monitored(monitored: dict[int, tuple[mx.nd.CachedOp, tuple]], monitor: tuple | None = None) -> None:
-    """Remove from ``monitored`` the CachedOps with the callback of ``monitor``; all of them if ``monitor`` is None.
-
-    ``monitored`` maps the number of a thread to the CachedOp that this thread runs with an op hook, and this op hook, a
-    pair ``(callback, monitor_all)`` like ``monitor``. MXNet may still call the callbacks in a backward, until a later
-    call of ``_mxnet.silence_removed`` replaces them.
-    """
+    """Remove the CachedOps with the callback of ``monitor``, or all, from ``monitored``, by thread number.
+    MXNet may still call the callbacks in a backward, until ``_mxnet.silence_removed``."""
     for thread, (op, registered) in list(monitored.items()):
         if monitor is None or registered[0] is monitor[0]:
             del monitored[thread]

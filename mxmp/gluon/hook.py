@@ -1,9 +1,7 @@
 """The hook that runs the right low-precision graph for each call of a block, and how hooks get onto a net and off it.
 
-MXNet keeps one graph on a ``HybridBlock``, and how its inputs are nested. A converted block has a graph for each
-training mode, nesting of inputs and device. Which one a call needs is found from the call, and nothing of the call is
-kept on the block; so calls from several threads, and calls inside calls, do not disturb each other. The FP32 graph is
-stored on the block as well, so exports and checkpoints stay FP32.
+The graph is found from the call, and nothing of the call is kept on the block; so calls from several threads, and calls
+inside calls, do not disturb each other. The FP32 graph is stored on the block, so exports and checkpoints stay FP32.
 """
 
 from __future__ import annotations
@@ -36,22 +34,9 @@ _NO_BACKEND = (
 
 
 class Hook:
-    """Runs a converted HybridBlock; it is set as ``block.forward``, so every call of the block goes through it.
-
-    A call runs the low-precision graph for its kind of call (``GraphKey``: training mode, nesting of the arguments,
-    device); the first such call traces the block and builds the graph. Each block has one hook. Whenever ``convert`` or
-    ``restore`` changes the block's conversions, a new hook replaces it.
-
-    Parameters
-    ----------
-    block : HybridBlock
-        The converted block.
-    conversions : mapping of NetConversion to bool
-        From each conversion (call of ``convert``) that the block is part of, oldest first, to True if it excludes the
-        block or a block inside it: the block then runs as Python code, in all its conversions. There are several if
-        nets share the block. When the block is called from Python code, the newest conversion decides the dtypes. When
-        a block around it is traced, that block's conversion decides.
-    """
+    """Runs a converted HybridBlock: it is set as ``block.forward``. A new one replaces it when the conversions change.
+    ``conversions`` maps each conversion that the block is part of, oldest first, to True if it excludes the block or a
+    block inside it; one True makes it run as Python code in all."""
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
         self.conversions = conversions
@@ -63,10 +48,7 @@ class Hook:
         self._join_conversions()
 
     def __setstate__(self, state: dict) -> None:
-        """Restore the hook of a copied block, and add that block to ``blocks`` of its conversions.
-
-        The conversions are copies as well, and have no blocks at first.
-        """
+        """Restore the hook of a copied block; the copies of its conversions have no ``blocks`` at first."""
         vars(self).update(state)
         self._join_conversions()
 
@@ -76,42 +58,27 @@ class Hook:
 
     @property
     def conversion(self) -> NetConversion:
-        """Return the block's newest conversion, which decides the dtypes when Python code calls the block."""
+        """Return the newest conversion, which decides the dtypes when Python code calls the block."""
         return list(self.conversions)[-1]
 
     @property
     def runs_as_python(self) -> bool:
-        """Return whether the block runs as Python code: any of its conversions excludes it or a block inside it."""
         return any(self.conversions.values())
 
     @property
     def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the block's graphs by kind of call, those built since the last ``hybridize``, ``cast`` or new child.
-
-        The dict is empty if there are none.
-        """
+        """Return the graphs built since the last ``hybridize``, ``cast`` or new child, by kind of call."""
         return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
-        """Make the block run by its class's ``forward`` again, as a graph or not, as the last ``hybridize`` requested.
-
-        Also restores the block's name and the keys of ``block.params`` if ``block.load(prefix)`` has changed them to
-        those in its file, and deletes the block's graphs.
-        """
+        """Make the block run by its class's ``forward`` again, as ``hybridize`` requested last; delete its graphs."""
         if self._chosen is not None and self._chosen[1] is _mxnet.flags(self._block):
             _mxnet.set_active(self._block, self._chosen[0])
         _mxnet.undo_load(self._block)
         _mxnet.restore_calls(self._block)
 
     def __call__(self, *args: Any) -> Any:
-        """Run the block on arrays or Symbols and return its output; replaces ``block.forward``.
-
-        Arrays run through a low-precision graph. The ``forward`` of the block's class runs instead, as Python code, in
-        four cases: the user excluded the block or one inside; a Symbol is passed, as the block is being traced;
-        ``summary`` is running; or the class overrides ``forward``, which reaches the graph when it calls
-        ``HybridBlock.forward``. Raises ``ValueError`` if a graph is to run and the arrays are on several contexts, or
-        if MXNet is tracing an unconverted block around this one; where a graph runs, also raises as ``call_graph``.
-        """
+        """Run the block on arrays, through ``call_graph``, or on Symbols; replaces ``block.forward``."""
         block = self._block
         has_symbol, has_array, contexts, ctx = _mxnet.kinds(args)
         if has_symbol:
@@ -135,14 +102,12 @@ class Hook:
         return _mxnet.forward(block, args)
 
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
-        """Hybridize the block as its class does; raise ``ValueError`` for a backend. Replaces ``block.hybridize``."""
         backend = kwargs.get("backend", next(iter(args), None))
         if backend:
             raise ValueError(_NO_BACKEND.format(self._block.name, repr(backend)))
         type(self._block).hybridize(self._block, active, *args, **kwargs)
 
     def cast(self, dtype: Any) -> None:
-        """Cast the block as its class does; raise ``ValueError`` for float16 and bfloat16. Replaces ``block.cast``."""
         try:
             name = np.dtype(dtype).name
         except TypeError:  # "bfloat16"
@@ -155,7 +120,6 @@ class Hook:
         type(self._block).cast(self._block, dtype)
 
     def optimize_for(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
-        """Refuse to partition the block: later calls would fail. Replaces ``block.optimize_for``."""
         raise ValueError(
             f"{self._block.name}: optimize_for(backend={backend!r}) partitions the FP32 graph, and a converted net "
             "runs its own. For inference on a CPU, mxmp.optimize_for_inference(net, batches) fuses its graph; for "
@@ -164,12 +128,7 @@ class Hook:
 
     def call_graph(self, *args: Any) -> Any:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
-
-        Replaces MXNet's ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block. Raises
-        ``ValueError`` if ``hybridize`` got a backend, an argument is no array, None, Python value or list of them, the
-        block cannot be traced, or the block has parameters and an array is in shared or pinned memory. If a graph is
-        built, also raises what ``graphs.build`` raises about Parameters and Plan.
-        """
+        Replaces ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block."""
         block, conversion = self._block, self.conversion
         if self.stand_in is not None:
             return self.stand_in(block, self, args)
@@ -211,13 +170,8 @@ class Hook:
             return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
-        """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last.
-
-        ``graphs`` are all graphs that were built for the block. If the block has an FP32 graph that is of none of them,
-        MXNet's ``block.load(prefix)`` has stored it. ``load`` has also changed the names of blocks, and the keys of
-        their ``params``, to the names in its file. In this case the method first restores the former names, which
-        ``built`` uses.
-        """
+        """Store the FP32 graph of ``built`` on the block, so that ``export`` writes the graph that was called last."""
+        # A graph that mxmp did not build was stored by MXNet's ``load(prefix)``, which also renames blocks and keys.
         shown = _mxnet.traced_graph(self._block)
         # A SymbolBlock has its graph before any call, and ``op_args``, with the Parameters to export, only after one.
         if shown.graph is built.traced.graph and shown.op_args is built.traced.op_args:
@@ -227,11 +181,7 @@ class Hook:
         _mxnet.set_traced_graph(self._block, built.traced)
 
     def _build(self, args: tuple, constants: Constants, device: str) -> BuiltGraph:
-        """Trace the block for a call with ``args`` and ``constants`` (``nesting.split``); return its graph.
-
-        ``device`` is ``"cpu"`` or ``"gpu"``. Raises ``ValueError`` if the ``hybrid_forward`` of the block, or of a
-        block inside, fails on Symbols; the message names the block that failed. Other errors are those of ``build``.
-        """
+        """Trace the block and return its graph; the error of a block that cannot be traced names it."""
         _undo_load(self._block)
         try:
             return build(self._block, args, constants, device, self.conversion)
@@ -247,37 +197,25 @@ class Hook:
             ) from reason
 
     def _set_active(self, active: bool) -> None:
-        """Set whether MXNet's ``HybridBlock.forward`` runs this block as a graph (``active``) or as Python code.
-
-        What ``hybridize`` chose is remembered, so that ``undo`` can restore it.
-        """
+        """Set whether ``HybridBlock.forward`` runs a graph; remember for ``undo`` what ``hybridize`` chose."""
         flags = _mxnet.flags(self._block)
         if self._chosen is None or self._chosen[1] is not flags:
             self._chosen = _mxnet.is_active(self._block), flags
         _mxnet.set_active(self._block, active)
 
     def _ensure_graphs(self) -> Graphs:
-        """Return the dict of the block's low-precision graphs; make an empty one if the block has none.
-
-        The dict is stored where MXNet keeps the CachedOp of a block, so that whatever makes MXNet delete a CachedOp
-        deletes these graphs too: ``hybridize``, ``cast`` and a new child.
-        """
         if self._has_no_graphs():
             with BUILDING:
                 if self._has_no_graphs():
+                    # Where MXNet keeps a CachedOp: ``hybridize``, ``cast`` and a new child then delete these graphs.
                     _mxnet.set_cached_op(self._block, Graphs())
         return _mxnet.cached_op(self._block)
 
     def _has_no_graphs(self) -> bool:
-        """Return whether the block has no dict of graphs, as before its first call and right after ``hybridize``."""
         return not isinstance(_mxnet.cached_op(self._block), Graphs)
 
     def _refuse_unconverted_trace(self) -> None:
-        """Raise ``ValueError`` if MXNet is tracing an unconverted block that contains this converted block.
-
-        Called if this block is called with Symbols. MXNet would put its FP32 operators into the graph of the outer
-        block, without casts. In a trace of mxmp's own nothing is raised.
-        """
+        """Raise ``ValueError`` if MXNet traces an unconverted block around this one, which would lose the casts."""
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None:
             raise ValueError(
@@ -287,10 +225,7 @@ class Hook:
 
 
 def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
-    """Return the graph that is right for a call with ``inputs``; None if no such graph has been built.
-
-    ``key.dtypes`` is None; to find a graph with scaled loss heads, this function fills in the dtypes of ``inputs``.
-    """
+    """Return the graph that is right for a call with ``inputs``, or None; ``key.dtypes`` is None."""
     built = graphs.get(key)
     if built is not None and built.serves(inputs):
         return built
@@ -299,11 +234,7 @@ def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
 
 
 def _refuse_wrong_arguments(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> None:
-    """Raise ``TypeError`` if ``block``, called with ``args``, failed on Symbols because of wrong arguments.
-
-    ``culprit`` is the block inside that failed, and ``reason`` its error: at the number of its arguments, or at a list
-    where an array is expected.
-    """
+    """Raise ``TypeError`` if ``culprit`` inside ``block`` failed on wrong arguments, or a list in place of an array."""
     text = str(reason)
     if isinstance(reason, TypeError) and "hybrid_forward() " in text and "argument" in text:
         names = list(signature(culprit.hybrid_forward).parameters)[1:]
@@ -337,11 +268,8 @@ def _dtypes_explained(inputs: list) -> Iterator[None]:
 
 
 def _check_memory(block: HybridBlock, arrays: list) -> None:
-    """Raise ``ValueError`` if ``block`` has parameters, and one of its inputs ``arrays`` is in shared or pinned memory.
-
-    A DataLoader with workers or ``pin_memory`` leaves its batches there, and a graph with parameters takes inputs from
-    the parameters' device only. MXNet would raise an error too, but would not say how to move the inputs.
-    """
+    """Raise ``ValueError`` if ``block`` has parameters and an input is in shared or pinned memory."""
+    # A DataLoader with workers or ``pin_memory`` leaves batches there; MXNet's own error does not say what to do.
     for array in arrays:
         if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
@@ -352,26 +280,20 @@ def _check_memory(block: HybridBlock, arrays: list) -> None:
 
 
 def _undo_load(block: HybridBlock) -> None:
-    """Undo the renaming by MXNet's ``load(prefix)`` in ``block`` and all blocks inside it.
-
-    ``load`` changes the names of the blocks, and the keys of their ``params``, to those in its file.
-    """
+    """Undo the renaming by MXNet's ``load(prefix)`` in ``block`` and all blocks inside it."""
     for each in blocks_of(block):
         _mxnet.undo_load(each)
 
 
 def hook_of(block: Block) -> Hook | None:
-    """Return the block's hook, the object that runs its graphs; None if the block is not converted."""
+    """Return the block's hook; None if the block is not converted."""
     found = vars(block).get("forward")
     return found if isinstance(found, Hook) else None
 
 
 def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
-    """Yield ``(block, hook)`` for ``net`` and each block inside it that has a hook, outermost first.
-
-    Among them are blocks that run as Python code, because the user excluded them or a block inside them. Blocks inside
-    an excluded block have no hook, and are not among them.
-    """
+    """Yield ``(block, hook)`` for ``net`` and each block inside that has a hook, outermost first.
+    Blocks that run as Python code have one, but those inside an excluded block have none."""
     for block in hybrid_blocks(net):
         hook = hook_of(block)
         if hook is not None:
@@ -382,12 +304,8 @@ def hooks(net: Block) -> Iterator[tuple[HybridBlock, Hook]]:
 
 
 def conversions_in(blocks: Sequence[Block]) -> tuple[list[NetConversion], list[NetConversion]]:
-    """Return the conversions (calls of ``convert``) of ``blocks``, which are all blocks of a net, in two lists.
-
-    The first list holds the conversions that ``restore(net)`` can undo: ``convert`` was called with the net or a block
-    in it, or all blocks that the conversion converts are in the net. The second list holds the conversions that
-    ``convert`` made for another net, and that also convert blocks outside this net.
-    """
+    """Return the conversions of ``blocks``, all blocks of a net: those that ``restore(net)`` undoes, and the rest.
+    The rest are of other nets, and also convert blocks outside."""
     inside = set(map(id, blocks))
     called = [vars(block)[_CALLED] for block in blocks if _CALLED in vars(block)]
     converting = [conversion for hook in filter(None, map(hook_of, blocks)) for conversion in hook.conversions]
@@ -399,13 +317,8 @@ def conversions_in(blocks: Sequence[Block]) -> tuple[list[NetConversion], list[N
 
 
 def install(division: Division, conversion: NetConversion) -> None:
-    """Put hooks of the new ``conversion`` on the blocks of a net; end earlier conversions of the net or of its parts.
-
-    Ended are the conversions that ``restore(net)`` would undo; a conversion that also converts blocks outside the net
-    stays. ``division`` says which blocks run as graphs and which as Python code. Each Parameter of the net gets the new
-    conversion into its list of conversions, so that other nets that share the Parameter find it there. Nothing changes
-    if the net has just one conversion already, with the same policy or plan and the same division.
-    """
+    """Put hooks of a new conversion on a net, and end those that ``restore(net)`` would undo.
+    Nothing changes if the net has just one conversion already, with the same policy or plan and the same division."""
     runs_as_python = {id(block): False for block in division.graphs}
     runs_as_python.update((id(block), True) for block in division.python if isinstance(block, HybridBlock))
     complete, partial = conversions_in(division.blocks)
@@ -422,22 +335,14 @@ def install(division: Division, conversion: NetConversion) -> None:
 
 
 def remove(blocks: Sequence[Block], conversions: Collection[NetConversion]) -> None:
-    """End the ``conversions`` of a net: all that ``restore(net)`` undoes, the first list of ``conversions_in(blocks)``.
-
-    ``blocks`` are all blocks of the net, the net first. A block that is in no other conversion loses its hook; a
-    Parameter that is in no other conversion is stored in FP32 again. This includes blocks that were in the net at the
-    call of ``convert``, and were replaced since, and their Parameters.
-    """
+    """End ``conversions``, the first list of ``conversions_in(blocks)``; the first of ``blocks`` is the net."""
     _replace(blocks, conversions, lambda block: {}, lambda param: [])
     _set_called(blocks, None)
 
 
 def exclude_more(net: Block, nodes: Collection[str]) -> None:
-    """Keep the operators named ``nodes`` in FP32 too, in each conversion that ``restore(net)`` would undo.
-
-    For ``mxmp.guard``. Call this between two steps: all graphs are built anew, and the Parameters keep their values,
-    but the gradients of Parameters that were stored in float16 become zero.
-    """
+    """Keep ``nodes`` in FP32 too, in each conversion that ``restore(net)`` would undo; call it between two steps.
+    Parameters keep their values; the gradients of those that were stored in float16 become zero."""
     blocks = blocks_of(net)
     complete, _ = conversions_in(blocks)
     for conversion in complete:
@@ -456,13 +361,8 @@ def _replace(
     hooked: Callable[[HybridBlock], Mapping[NetConversion, bool]],
     listed: Callable[[Parameter], Collection[NetConversion]],
 ) -> None:
-    """Take the blocks and Parameters of a net out of the conversions ``old``, and put them into other conversions.
-
-    ``hooked(block)`` returns the conversions to put ``block`` into, each with True if the block runs as Python code in
-    it, else False; ``listed(param)`` returns the conversions to put ``param`` into. What they return may be empty.
-    ``blocks`` are all blocks of the net, the net first. Blocks that were in the net when it was converted, and were
-    replaced since, are changed too.
-    """
+    """Take a net's blocks and Parameters out of the conversions ``old`` and put them into those of the two functions.
+    ``hooked(block)`` also says which run the block as Python code. Blocks that were replaced since are changed too."""
     changed = {id(b): b for b in [*blocks, *(b for c in old for b in c.blocks)] if isinstance(b, HybridBlock)}
     for block in changed.values():
         _change_block(block, old, hooked(block))
@@ -471,11 +371,7 @@ def _replace(
 
 
 def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> None:
-    """Record ``conversion`` on the net ``blocks[0]``, for which ``convert`` made it; None only deletes records.
-
-    ``blocks`` are all blocks of the net: earlier records on any of them are deleted. ``conversions_in`` reads the
-    record.
-    """
+    """Record on the net ``blocks[0]`` that ``convert`` was called with it; delete the other blocks' records."""
     for block in blocks:
         vars(block).pop(_CALLED, None)
     if conversion is not None:
@@ -483,13 +379,7 @@ def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> No
 
 
 def _change_block(block: HybridBlock, old: Collection[NetConversion], new: Mapping[NetConversion, bool]) -> None:
-    """Take ``block`` out of the conversions ``old`` and put it into the conversions ``new``, with a new hook.
-
-    The block stays in its other conversions. ``new`` maps each conversion to True if it excludes the block or a block
-    inside it; one True, of a new conversion or of another one, makes the block run as Python code in all of them. The
-    block's graphs are deleted. A block that is in no conversion afterwards has no hook. Nothing happens if ``new`` is
-    empty and the block is in none of ``old``.
-    """
+    """Take ``block`` out of ``old`` and put it into ``new``, with a new hook or none, and without its graphs."""
     before = hook_of(block)
     had = before.conversions if before is not None else {}
     after = Hook(block, {**{c: python for c, python in had.items() if c not in old}, **new})

@@ -1,8 +1,6 @@
 """Symbols that know their dtype, shape and context while mxmp traces a block, for code that asks an array for them.
 
-MXNet's Symbols have no such attributes, so code that runs on arrays may fail on Symbols. In mxmp's trace the arrays of
-the call are there, and dtype and shape of what operators compute follow from them. The graph is then right only for
-calls with the same: ``Knowledge.needs`` says what was asked for.
+The graph is then right only for calls with the same; ``Knowledge.needs`` says what was asked for.
 """
 
 from __future__ import annotations
@@ -23,11 +21,8 @@ _MISSING = re.compile(r"'_?Symbol' object has no attribute '(dtype|shape|ndim|si
 
 
 class Knowledge:
-    """What a trace knows of the variables of its graph, and what the block's code has asked for.
-
-    ``variables`` maps names of variables to arrays or Parameters; ``ctx`` is the context of the call. ``needs`` has
-    ``"shape"``, ``"dtype"`` or ``"ctx"``, if the code asked for it.
-    """
+    """What a trace knows of the variables of its graph (arrays or Parameters by name), and what the code has asked for.
+    ``needs`` gets ``"shape"``, ``"dtype"`` or ``"ctx"``."""
 
     def __init__(self, variables: Mapping[str, Any], ctx: mx.Context) -> None:
         self.variables, self.ctx = variables, ctx
@@ -50,7 +45,6 @@ def knowing(knowledge: Knowledge) -> Iterator[None]:
 
 
 def is_knowing() -> bool:
-    """Return whether this thread is in the ``with`` block of ``knowing``."""
     return getattr(_local, "knowledge", None) is not None
 
 
@@ -123,8 +117,6 @@ def _dtype(symbol: mx.sym.Symbol) -> Any:
 
 
 class _Known:
-    """Marks the classes of ``_known_class``."""
-
     __slots__ = ()
 
 

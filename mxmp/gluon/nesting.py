@@ -1,7 +1,6 @@
 """How arrays are nested in the arguments and outputs of a block, with Python values such as bools between them.
 
-MXNet's graphs take and return arrays in nested lists only. A Python value among the arguments is a constant of the
-graph that a call traces, and one among the outputs is returned as it was in the trace.
+A Python value among the arguments is a constant of the graph; one among the outputs is returned as in the trace.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ Constants = Dict[int, Any]
 
 def split(args: Sequence) -> tuple[tuple, Constants]:
     """Return the arguments of a call with None in place of each Python value, and these values.
-
-    Raises ``ValueError`` for a value that is neither array, Symbol, None, bool, number, string, dtype or Context, nor a
-    list or tuple of these.
-    """
+    Raises ``ValueError`` for what is no array, Symbol, None, constant or list of these."""
     constants: Constants = {}
     leaves = 0
 
@@ -64,28 +60,19 @@ def key_of(constants: Constants) -> tuple:
 
 
 class Nesting(NamedTuple):
-    """How the arrays of a block's output are nested.
+    """How the arrays of a block's output are nested."""
 
-    Attributes
-    ----------
-    kind : type or None
-        Of the container: list (also for a tuple), a namedtuple or dict; None for an array, and for a Python value.
-    items : list of Nesting, dict of Nesting, or a Python value
-        What the container holds. For an array None, if it is one of an operator's several outputs their number.
-    is_array : bool
-        Whether it is an array, or the list of an operator's outputs.
-    """
-
+    # Of the container: list (also for a tuple), a namedtuple or dict; None for an array, and for a Python value.
     kind: type | None
+    # What the container holds, or the Python value; for an array the number of outputs of its operator, mostly 1.
     items: Any
+    # Whether it is an array, or the list of an operator's outputs.
     is_array: bool = False
 
 
 def nesting_of(value: Any, arrays: list) -> Nesting:
     """Return the nesting of a block's output, and append its arrays or Symbols to ``arrays`` in order.
-
-    Raises ``ValueError`` for a value that ``split`` would not accept, and is no dict of accepted values either.
-    """
+    Raises ``ValueError`` for a value that no graph returns."""
     if isinstance(value, (NDArray, mx.sym.Symbol)):
         arrays.append(value)
         count = len(value.list_outputs()) if isinstance(value, mx.sym.Symbol) else 1
@@ -110,7 +97,6 @@ def is_plain(nesting: Nesting) -> bool:
 
 
 def nested(nesting: Nesting, arrays: Sequence) -> Any:
-    """Return the output that ``nesting`` describes, with ``arrays`` in it."""
     left = list(arrays)
 
     def read(each: Nesting) -> Any:

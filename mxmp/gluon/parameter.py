@@ -18,47 +18,34 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 class LowParameter(gluon.Parameter):
-    """A gluon Parameter that is stored in float16 for computing, with an FP32 master per context for everything else.
-
-    A converted net's first forward gives a Parameter this class in place; ``restore`` undoes it. ``data()`` and
-    ``grad()`` are float16. ``dtype`` is float32, and ``set_data``, ``save_parameters``, ``load_parameters`` and
-    ``export`` use the FP32 master. A write into ``data()`` by a user (weight clipping, moving averages) is copied to
-    the master at the next update or save. MXNet does not notify of writes, so at each update or save the float16 array
-    is compared with the master, but only if a user has called ``data()`` or ``list_data()`` before.
-
-    ``data()`` is the rounded master. A user who sets another value, and then sets a copy of ``data()`` again, as for an
-    evaluation with averaged weights, gets the former master back: until the next update a copy of it is kept.
-    """
+    """A gluon Parameter that is stored in float16, with an FP32 master per context; ``store_low`` gives it this class.
+    ``data()`` and ``grad()`` are float16; ``dtype`` and what is set, saved and loaded are FP32. What a user writes into
+    ``data()`` (clipping, moving averages) is copied to the master at the next update or save."""
 
     _data: Any
     _masters: list[NDArray]
     _low_dtype: str
+    # Whether a user has called ``data()`` or ``list_data()``. MXNet does not notify of writes, so the arrays are then
+    # compared with the masters at each update or save.
     _exposed = False
+    # Copies of the masters from before a user's ``set_data``, until the next update: a user who sets a copy of
+    # ``data()`` again, after an evaluation with averaged weights, gets the former masters back.
     _before: list[NDArray] | None = None
 
     def masters(self) -> list[NDArray]:
-        """Return the FP32 masters, one per context, after copying into them what a user wrote into ``data()``.
-
-        Does not wait for the device. Raises ``RuntimeError`` if the Parameter has no arrays yet.
-        """
+        """Return the FP32 masters, after copying into them what a user wrote into ``data()``; does not wait."""
         self._check_and_get(self._data, list)
         for pair in self.exposed_pairs():
             take_over(*pair)
         return self._masters
 
     def full_arrays(self) -> Sequence[NDArray]:
-        """Return what ``masters`` returns, but in new arrays where a user may have written into ``data()``.
-
-        The masters stay as they are: the user may save or average what was written, and then put others back.
-        """
+        """Return what ``masters`` returns, in new arrays where a user may have written; change no master."""
         self._check_and_get(self._data, list)
         return [taken_over(*pair) for pair in self.exposed_pairs()] or self._masters
 
     def exposed_pairs(self) -> list[MasterPair]:
-        """Return the arrays of each context if a user has called ``data`` or ``list_data``, else ``[]``.
-
-        A user who has the float16 arrays may write into them, so the caller must compare them with the masters.
-        """
+        """Return the arrays of each context that must be compared with the masters, as a user may have them."""
         return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
 
     def note_update(self) -> None:
@@ -66,28 +53,15 @@ class LowParameter(gluon.Parameter):
         self._before = None
 
     def master(self, device: int) -> NDArray:
-        """Return the FP32 master on the context at position ``device`` of ``list_ctx()``, counted from 0.
-
-        What a user wrote into ``data()`` since the last update or save is not yet in the master; the method ``masters``
-        copies it there first.
-        """
+        """Return the master at this position in ``list_ctx()``, without what a user wrote since the last update."""
         return self._masters[device]
 
     def list_data(self) -> list[NDArray]:
-        """Return the float16 arrays, one per context.
-
-        If user code, and not MXNet or mxmp, calls this, each later update or save compares the arrays with the masters.
-        """
         self._exposed = self._exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
-        """Return the float16 array on ``ctx``, by default the Parameter's only context or, of several, the current one.
-
-        If user code calls this, each later update or save compares the arrays with the masters, as for ``list_data``.
-        Raises ``ValueError`` if the forward of an unconverted block calls this: that block shares the Parameter and
-        computes in FP32.
-        """
+        """Return the float16 array; raise ``ValueError`` for an unconverted block, which computes in FP32."""
         reader = _mxnet.unconverted_reader()
         if reader is not None:
             raise ValueError(
@@ -100,20 +74,11 @@ class LowParameter(gluon.Parameter):
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
-        """Return the function, its argument and the attributes with which ``copy`` and ``pickle`` make a copy.
-
-        By default ``pickle`` finds a class by its name in a module. That fails for the class that ``_low_class`` makes
-        at run time for a subclass of Parameter.
-        """
+        # ``pickle`` finds a class by its name in a module, and not one that ``_low_class`` made.
         return _empty, (_full_class(type(self)),), vars(self)
 
     def set_data(self, data: NDArray) -> None:
-        """Set the master on each context to ``data`` (FP32), and the float16 array to the rounded master.
-
-        If user code sets a copy of what ``data()`` returned since the last update, the master gets the FP32 values of
-        which that was rounded. While the Parameter waits for its shape, MXNet keeps ``data`` and later initializes the
-        Parameter with these values.
-        """
+        """Set the masters to ``data`` (FP32), and the float16 arrays to the rounded values."""
         if self._data is None:
             super().set_data(data)
             return
@@ -129,15 +94,10 @@ class LowParameter(gluon.Parameter):
             assign(data, self._masters, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
-        """Record the Trainer that will update this Parameter; None removes it.
-
-        Raises ``TypeError`` for any other Trainer than an mxmp.Trainer.
-        """
         _check_trainer(self, trainer, self._low_dtype)
         super()._set_trainer(trainer)
 
     def cast(self, dtype: str) -> None:
-        """Raise ``ValueError`` unless ``dtype`` is float32, for which nothing changes. ``Block.cast`` calls this."""
         if dtype not in ("float32", np.float32):
             raise ValueError(
                 f"Parameter {self.name!r} has an FP32 master and cannot be cast to {dtype}: call "
@@ -145,10 +105,6 @@ class LowParameter(gluon.Parameter):
             )
 
     def _init_impl(self, data: NDArray, ctx_list: Sequence[mx.Context]) -> None:
-        """Make a master from ``data`` (FP32), and a float16 copy of it, on each context of ``ctx_list``.
-
-        MXNet calls this method when it initializes the Parameter.
-        """
         super()._init_impl(data, ctx_list)
         self._make_masters()
 
@@ -161,11 +117,7 @@ class LowParameter(gluon.Parameter):
         return mean.as_np_ndarray() if isinstance(masters[0], mx.np.ndarray) else mean
 
     def store_low(self, dtype: str) -> None:
-        """Make the FP32 arrays the masters, and store the Parameter in ``dtype`` (``"float16"``) for computing.
-
-        Only the function ``store_low`` of this module calls this method, once, after it has changed the class of this
-        Parameter. If the Parameter waits for its shape, masters and float16 arrays are made when the shape is known.
-        """
+        """Make the FP32 arrays the masters; if there are none yet, this follows when the shape is known."""
         self._low_dtype = dtype
         if self._data is not None:
             self._make_masters()
@@ -181,7 +133,6 @@ class LowParameter(gluon.Parameter):
                 _mxnet.set_arrays(self, masters)
 
     def _make_masters(self) -> None:
-        """Keep the FP32 arrays as masters, and replace them by float16 copies, with new gradients of zeros."""
         self._exposed, self._before = False, None
         with autograd.pause():
             self._masters = [a.detach() for a in self._data]
@@ -190,12 +141,8 @@ class LowParameter(gluon.Parameter):
 
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
-    """Make ``param`` a ``LowParameter`` stored in ``dtype`` (``"float16"``), in place, unless it is one already.
-
-    The object, which blocks share, stays the same, and so do settings such as ``lr_mult``; the gradients are set to
-    zero. Raises ``TypeError`` if MXNet's own Trainer holds the Parameter: that Trainer would update the float16 array
-    and not the master.
-    """
+    """Make ``param`` a ``LowParameter`` stored in ``dtype``, in place, unless it is one; its gradients become zero.
+    Raises ``TypeError`` if MXNet's own Trainer, which would not update the master, holds it."""
     if not isinstance(param, LowParameter):
         _check_trainer(param, _mxnet.trainer_of(param), dtype)
         param.__class__ = _low_class(type(param))
@@ -203,17 +150,14 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
 
 
 def store_full(param: gluon.Parameter) -> None:
-    """Undo ``store_low``: store ``param`` in FP32, with its masters' values. Do nothing if it is no LowParameter."""
+    """Undo ``store_low``; do nothing if ``param`` is no LowParameter."""
     if isinstance(param, LowParameter):
         param.store_full()
 
 
 def overridden(param: gluon.Parameter) -> set[str]:
-    """Return the names of those methods and properties of Parameter that the user's own class of ``param`` overrides.
-
-    A Parameter that overrides any stays in FP32, because such a method may read or set the arrays in its own way; it
-    then does what it does without mxmp.
-    """
+    """Return which methods and properties of Parameter the user's own class of ``param`` overrides."""
+    # Such a Parameter stays in FP32: its methods may read or set the arrays in their own way.
     kinds = [kind for kind in type(param).__mro__ if kind.__module__.partition(".")[0] not in ("mxnet", "mxmp")]
     names = {name for kind in kinds for name in vars(kind) if kind is not object and not name.startswith("__")}
     return names & {*vars(gluon.Parameter)}
@@ -234,10 +178,7 @@ _low_classes: dict[type, Any] = {gluon.Parameter: LowParameter}
 
 
 def _low_class(kind: type) -> Any:
-    """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters; made once for each ``kind``.
-
-    With it a Parameter of a user's own class keeps its methods while it is stored in float16.
-    """
+    """Return the subclass of ``LowParameter`` and of ``kind``, a class of Parameters, whose methods it keeps."""
     return _low_classes.get(kind) or _low_classes.setdefault(kind, type(kind.__name__, (LowParameter, kind), {}))
 
 
@@ -247,27 +188,18 @@ def _full_class(low: type) -> type:
 
 
 def _empty(kind: type) -> gluon.Parameter:
-    """Return a Parameter of the class ``_low_class(kind)`` without attributes, for ``copy`` and ``pickle`` to fill."""
     return object.__new__(_low_class(kind))
 
 
 def conversions_of(params: Iterable[gluon.Parameter]) -> list[Any]:
-    """Return the NetConversions (calls of ``convert``) of all nets that have one of ``params``, each once.
-
-    The conversions of one parameter are in the order of the calls. Conversions of nets that were deleted have no
-    blocks, and are left out.
-    """
+    """Return the conversions of all nets with one of ``params``, in the order of the calls; none of deleted nets."""
     listed = dict.fromkeys(found for param in params for found in getattr(param, "mxmp_conversions", ()))
     return [conversion for conversion in listed if conversion.blocks]
 
 
 def replace_conversions(old: Collection[Any], new: Mapping[gluon.Parameter, Collection[Any]]) -> None:
-    """Change the conversions that each Parameter in ``new`` lists (``param.mxmp_conversions``).
-
-    First, the conversions ``old``, and those of deleted nets, are removed from the list. If none remains, the Parameter
-    is stored in FP32 again, even if it gets new conversions: the next graph that reads it decides anew. Then the
-    conversions ``new[param]``, which may be none, are added.
-    """
+    """Remove ``old`` from the conversions that each Parameter lists, and add its new ones.
+    If none remains in between, the Parameter is stored in FP32 again: the next graph that reads it decides anew."""
     if not {*conversions_of(new)} <= {*old}:
         gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
     for param, added in new.items():
@@ -285,10 +217,7 @@ def is_scaling(trainer: Any) -> bool:
 
 
 def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype: str) -> None:
-    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: other Trainers do not update FP32 masters.
-
-    ``dtype`` is the one in which ``param`` is stored, for the message.
-    """
+    """Raise ``TypeError`` unless ``trainer`` is an mxmp.Trainer or None: others do not update FP32 masters."""
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
@@ -298,39 +227,28 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 
 def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDArray | None:
-    """Return the FP32 master of ``params[index]`` on one context; None if the parameter is stored in FP32.
-
-    ``device`` is the position of the context in the parameter's ``list_ctx()``, counted from 0.
-    """
+    """Return the FP32 master of ``params[index]`` at a position in its ``list_ctx()``; None if it is stored in FP32."""
     param = params[index]
     return param.master(device) if isinstance(param, LowParameter) else None
 
 
 def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return the arrays, per context, of each LowParameter whose float16 arrays a user may have.
-
-    A user has them after a call of ``data()`` or ``list_data()``.
-    """
+    """Return the arrays, per context, of each LowParameter whose float16 arrays a user may have."""
     return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
 
 
 def note_update(param: gluon.Parameter) -> None:
-    """Note that a step has updated ``param``: a LowParameter then forgets the masters of before."""
     if isinstance(param, LowParameter):
         param.note_update()
 
 
 def full_arrays(param: gluon.Parameter) -> Sequence[NDArray]:
-    """Return the FP32 values of ``param``, one array per context, which may be its own; no copy of them is written."""
+    """Return the FP32 values of ``param``, one array per context, which may be its own."""
     return param.full_arrays() if isinstance(param, LowParameter) else _mxnet.arrays(param)
 
 
 def weight_of(param: gluon.Parameter) -> Weight:
-    """Return ``param`` as a ``Weight``: its name, shape, arrays, FP32 masters, and a function that sets its value.
-
-    First copies into the masters, if there are any, what a user wrote into ``data()``. The function ``Weight.assign``
-    does nothing if ``initialize`` was never called.
-    """
+    """Return ``param`` as a ``Weight``, after copying into its masters what a user wrote into ``data()``."""
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None
     assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None

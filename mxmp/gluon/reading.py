@@ -16,17 +16,8 @@ from .hook import hook_of, hooks
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
-    """Return each FP32 graph that a converted net runs in low precision, with its plan. For ``mxmp.explain``.
-
-    If the net was not called since ``convert``, ``hybridize`` or ``cast``, it has no graph: then it is first called
-    with ``inputs`` (arrays), in training or inference mode as the caller has set it. There is one graph for each block
-    that Python code calls and each kind of its calls so far (training or inference, device, nesting of the arguments).
-
-    Raises
-    ------
-    ValueError
-        The net is not converted; or it has no graph, and ``inputs`` is empty or the call runs none.
-    """
+    """Return each FP32 graph that a converted net runs, and its plan: one per block that Python calls and kind of call.
+    A net without a graph is first called with ``inputs``. Raises ``ValueError`` if there is still none."""
     if not any(hooks(net)):
         raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
     found = list(_built_graphs(net))
@@ -39,7 +30,6 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
 
 
 def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
-    """Yield a ConvertedGraph (FP32 graph and plan) for each graph that the net's blocks have built so far."""
     for block, hook in hooks(net):
         for key, built in hook.graphs.items():
             requested = {param.name: request for param, request in built.requested}
@@ -49,12 +39,8 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
 
 
 def unconverted_blocks(net: Block) -> list[str]:
-    """Return the names of those blocks of a converted net, itself included, that are part of no low-precision graph.
-
-    These are the blocks that the user excluded, all blocks around and inside them, each Block that is no HybridBlock,
-    and blocks put into any of these after ``convert``. The operators that their own code calls compute in FP32. The net
-    need not have been called.
-    """
+    """Return the names of the blocks of a converted net that are part of no low-precision graph.
+    The operators that their own code calls compute in FP32. The net need not have been called."""
     converted = {id(block) for block, hook in hooks(net) if not hook.runs_as_python}
     found, stack = [], [net]
     while stack:
@@ -66,29 +52,14 @@ def unconverted_blocks(net: Block) -> list[str]:
 
 
 def policy_of(net: Block) -> Policy | None:
-    """Return the policy of the first converted block in ``net``; None if no block is converted.
-
-    The blocks are searched depth first, ``net`` itself first; one that runs as Python code, because the user excluded
-    it or a block inside it, counts too. The block's newest conversion is read; if it follows a Plan, the Plan's policy
-    is returned.
-    """
+    """Return the policy of the newest conversion of the first converted block in ``net``; None if there is none."""
     return next((hook.conversion.policy for _, hook in hooks(net)), None)
 
 
 def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
-    """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with the shapes and dtypes of their variables.
-
-    ``inputs`` are the arguments of the call: arrays, None (passed on as it is), lists of these, or shapes such as
-    ``(1, 3, 224, 224)``. A shape stands for an FP32 array on the CPU, not initialized. The net need be neither
-    converted nor hybridized. If the whole net is one graph, the net is only traced: it stays as it is, and no operator
-    runs. Otherwise the net is called once, which initializes Parameters that wait for their shape. Each call of a
-    HybridBlock that can run as a graph, and is not called by another such block, then gives one graph.
-
-    Raises
-    ------
-    ValueError
-        An input is of another type, no HybridBlock ran, or a block cannot be traced.
-    """
+    """Return the FP32 graphs that ``net(*inputs)`` runs in inference, with shapes and dtypes (``read_inputs``).
+    A net that is one graph is only traced; any other is called once, and each outermost HybridBlock call gives a graph.
+    Raises ``ValueError`` if no HybridBlock ran, or one cannot be traced."""
     args, _ = read_inputs(inputs)
     if isinstance(net, HybridBlock) and _is_graph(net) and not _mxnet.overrides_forward(net):
         return [_called_graph(net, args)]
@@ -126,11 +97,7 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
-    """Return the FP32 inference graph of ``block`` for a call with ``args``, traced without running an operator.
-
-    ``args`` are arrays, None and nested lists of them. The shapes and dtypes of Parameters that wait for their shape
-    are left out. Raises ``ValueError`` if the block cannot be traced.
-    """
+    """Trace the FP32 inference graph of one call; shapes that are not known yet are left out."""
     symbol, arrays, params = traced_alone(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})
@@ -144,5 +111,5 @@ def _is_graph(block: HybridBlock) -> bool:
 
 
 def _is_known(shape: Any) -> bool:
-    """Return whether ``shape`` is a tuple of positive sizes; MXNet writes 0 or None for what it does not know yet."""
+    """Return whether all sizes are known; MXNet writes 0 or None for one that is not."""
     return isinstance(shape, tuple) and bool(shape) and all(isinstance(size, int) and size > 0 for size in shape)

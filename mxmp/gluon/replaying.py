@@ -26,23 +26,8 @@ from .training import exclude_operators, trainers_of
 
 class ReplayedNet:
     """A Gluon net with a batch and its loss; implements ``frontend.ReplayedNetwork``.
-
-    Parameters
-    ----------
-    net : Block
-        A converted net; or, with ``how``, a HybridBlock that is not converted and can run as one graph.
-    loss : callable or None
-        Takes what the net returns, and the labels; None replays the batch in inference mode.
-    data, labels : sequence
-        The arguments of the net, and those of ``loss`` after the net's output.
-    how : Policy, Plan or None
-        By what to convert a net that is not converted.
-
-    Raises
-    ------
-    ValueError
-        The net is not converted and ``how`` is missing, or the other way round; or a parameter has no values yet.
-    """
+    The net is converted, or ``how`` says how to convert it. ``data`` are its arguments, ``labels`` those of ``loss``
+    after the output; without a loss the batch runs in inference mode."""
 
     def __init__(
         self, net: Block, loss: Callable | None, data: Sequence[Any], labels: Sequence[Any], how: Policy | Plan | None

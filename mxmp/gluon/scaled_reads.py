@@ -1,9 +1,7 @@
 """A warning where user code reads a gradient that contains the loss scale: between a scaled backward and its step.
 
-Norms for a log, ``gluon.utils.clip_global_norm`` and clipping by value would be wrong without a word. While gradients
-are scaled, and no longer, their Parameters have a ``grad`` and a ``list_grad`` of their own, which hide those of the
-class. ``param._grad`` and ``param.data().grad`` are not seen: MXNet compares the class of an array by identity, so an
-array must keep it.
+Meanwhile the Parameters have a ``grad`` and a ``list_grad`` of their own. ``param._grad`` and ``param.data().grad`` are
+not seen: MXNet compares the class of an array by identity, so an array must keep it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _METHODS = ("grad", "list_grad")
 
 
 class _Read:
-    """The method ``name`` (``"grad"``) of a Parameter with scaled gradients: warns, and calls that of its class."""
+    """The method ``name`` of a Parameter with scaled gradients: warns, and calls that of its class."""
 
     def __init__(self, param: Parameter, name: str, warn: Callable[[str], None]) -> None:
         self._param, self._name, self._warn = weakref.ref(param), name, warn
@@ -34,7 +32,7 @@ class _Read:
         return getattr(type(param), self._name)(param, *args, **named)
 
     def __reduce__(self) -> tuple:
-        """Return how ``copy`` and ``pickle`` make a copy: as the method of the copied Parameter's class."""
+        """Return how to copy it: as the method of the copied Parameter's class."""
         return _method, (self._param(), self._name)
 
 
@@ -65,7 +63,6 @@ def warn_of_reads(params: Iterable[Parameter], trainer: Any) -> None:
 
 
 def stop_warning(params: Iterable[Parameter]) -> None:
-    """Undo ``warn_of_reads``: the Parameters have nothing of it any more."""
     for param in params:
         for name in _METHODS:
             if isinstance(vars(param).get(name), _Read):

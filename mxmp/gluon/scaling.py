@@ -1,19 +1,9 @@
 """The loss scale of a backward: what the backward starts from, and the scale of each loss head that it reaches.
 
-A loss head is an operator that writes its own gradient, such as ``SoftmaxOutput``. In a converted block, loss heads
-read their scale from an input of the graph named ``SCALE_NAME``. Each recorded forward of the block passes a new array
-to this input. The array holds the loss scale during a scaled backward that reaches this forward, and 1 otherwise.
-
-A loss head that Python code calls outside any converted block is scaled by its own attribute ``grad_scale``, where it
-reads it in the backward: the attribute is multiplied by the loss scale for this backward. One that does not read it
-then, such as ``MakeLoss``, ignores the loss scale, so it is an error. In the graph that autograd recorded,
-an unconverted hybridized block is one ``_CachedOp`` node. Python cannot read the operators in the node, but MXNet shows
-which head gradients its backward reads. A block is taken to have a loss head in two cases: its backward reads none of
-the head gradients of the outputs on which the losses depend; or it has an output that is named after a loss head, and
-does not read the head gradient of this output.
-
-A loss head is not found if the block's backward reads the head gradient of another output, and the loss head is no
-output of the block or has a name that the user gave.
+A loss head is an operator that writes its own gradient, such as ``SoftmaxOutput``. In a converted block it reads its
+scale from an input, an array of each recorded forward. Outside, one that reads its attribute ``grad_scale`` in the
+backward is scaled by that; any other ignores the loss scale, and is refused (``refuse_unscaled_heads``; inside
+unconverted hybridized blocks, as far as it can be found, ``refuse_hidden_heads``).
 """
 
 from __future__ import annotations
@@ -43,10 +33,7 @@ _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 
 
 def recorded_name(array: NDArray) -> str | None:
-    """Return the name that autograd's recorded graph has for the node of ``array``; None if ``array`` was not recorded.
-
-    The node, an operator or a variable, has the same name in the Symbol ``mx.autograd.get_symbol(loss)``.
-    """
+    """Return the name that autograd's recorded graph has for the node of ``array``; None if it was not recorded."""
     try:
         return mx.autograd.get_symbol(array).name
     except mx.MXNetError:
@@ -63,10 +50,7 @@ _NOT_RECORDED = (
 
 @contextmanager
 def explain_unrecorded() -> Iterator[None]:
-    """Replace MXNet's error for a loss that was not recorded, raised in the ``with`` block, by a ``RuntimeError``.
-
-    The new error says what to do. MXNet's error is recognized by its text; any other error stays as it is.
-    """
+    """Replace MXNet's errors for a loss that was not recorded by a ``RuntimeError`` that says what to do."""
     try:
         yield
     except mx.MXNetError as error:
@@ -81,11 +65,8 @@ def explain_unrecorded() -> Iterator[None]:
 
 
 class Record:
-    """The graphs that autograd recorded when ``losses`` were computed, from ``mx.autograd.get_symbol``.
-
-    One object is made for each backward; it tells which parameters and which loss heads the backward reaches. Every
-    property and method raises ``RuntimeError`` if a loss was not recorded.
-    """
+    """The graphs that autograd recorded when ``losses`` were computed: what one backward of them reaches.
+    Every property and method raises ``RuntimeError`` if a loss was not recorded."""
 
     def __init__(self, losses: Sequence[NDArray]) -> None:
         self.losses = losses
@@ -97,7 +78,7 @@ class Record:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Return the recorded graphs as JSON texts, one per loss, which are faster to search than Symbols."""
+        """Return the recorded graphs as JSON, one per loss, which are faster to search than Symbols."""
         return [symbol.tojson(remove_amp_cast=False) for symbol in self._symbols]
 
     @cached_property
@@ -107,7 +88,7 @@ class Record:
 
     @cached_property
     def operators(self) -> set[str]:
-        """Return the types of all operators that autograd recorded; a hybridized block is one, ``"_CachedOp"``."""
+        """Return the types of all recorded operators; a hybridized block is one, ``"_CachedOp"``."""
         return {name for text in self._texts for name in _OPERATOR.findall(text)}
 
     @cached_property
@@ -115,18 +96,12 @@ class Record:
         return [Graph.from_json(text) for text in self._texts]
 
     def nodes(self) -> Iterator[Node]:
-        """Yield all nodes of the graphs that autograd recorded.
-
-        Takes 0.6 ms for a ResNet-50, so callers first look in ``operators`` for the types that they seek.
-        """
+        """Yield all recorded nodes. Takes 0.6 ms for a ResNet-50, so look in ``operators`` first."""
         for graph in self._graphs:
             yield from graph.nodes()
 
     def heads_with_attribute(self) -> list[tuple[mx.sym.Symbol, str]]:
-        """Return each loss head that Python code has called and that reads ``grad_scale`` in its backward.
-
-        Each is a pair: the recorded node, as a Symbol, and the value of ``grad_scale`` that the user gave, as text.
-        """
+        """Return each loss head of Python code that reads ``grad_scale`` in its backward, and its value as text."""
         if _SCALED_BY_ATTRIBUTE.isdisjoint(self.operators):
             return []
         found = []
@@ -137,21 +112,14 @@ class Record:
         return list({head.name: (head, own) for head, own in found}.values())
 
     def used_outputs(self) -> set[tuple[str, int]]:
-        """Return the outputs of recorded nodes that another node reads, and the losses.
-
-        Each is a pair ``(name of the node, output index)``. A backward sends a head gradient to these outputs only.
-        """
+        """Return ``(name of the node, output index)`` for each output that gets a head gradient in a backward."""
         entries: list[Entry] = [entry for node in self.nodes() for entry in node.inputs]
         entries += [head for graph in self._graphs for head in graph.heads]
         return {(entry.node.name, entry.index) for entry in entries}
 
     def outputs_of_cached_ops(self, known: Collection[str] = ()) -> dict[str, dict[str, bool]]:
-        """Return, for each output of a call of a hybridized block, whether the call's backward reads its head gradient.
-
-        Each call is one recorded node. The result maps the node's name to a dict, which maps the name of each output to
-        True (its head gradient is read) or False. Nodes named in ``known`` are left out, and so are those for which
-        this cannot be found out (see ``_mxnet.outputs_of_cached_ops``). Takes 0.05 ms per node.
-        """
+        """Return ``_mxnet.outputs_of_cached_ops`` of the calls of hybridized blocks, without those named in ``known``.
+        Takes 0.05 ms per call."""
         found: dict[str, dict[str, bool]] = {}
         for symbol, text in zip(self._symbols, self._texts):
             nodes = [name for name in _OPAQUE.findall(text) if name not in found and name not in known]
@@ -178,19 +146,15 @@ _NARROW = {np.dtype(np.float16): ("float16", 11), BFLOAT16: ("bfloat16", 8)}
 
 
 def head_gradient(loss: NDArray, scale: float) -> NDArray:
-    """Return an array full of ``scale``: with this head gradient, a backward of ``loss`` is one of ``loss * scale``.
-
-    The array has the shape, dtype, context and kind (``mx.nd`` or ``mx.np``) of ``loss``. Does not wait for the device.
-    Raises ``TypeError`` if ``loss`` is no NDArray. Raises ``ValueError`` if ``loss`` is float16 and ``scale`` is not
-    from 2**-14 to 2**15; also if ``loss`` is float16 or bfloat16 and this dtype would round ``scale``, since the update
-    divides by the exact one.
-    """
+    """Return the head gradient with which a backward of ``loss`` is one of ``loss * scale``; does not wait.
+    Raises ``TypeError`` if ``loss`` is no NDArray, and ``ValueError`` if its dtype cannot hold ``scale`` exactly."""
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
     name, digits = _NARROW.get(np.dtype(loss.dtype), ("", 53))
     if (name == "float16" and not 2.0**-14 <= scale <= 2.0**15) or not (
         math.frexp(scale)[0] * 2.0**digits
     ).is_integer():
+        # The update divides by the exact scale.
         raise ValueError(
             f"the loss is {name}, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
             "(loss_fn(net(x).astype('float32'), y)), or use a power of two from 2**-14 to 2**15"
@@ -219,24 +183,15 @@ _local = threading.local()
 
 
 def needs_scale(compute: str) -> bool:
-    """Return whether the loss heads of a converted block must multiply their gradients by the loss scale in this call.
-
-    Only a call that autograd records needs it, and in bfloat16 only if a living mxmp.Trainer has a loss scale other
-    than 1, or may get one. Without such a trainer the multiplication would be needless, and slow: it takes ten
-    operators on the head's input. ``compute`` is the compute dtype.
-    """
+    """Return whether the loss heads of a converted block must multiply their gradients by the scale in this call."""
+    # In bfloat16 without a trainer that scales, the multiplication would be needless and slow: it takes ten operators.
     return autograd.is_recording() and (
         compute != "bfloat16" or any(trainer.may_scale for trainer in list(living_trainers))
     )
 
 
 def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
-    """Call ``call(scale)``, the forward of a converted block with loss heads, and return its result.
-
-    ``scale`` is a new FP32 array of shape (1,) on ``ctx``, with the value 1. In a backward, the loss heads multiply
-    their gradients by the value that the array has then. If autograd records the forward, the array is remembered, so
-    that ``heads_scaled_by`` can set it to the loss scale during a backward.
-    """
+    """Call ``call(scale)``, a forward with loss heads, with an array of 1 that ``heads_scaled_by`` sets later."""
     memory = mx.nd.ones((1,), ctx=ctx)
     fed = memory.detach()  # autograd notes in the handle which record it belongs to
     out = call(fed)
@@ -248,14 +203,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
 @contextmanager
 def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
     """Multiply the gradients that loss heads write by ``value``, during a backward from ``record.losses``.
-
-    The loss heads of a converted block read their scale from an array, a new one in each forward (``call_with_scale``).
-    The arrays of those forwards that the backward reaches are set to ``value`` when the ``with`` block begins, and to 1
-    when it ends; it does not matter which trainer updates the parameters. MXNet's engine orders these writes and the
-    backward's reads, so nothing waits. Of loss heads outside converted blocks, the attribute ``grad_scale`` is set (see
-    ``Record.heads_with_attribute``). Raises ``RuntimeError`` inside another such ``with`` block on this thread, because
-    the loss would be scaled twice.
-    """
+    Raises ``RuntimeError`` inside another such ``with`` block on this thread: the loss would be scaled twice."""
     if getattr(_local, "open", False):
         raise RuntimeError(
             "a scaled backward inside scale_loss would be scaled twice: call autograd.backward there, on the "
@@ -269,6 +217,7 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
     heads = record.heads_with_attribute() if value != 1.0 else []
     _local.open = True
     try:
+        # MXNet's engine orders these writes and the backward's reads, so nothing waits.
         _set(scales, value)
         for head, own in heads:
             _mxnet.set_attribute(head, "grad_scale", _as_text(np.float32(own) * np.float32(value)))
@@ -285,12 +234,8 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
 
 
 def remember_converted_call(out: NDArray, *, has_unscaled_heads: bool) -> None:
-    """Remember the call of a converted block that has returned ``out``, so that ``refuse_hidden_heads`` ignores it.
-
-    ``out`` may be any one of the block's outputs. Does nothing if ``out`` was not recorded. ``has_unscaled_heads`` says
-    whether the graph has loss heads that the loss scale does not multiply, as it did not need to (``needs_scale``);
-    ``refuse_late_scale`` then refuses a backward with another loss scale.
-    """
+    """Remember, by one of its outputs, a call of a converted block, for ``refuse_hidden_heads`` to ignore.
+    For ``refuse_late_scale``, also that it has loss heads which the loss scale does not multiply."""
     _remember(_converted_calls, out, None)
     if has_unscaled_heads:
         _remember(_unscaled_calls, out, None)
@@ -298,9 +243,7 @@ def remember_converted_call(out: NDArray, *, has_unscaled_heads: bool) -> None:
 
 def refuse_late_scale(record: Record, scale: float) -> None:
     """Raise ``ValueError`` if a forward of ``record`` has loss heads that the loss scale ``scale`` would not multiply.
-
-    The forward is then one of a net in bfloat16, of a time when no mxmp.Trainer had a loss scale.
-    """
+    It is then one in bfloat16, of a time when no mxmp.Trainer had a loss scale."""
     if _unscaled_calls and any(node.name in _unscaled_calls for node in record.nodes()):
         raise ValueError(
             f"the net, in bfloat16, ran before there was a loss scale; it is {scale:g} now. The gradient of the net's "
@@ -309,14 +252,12 @@ def refuse_late_scale(record: Record, scale: float) -> None:
 
 
 def _remember(store: dict, array: NDArray, value: Any) -> None:
-    """Store ``value`` in ``store``, under the name that autograd gave to ``array``; do nothing if it was not recorded.
-
-    The oldest of more than ``_LIVE_RECORDS`` entries are dropped: forwards without a backward must not fill the memory.
-    """
+    """Store ``value`` under the name that autograd gave to ``array``; do nothing if it was not recorded."""
     name = recorded_name(array)
     if name is not None:
         with _lock:
             store[name] = value
+            # Forwards without a backward must not fill the memory.
             while len(store) > _LIVE_RECORDS:
                 del store[next(iter(store))]
 
@@ -341,11 +282,7 @@ _NO_GRADIENT = re.compile(
 
 def refuse_unscaled_heads(record: Record, scale: float) -> None:
     """Raise ``ValueError`` if autograd recorded a loss head, such as ``MakeLoss``, that ignores the loss scale.
-
-    Loss heads in converted graphs do not ignore it, nor do those of ``Record.heads_with_attribute``. Only operators
-    that autograd recorded one by one are examined; for those inside hybridized blocks see ``refuse_hidden_heads``.
-    ``scale`` is for the message. Takes 0.7 ms for a ResNet-50.
-    """
+    Takes 0.7 ms for a ResNet-50."""
     ignoring = HEAD_OPERATORS - _SCALED_BY_ATTRIBUTE
     if ignoring.isdisjoint(record.operators):
         return
@@ -359,15 +296,8 @@ def refuse_unscaled_heads(record: Record, scale: float) -> None:
 
 def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]) -> None:
     """Raise ``ValueError`` if an unconverted hybridized block has a loss head inside, which ignores the loss scale.
-
-    Autograd records a call of such a block as one node. The block is taken to have a loss head in two cases. First: an
-    output has a loss head's name (``"softmaxoutput0_output"``), and its head gradient is not read. Second: of the
-    outputs on which the losses of ``record`` depend, the block reads no head gradient, and none has the name of an
-    operator without a gradient, such as ``argmax``. So if the head gradient of one of these outputs is read, a loss
-    head is found only if it is an output of the block that the user has not named. ``trained`` are the weight arrays
-    that the next step updates: a loss head that sends a gradient to none of them is no error. ``scale`` is only for the
-    message; the caller does not call this function if it is 1. Takes no time if no hybridized block was recorded.
-    """
+    A loss head is not found if the backward reads the head gradient of another output, and the head is no output or one
+    that the user has named. One that sends a gradient to none of the weights ``trained`` is no error."""
     if "_CachedOp" not in record.operators:
         return
     hidden = record.outputs_of_cached_ops(known=_converted_calls)
@@ -380,6 +310,8 @@ def refuse_hidden_heads(record: Record, scale: float, trained: Iterable[NDArray]
             continue
         outputs = list(hidden[node.name].items())
         reached = [outputs[i] for i in range(len(outputs)) if (node.name, i) in used]
+        # A loss head: an output has its name (``"softmaxoutput0_output"``) and its head gradient is not read. Or no
+        # head gradient is read of the outputs that the losses depend on, and none is of an operator without a gradient.
         named = [name for name, reads in outputs if not reads and _HEAD.search(name)]
         if not named and any(reads or _NO_GRADIENT.search(name) for name, reads in reached):
             continue

@@ -385,31 +385,22 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _amp_loss_scaler(self) -> Any:
-        """Raise ``AttributeError``, so that ``mxnet.contrib.amp.scale_loss``, which reads this attribute, fails."""
         raise AttributeError(_NO_AMP)  # for ``amp.scale_loss``; ``hasattr`` stays False
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, value: Any) -> None:
-        """Raise ``TypeError``, so that ``mxnet.contrib.amp.init_trainer``, which sets this attribute, fails."""
         raise TypeError(_NO_AMP)  # for ``amp.init_trainer``
 
     @property
     def _scale(self) -> float:
-        """Return the ``rescale_grad`` that the user gave to the optimizer, 1 by default, without the batch size.
-
-        MXNet's Trainer sets this property when it makes the optimizer. Each step sets ``rescale_grad`` of the optimizer
-        to the value of this property, divided by the batch size. While the optimizer runs, ``rescale_grad`` is also
-        multiplied by ``_gradient_factor``, which divides out the loss scale.
-        """
+        """Return the ``rescale_grad`` that the user gave to the optimizer, 1 by default, without the batch size."""
+        # MXNet's Trainer sets this property. Each step divides it by the batch size for the optimizer's
+        # ``rescale_grad``, which is multiplied by ``_gradient_factor`` while the optimizer runs.
         return self._rescale_grad
 
     @_scale.setter
     def _scale(self, value: float) -> None:
-        """Set the user's ``rescale_grad``; raise ``TypeError`` between a backward and its step.
-
-        In between, only ``mxnet.contrib.amp.unscale`` would set it, which does not unscale the gradients of this
-        trainer.
-        """
+        # Between a backward and its step only ``amp.unscale`` would set it, which does not unscale these gradients.
         if self.progress.phase is not Phase.READY:
             raise TypeError(_NO_AMP)
         self._rescale_grad = value
@@ -417,11 +408,7 @@ class Trainer(StepView, gluon.Trainer):
     # -- inside -------------------------------------------------------------------------------------
 
     def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
-        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record.
-
-        Raises ``TypeError`` and ``ValueError`` as ``backward`` does for its argument ``loss``; also warns as
-        ``_warn_of_other_trainer`` does.
-        """
+        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record."""
         losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         if not losses:
             raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
@@ -431,11 +418,8 @@ class Trainer(StepView, gluon.Trainer):
         return losses, heads, Record(losses)
 
     def _warn_of_other_trainer(self) -> None:
-        """Call ``warnings.warn``, once per trainer, if MXNet's own Trainer was made later over one of the parameters.
-
-        The ``step`` of the other Trainer, called by mistake, would apply gradients that still contain the loss scale.
-        Does nothing at a loss scale of 1.
-        """
+        """Warn, once per trainer, if MXNet's own Trainer was made later over one of the parameters."""
+        # The other Trainer's ``step``, called by mistake, would apply gradients with the loss scale in them.
         if self._warned or self.loss_scale == 1.0:
             return
         for param in self._params:
@@ -451,7 +435,7 @@ class Trainer(StepView, gluon.Trainer):
                 return
 
     def warn_of_scaled_gradients(self, name: str) -> None:
-        """Call ``warnings.warn``, once per trainer: user code reads the scaled gradient of the Parameter ``name``."""
+        """Warn, once per trainer, that user code reads the scaled gradient of the Parameter ``name``."""
         if not self._warned_of_reads:
             self._warned_of_reads = True
             warnings.warn(
@@ -463,14 +447,8 @@ class Trainer(StepView, gluon.Trainer):
             )
 
     def _notice_plain_backward(self) -> None:
-        """Record which gradients ``loss.backward()`` has written at a loss scale of 1, as after ``trainer.backward``.
-
-        This is needed because ``loss.backward()`` does not notify the trainer. If earlier gradients were summed already
-        and there are new ones, ``progress`` becomes "not summed", so that ``allreduce_grads``, which calls this, sums
-        them again. Does nothing at another loss scale, or after ``unscale``. Raises ``RuntimeError`` if the new
-        gradients overwrite those that ``clip_global_norm`` has clipped, or are added to gradients that are summed
-        already.
-        """
+        """Record which gradients ``loss.backward()``, which does not notify the trainer, wrote at a loss scale of 1.
+        If earlier ones were summed already, they become "not summed". Raises the errors of ``allreduce_grads``."""
         if self.loss_scale != 1.0 or self.progress.unscaled:
             return
         if self.progress.reduced and _mxnet.fresh_weights(self._params):
@@ -479,20 +457,12 @@ class Trainer(StepView, gluon.Trainer):
         backward.note_scaled(_mxnet.fresh_weights(self._params, clear=True))
 
     def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if, besides a scaled backward, ``loss.backward()`` has written gradients of this step.
-
-        These lack the loss scale. If only ``loss.backward()`` has run, ``Progress.check`` refuses the step instead. At
-        a loss scale of 1, and after ``unscale``, nothing is checked: all gradients are to be true ones then.
-        """
+        """Raise ``RuntimeError`` if, besides a scaled backward, ``loss.backward()`` has written gradients."""
         if self.loss_scale != 1.0 and self.progress.phase is not Phase.READY and not self.progress.unscaled:
             backward.refuse_unscaled_gradients(self._params, self.loss_scale)
 
     def _log_needless_scale(self) -> None:
-        """Log a warning, before the first step, if losses are scaled by default and no net of the process is converted.
-
-        "By default" means ``loss_scale="dynamic"``. Logs only if all parameters are FP32: the net then computes in
-        FP32, which needs no loss scale.
-        """
+        """Warn before the first step if losses are scaled by default, no net is converted, and all is FP32."""
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
         if all(np.dtype(param.dtype) == np.float32 for param in self._params):
@@ -504,11 +474,8 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def may_scale(self) -> bool:
-        """Return whether the loss scale is other than 1, or may be, as the dtype of the parameters' net is not known.
-
-        For ``loss_scale="dynamic"`` before the first backward: True unless all nets of the parameters are converted to
-        bfloat16.
-        """
+        """Return whether the loss scale is other than 1, or may be.
+        With "dynamic", before the first backward: True unless all nets of the parameters are converted to bfloat16."""
         if self._step is None and self._requested_scale == "dynamic":
             return {c.policy.compute for c in conversions_of(self._params)} != {"bfloat16"}
         return self.loss_scale != 1.0
@@ -516,10 +483,7 @@ class Trainer(StepView, gluon.Trainer):
     @property
     def scaler_group(self) -> ScalerGroup | None:
         """Return the group of all trainers with the same scaler object; None before this trainer has a scaler.
-
-        A backward may write the gradients of several of these trainers. The scaler adjusts the loss scale when each
-        trainer whose gradients were written has stepped.
-        """
+        The scaler adjusts the loss scale when each trainer whose gradients a backward has written has stepped."""
         return self._step.group if self._step is not None else None
 
     @property
@@ -529,13 +493,11 @@ class Trainer(StepView, gluon.Trainer):
         return "dist" in requested if isinstance(requested, str) else is_distributed(requested)
 
     def renew_store(self) -> None:
-        """Replace the kvstore, if it is open, by a new one of the same type, without any arrays.
-
-        For ``mxmp.guard``, which changes the dtypes of gradients. MXNet's kvstore accepts the gradient of a parameter
-        only in the dtype of the first gradient. A kvstore of the user's own class, or Horovod's, is not replaced, but
-        gets the weights anew. Raises ``RuntimeError`` for one of MXNet's distributed stores, which cannot be replaced.
-        """
+        """Replace the kvstore, if it is open, by a new one of the same type, without any arrays. For ``mxmp.guard``.
+        A kvstore of the user's own class, or Horovod's, is not replaced, but gets the weights anew. Raises
+        ``RuntimeError`` for one of MXNet's distributed stores, which cannot be replaced."""
         if self._kvstore is not None:
+            # It accepts the gradient of a parameter only in the dtype of the first; the guard changes dtypes.
             if isinstance(self._kvstore, mx.kv.KVStore):
                 self._kvstore_params["kvstore"] = mx.kv.create(self._kvstore.type)
             self._reset_kvstore()
@@ -555,20 +517,12 @@ class Trainer(StepView, gluon.Trainer):
 
     @property
     def _gradient_factor(self) -> float:
-        """Return the factor by which the update multiplies the gradients besides the optimizer's ``rescale_grad``.
-
-        It is the factor of ``clip_global_norm`` (1 without clipping), divided by the loss scale unless ``unscale`` has
-        done so. It contains neither the batch size nor the user's ``rescale_grad``.
-        """
+        """Return the factor of the update besides ``rescale_grad``: of clipping, and to divide by the loss scale."""
         return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         """Check that the user may update now, and set the optimizer's ``rescale_grad`` for ``batch_size``.
-
-        Raises ``RuntimeError`` if no scaled backward has run since the last step, at a loss scale other than 1, and
-        ``ValueError`` if ``batch_size`` is not positive. If ``loss.backward()`` at a loss scale of 1 was the only
-        backward, calls ``watch_statistics``, too. ``called`` is the method that the user called, for the message.
-        """
+        ``called`` is the method that the user called, for the message."""
         self.progress.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
         if self.progress.phase is Phase.READY:  # a plain backward, at a loss scale of 1
@@ -577,12 +531,7 @@ class Trainer(StepView, gluon.Trainer):
         self._check_and_rescale_grad(self._scale / batch_size)
 
     def _prepare(self) -> None:
-        """Do what must come before gradients are summed over devices and workers.
-
-        Raises ``RuntimeError`` if gradients of a backward without the loss scale are among them. If a dense gradient
-        had an inf or NaN when ``unscale`` was called, writes a NaN into it, so that all workers see the overflow. Opens
-        the kvstore at first use.
-        """
+        """Do what must come before gradients are summed over devices and workers; open the kvstore at first use."""
         self._refuse_unscaled_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
         overflows, self.progress.overflows = self.progress.overflows, None
@@ -594,22 +543,16 @@ class Trainer(StepView, gluon.Trainer):
             self._init_params()
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
-        """Make the optimizer as MXNet does, and mxmp's Updaters, which apply it to FP32 master weights."""
         super()._init_optimizer(optimizer, optimizer_params)
         self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
 
     def _init_kvstore(self) -> None:
-        """Open the kvstore; raise ``ValueError`` if it is asynchronous; record whether it has other workers."""
         super()._init_kvstore()
         check_kvstore(self._kvstore)
         self._distributed = is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
-        """Send the parameters to the kvstore; with several workers, wait until this worker has the weights of worker 0.
-
-        MXNet's method sends the arrays of the parameters. This method then sends the FP32 masters, which are rounded
-        into the float16 arrays of all workers.
-        """
+        """Send parameters, then FP32 masters, to the kvstore; of several workers, all get those of worker 0."""
         waiting = {p.name for p in self._params_to_init}
         super()._init_params()
         if self._distributed:
@@ -619,13 +562,9 @@ class Trainer(StepView, gluon.Trainer):
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
-        """Return a dict from the kvstore's keys to the ``Weight`` (arrays, FP32 masters) of each of ``params``.
-
-        The key of a parameter without masters is its index in the trainer. For a parameter with masters, MXNet uses
-        the index for the float16 arrays. The key of its masters, which the dict has, is the index plus the number of
-        all parameters of the trainer.
-        """
+        """Return the ``Weight`` of each of ``params`` by the kvstore's key."""
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
+        # MXNet uses a parameter's index for its arrays; masters get the index plus the number of parameters.
         return {index + (len(self._params) if each.masters else 0): each for index, each in weights.items()}
 
     def _check_and_update(self, ignore_stale_grad: bool) -> None:
@@ -639,10 +578,7 @@ class Trainer(StepView, gluon.Trainer):
             )
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        """Check all gradients that a backward has written since the last step, and apply them or skip the step.
-
-        ``ignore_stale_grad`` as for ``step``.
-        """
+        """Check all gradients that a backward has written since the last step, and apply them or skip the step."""
         updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
         factor = self._gradient_factor
 
@@ -675,11 +611,8 @@ class Trainer(StepView, gluon.Trainer):
 
     def watch_statistics(self) -> RunningStatistics:
         """Copy the running statistics that the next backward may overwrite, so that the step can undo an inf or NaN.
-
-        Returns the ``RunningStatistics`` that holds the copies. ``running_statistics_of`` says which arrays these are.
-        If all of them are watched already, and an earlier step found them and its gradients finite, nothing is copied.
-        Otherwise this waits for the forward.
-        """
+        Waits for the forward, unless all are watched already, and an earlier step found them and its gradients finite:
+        then nothing is copied."""
         return self._statistics.watch(running_statistics_of(self._params, self._last_update))
 
 

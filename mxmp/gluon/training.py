@@ -25,13 +25,8 @@ from .trainer import Trainer
 
 
 class TrainedNet:
-    """A converted net and the mxmp.Trainer that updates it, for ``watch``, ``blame`` and ``guard``.
-
-    Implements the protocol ``frontend.TrainedNetwork``, by which these tools use a Gluon net and a Module alike; the
-    protocol documents the methods. What the protocol calls a place, an object that runs graphs, is here the hook of a
-    converted block. Raises ``TypeError`` if ``trainer`` is no mxmp.Trainer, and ``ValueError`` if ``net`` is not
-    converted.
-    """
+    """A converted net and the mxmp.Trainer that updates it; implements ``frontend.TrainedNetwork``.
+    A place, an object that runs graphs, is the hook of a converted block."""
 
     def __init__(self, net: Block, trainer: Any) -> None:
         if not isinstance(trainer, Trainer):
@@ -48,11 +43,7 @@ class TrainedNet:
 
     @property
     def _hooks(self) -> list[tuple[HybridBlock, Hook]]:
-        """Return ``(block, hook)`` for each converted block of the net, but not for those that run as Python code.
-
-        A block runs as Python code if a conversion excludes it or a block inside it. The others run as low-precision
-        graphs; those that have not been called yet, and so have no graph, are included.
-        """
+        """Return ``(block, hook)`` for each converted block of the net, but not for those that run as Python code."""
         return [(block, hook) for block, hook in hooks(self._net) if not hook.runs_as_python]
 
     @property
@@ -72,34 +63,19 @@ class TrainedNet:
         return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
-        """Return the parameters that the trainer updates; with ``frozen=True``, also those with ``grad_req="null"``.
-
-        The parameters with ``grad_req="null"`` are those of the trainer and of the net, without constants and running
-        statistics.
-        """
         found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
         if frozen:
             found += [p for p in self._params() if p.grad_req == "null" and _mxnet.is_differentiable(p)]
         return [weight_of(param) for param in found]
 
     def gradients(self) -> list[Gradient]:
-        """Return a ``Gradient`` (name, array) per device for each trained parameter that the trainer or the net has.
-
-        Parameters of other nets that the trainer updates are included, and so are parameters of the net that another
-        trainer updates. Parameters that are not initialized are left out.
-        """
         trained = [param for param in self._params() if param.grad_req != "null"]
         return [Gradient(param.name, grad) for param in trained for grad in param.list_grad()]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients of the trainer and the net to zero; after the ``with`` block, restore what it changed.
-
-        Restored are the gradients, MXNet's fresh marks (which say that a backward has written a gradient), and the
-        parameters with ``grad_req="null"``, such as running statistics. Those of other trainers with
-        ``grad_req="null"`` are restored too, if the loss of ``replay`` has read them. Waits for the device before and
-        after the block.
-        """
+        """Set all gradients to zero; after the block restore them, MXNet's fresh marks, and parameters without gradients.
+        Waits for the device before and after the block."""
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
@@ -125,36 +101,22 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
-        """Make the arrays that ``unchanged`` will restore and that do not exist yet, by at most two calls of the net.
-
-        If no block of the net has a graph, calls the net in inference mode, which also stores Parameters in float16 if
-        the policy does. Then, if a parameter of any mxmp.Trainer, which ``loss`` may read, still waits for its shape,
-        calls the net in training mode, since its output may be nested in another way there, and ``loss`` with this
-        output. Autograd records both calls, since a loss may need that, but ``loss`` runs in inference mode. In this
-        case ``loss`` must not be None.
-        """
+        # Makes graphs, and so the float16 arrays that ``unchanged`` is to restore.
         if not any(hook.graphs for _, hook in self._hooks):
             with autograd.pause(train_mode=False):
                 self._net(*batch)
         params = [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
         if any(map(_mxnet.is_deferred, params)):
+            # In training mode, where the output may be nested in another way; recorded, since a loss may need that.
             with self.unchanged(), autograd.record():
                 out = self._net(*batch)
                 with autograd.predict_mode():
                     loss(out)  # type: ignore[misc]
 
     def replay(self, batch: Sequence[Any], loss: Callable | None, loss_scale: float, note: Note) -> None:
-        """Run one forward and backward of ``batch``; pass its inputs, the loss and the loss's gradient to ``note``.
-
-        Net and loss get a backward each, because the gradient of the loss with respect to the net's output can be read
-        in no other way. Gradients are written as in any backward, multiplied by ``loss_scale``, but only those of the
-        trainer's and the net's parameters. ``loss`` may also return a list of losses; here it must not be None.
-
-        ``note(name, array)`` is called with these names: ``"the input"`` (or ``"input 0"``, ``"input 1"`` if there are
-        several), ``"the loss"`` (once per loss, not multiplied by ``loss_scale``), ``"the gradient of the loss"`` (once
-        per output of the net, multiplied), and ``"the gradient of the loss with respect to fc_weight"`` (multiplied,
-        for each trained parameter of the trainer or the net that ``loss`` itself reads).
-        """
+        """Run one forward and backward of ``batch``; gradients, noted ones too, are multiplied by ``loss_scale``.
+        The names for ``note``: ``"the input"`` or ``"input 0"``; ``"the loss"``; ``"the gradient of the loss"``, also
+        ``"... with respect to fc_weight"`` for a parameter that ``loss`` itself reads."""
         args, constants = split(batch)
         flat, structure = _mxnet.flatten(args)
         flat = [array if array is None else array.detach() for array in flat]
@@ -168,6 +130,7 @@ class TrainedNet:
         apart = [array.detach() for array in outs]
         for array in apart:
             array.attach_grad()
+        # A backward each for net and loss: the gradient with respect to the net's output cannot be read otherwise.
         with autograd.record():
             found = loss(nested(nesting, apart))  # type: ignore[misc]
         losses = list(found) if isinstance(found, (list, tuple)) else [found]
@@ -211,7 +174,6 @@ class TrainedNet:
             _mxnet.set_monitor(block, monitor)
 
     def stop_listening(self) -> None:
-        """Undo ``listen``: remove the listeners it added, and the op hooks of blocks that have no other listener."""
         for block, hook, monitor, listener in self._listening:
             monitor[0].remove(listener)
             if monitor[0].idle:
@@ -226,13 +188,6 @@ class TrainedNet:
         return [hook for _, hook in self._hooks] != [hook for _, hook, _, _ in self._listening]
 
     def check_excludable(self) -> None:
-        """Raise ``ValueError`` if the method ``exclude`` cannot be used on this net.
-
-        It cannot in three cases. First, several workers train. Second, the net is a part of a net that was converted as
-        a whole, or shares a block with one. Third, a Parameter of the net that the policy may store in float16 is also
-        in another converted net, or is updated by another trainer: ``exclude`` may store it anew, but the other net's
-        graphs would not know of it, and the other trainer may have gradients to apply.
-        """
         if self._trainer.has_other_workers:
             raise ValueError(OTHER_WORKERS)
         complete, partial = conversions_in(blocks_of(self._net))
@@ -242,6 +197,8 @@ class TrainedNet:
                 "pass that net"
             )
         for param in self._net.collect_params().values():
+            # Such a parameter may be stored anew; another net's graphs would not know of it, and another trainer may
+            # have gradients to apply.
             if not any(self.policy.stores_low(ctx.device_type) for ctx in _mxnet.contexts(param)):
                 continue
             if param.grad_req != "null" and _mxnet.trainer_of(param) not in (self._trainer, None):
@@ -266,11 +223,8 @@ def trainers_of(params: Iterable[Parameter]) -> list[Trainer]:
 
 
 def exclude_operators(net: Block, params: Iterable[Parameter], nodes: Collection[str]) -> None:
-    """Keep the operators of ``net`` named ``nodes`` in FP32 too, from the next forward on. Call this between two steps.
-
-    A kvstore accepts the gradient of a parameter only in the dtype of the first gradient, so all trainers of ``params``
-    get new kvstores.
-    """
+    """Keep ``nodes`` of ``net`` in FP32 too, from the next forward on. Call this between two steps."""
     exclude_more(net, nodes)
+    # A kvstore accepts the gradient of a parameter only in the dtype of the first gradient.
     for trainer in trainers_of(params):
         trainer.renew_store()
