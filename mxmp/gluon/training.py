@@ -74,7 +74,7 @@ class TrainedNet:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients to zero; after the block restore them, MXNet's fresh marks, and parameters without gradients.
+        """Set all gradients to zero; after the block restore them, MXNet's fresh marks, and the other parameters.
         Waits for the device before and after the block."""
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
