@@ -46,14 +46,7 @@ PROGRAM = "python -m mxmp"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; return the exit status.
-
-    It is 0, or 2 after an error, which is printed to stderr in one line, 130 after Ctrl-C and 141 if what reads stdout
-    has gone, as in ``| head``; of ``launch``, that of the job. Errors of other types than ``ValueError``, ``OSError``,
-    ``ImportError``, ``MemoryError``, ``RuntimeError`` and ``CandidateError`` are raised. ``arguments`` are the words
-    after ``python -m mxmp``; None: those of the process. argparse ends the process with status 2 at an unknown command
-    or option, and with 0 after ``--help`` and ``--version``.
-    """
+    """Run a command line (None: the process's own); return its status: 0, or 2 after an error, told in one line."""
     args = parser().parse_args(arguments)
     try:
         status = args.run(args)
@@ -85,7 +78,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the argparse parser of the command line, with a subparser for each command."""
     top = _Parser(PROGRAM, description="Mixed precision for MXNet: checkpoints, plans, and jobs on this machine.")
     top.add_argument("--version", action="version", version=f"mxmp {__version__}, with MXNet {mx.__version__}")
     commands = top.add_subparsers(dest="command", required=True)
@@ -168,7 +160,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
-    """Run ``cast``: write a low-precision symbol, and its parameters if their file is given, to files."""
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
     _check_outputs(files, args.symbol, args.params)
     symbol = read_symbol(args.symbol)
@@ -190,7 +181,6 @@ def _cast(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    """Run ``explain``: print in which dtype each type of operator in a symbol would compute, and why."""
     found = _explanation(read_symbol(args.symbol), args)
     print(found)
     if args.nodes:
@@ -205,11 +195,6 @@ def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation
 
 
 def _tune(args: argparse.Namespace) -> None:
-    """Run ``tune``: find a plan, the dtype of every operator of a symbol; write it to ``--out`` and print it.
-
-    It is the plan that was fastest on this machine; with ``--bytes``, which measures nothing, it is the plan that
-    ``tune(measure=False)`` returns.
-    """
     _check_outputs([args.out], args.symbol)
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = dict(_shapes(args))
@@ -230,10 +215,6 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
-    """Run ``optimize``: write the graph and the parameters that ``optimize_for_inference`` returns; print its report.
-
-    The report is also saved with ``--save``, and drawn with ``--plot``.
-    """
     outputs = [f"{args.out}-symbol.json", f"{args.out}-0000.params", args.save, args.plot]
     _check_outputs(outputs, args.symbol, args.params, args.data)
     if args.plot:
@@ -259,11 +240,7 @@ def _optimize(args: argparse.Namespace) -> None:
 
 
 def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
-    """Raise ``ValueError`` if a path of ``outputs`` is one of ``inputs`` or occurs twice, ``OSError`` if not writable.
-
-    A command calls it before it computes anything, as that may take minutes. None stands for a file that is not
-    requested.
-    """
+    """Raise, before a long computation, if an output is an input, occurs twice or cannot be written; skip None."""
     read = {os.path.realpath(path) for path in inputs if path}
     written: set[str] = set()
     for path in filter(None, outputs):
@@ -277,15 +254,8 @@ def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
 
 
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
-    """Return the batches in a .npy or .npz file: for each batch, a dict from the name of an input to its array.
-
-    An array in the file has all batches of one input: shape (number of batches, batch size, ...). A .npy file has one
-    array, for the first of ``inputs``, the names of the symbol's inputs. An .npz file has arrays by name; whether
-    ``inputs`` has these names is not checked here.
-
-    Raises ``ValueError`` if the file does not exist or holds no arrays of numbers, if an array has fewer than two axes,
-    if arrays have different numbers of batches, or if ``inputs`` is empty.
-    """
+    """Return the batches of a .npy or .npz file, as dicts by input; an array has the shape (batches, rows, ...).
+    A .npy file is for the first of ``inputs``, the Symbol's. The names in an .npz file are not checked."""
     if not inputs:
         raise ValueError(f"nothing reads the batches in {path!r}: the file of parameters has all the symbol's inputs")
     try:
@@ -306,7 +276,6 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
 
 
 def _audit(args: argparse.Namespace) -> None:
-    """Run ``audit``: print which operators in low precision change gradients and outputs of a symbol for a batch."""
     symbol = read_symbol(args.symbol)
     params = _parameters(args.params, symbol, _shapes(args))
     inputs = [name for name in symbol.list_arguments() if f"arg:{name}" not in params]
@@ -317,7 +286,6 @@ def _audit(args: argparse.Namespace) -> None:
 
 
 def _advise(args: argparse.Namespace) -> None:
-    """Run ``advise``: print which sizes in a symbol's matrix operators do not suit the Tensor Cores of a GPU."""
     symbol = read_symbol(args.symbol)
     found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
     # A Symbol has the name of its last operator; the file has the network's.
@@ -326,12 +294,10 @@ def _advise(args: argparse.Namespace) -> None:
 
 
 def _profile(args: argparse.Namespace) -> None:
-    """Run ``profile``: print how much GPU time a recording of Nsight Systems spent on Tensor Cores and in casts."""
     print(profile(args.file))
 
 
 def _launch(args: argparse.Namespace) -> int:
-    """Run ``launch``: start the processes of a distributed job; return how the job ended."""
     program = args.program[args.program[:1] == ["--"] :]
     if args.horovod:
         return launch_horovod(program, args.workers, args.timeout)
@@ -339,11 +305,7 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> dict[str, NDArray]:
-    """Return the parameters in the file ``path``, by names such as ``"arg:fc_weight"`` and ``"aux:bn_moving_mean"``.
-
-    Raises ``ValueError`` if one is missing, unknown to ``symbol``, or of a wrong shape. The shapes are inferred from
-    ``shapes``, those of the inputs by name. If they cannot be inferred, prints that they were not checked.
-    """
+    """Return a file's arrays by names such as ``"arg:fc_weight"``, checked; print if shapes could not be checked."""
     params = read_parameters(path)
     try:
         if not check_parameters(symbol, params, shapes):
@@ -354,10 +316,7 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:
-    """Return the shapes of ``--shape``, ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``.
-
-    Raises ``ValueError`` for another form, a size that is no positive number, or two shapes of one input.
-    """
+    """Return ``{"data": (1, 3, 224, 224)}`` for ``--shape data=1,3,224,224``."""
     shapes: dict[str, tuple] = {}
     for text in args.shape:
         name, _, sizes = text.partition("=")

@@ -10,27 +10,21 @@ from typing import Any, Iterator
 
 
 class KeptError:
-    """A context manager that keeps the first exception of its ``with`` blocks, until ``raise_it`` raises it.
-
-    It is meant for the body of a Python function that MXNet calls through ctypes: ctypes would print the function's
-    exception and go on, and the code that called MXNet would never see it. One object may be used for any number of
-    blocks, one after the other. It keeps ``KeyboardInterrupt`` too. But Ctrl-C may arrive in the function before the
-    block begins; therefore the code that calls MXNet should do so within ``hold_interrupts()``.
-    """
+    """Keeps the first exception of its ``with`` blocks, in functions that MXNet calls, until ``raise_it``.
+    Ctrl-C may come before such a block begins: call MXNet within ``hold_interrupts()``."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
 
     def __enter__(self) -> None:
-        """Do nothing: an exception that was kept before stays kept."""
+        """Do nothing: an earlier exception stays kept."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Keep the block's exception, unless one is kept already; return True, so that no exception goes further."""
         self._error = self._error or error
         return True
 
     def raise_it(self) -> None:
-        """Raise the kept exception, if there is one, and forget it: a second call raises nothing."""
+        """Raise the kept exception, if there is one, and forget it."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -38,12 +32,8 @@ class KeptError:
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the ``with`` block ends; if it came, once or often, SIGINT's handler is then called once.
-
-    It is meant for a call of MXNet during which MXNet calls Python functions: a ``KeyboardInterrupt`` raised in one of
-    these would be lost. Does nothing in a thread other than the main one, since Python runs signal handlers in the main
-    thread only; nor where SIGINT has no Python handler.
-    """
+    """Delay Ctrl-C until the ``with`` block ends: raised in a function that MXNet calls, it would be lost."""
+    # Python runs signal handlers in the main thread alone.
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

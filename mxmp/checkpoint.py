@@ -129,7 +129,6 @@ def load_checkpoint(path: str | os.PathLike, net: Any, trainer: Any = None) -> i
 
 
 def _check_kinds(net: Any, trainer: Any) -> None:
-    """Raise ``TypeError`` unless this is a Block with an mxmp.Trainer, or a module of mxmp without a trainer."""
     if isinstance(net, gluon.Block):
         if not isinstance(trainer, Trainer):
             raise TypeError(
@@ -151,7 +150,7 @@ def _check_complete(path: str) -> None:
 
 
 def _read(path: str) -> dict:
-    """Return the content of ``PATH.json``; raise ``ValueError``, which names it, for another or a damaged file."""
+    """Return the content of ``PATH.json``; raise ``ValueError`` for another or a damaged file."""
     try:
         content = read_json(path)
         if content["format"] != _FORMAT:

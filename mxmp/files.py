@@ -13,11 +13,7 @@ from typing import Any, Iterator
 
 
 def check_writable(path: str) -> None:
-    """Raise ``OSError`` if ``path`` cannot be written: a folder or device, or in a missing or read-only folder.
-
-    Long computations call it first, since they would otherwise fail only at their end, when they write their result.
-    Creates an empty temporary file beside ``path`` and removes it; ``path`` itself is not touched.
-    """
+    """Raise ``OSError`` if ``path`` cannot be written, before a long computation; ``path`` itself is not touched."""
     target = os.path.realpath(path)
     with _errors_named(path):
         _check_replaceable(target)
@@ -27,11 +23,7 @@ def check_writable(path: str) -> None:
 
 
 def read_json(path: str) -> Any:
-    """Return the parsed content of a JSON file.
-
-    Raises ``OSError`` if it cannot be read, and ``ValueError``, which does not name ``path``, if it is not in UTF-8, is
-    not JSON, or is nested deeper than Python's recursion limit.
-    """
+    """Return the parsed file; raise ``ValueError``, which does not name ``path``, for what is no JSON in UTF-8."""
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
@@ -50,10 +42,7 @@ _KEYS = {"nodes": "a Symbol in JSON", "operators": "a precision plan, as Plan.sa
 
 
 def kind_of(path: str, unless: str = "") -> str:
-    """Return what a file is by its content, such as ``"it holds a Symbol in JSON"``; ``""`` where that is not known.
-
-    It is the end of an error message about a file of the wrong kind, so it is ``""`` for a file of the kind ``unless``.
-    """
+    """Return the end of a message, ``"it holds a Symbol in JSON"``; ``""`` if not known, or of the kind ``unless``."""
     if os.path.isdir(path):
         return "it is a folder"
     with open(path, "rb") as file:
@@ -78,7 +67,7 @@ def kind_of(path: str, unless: str = "") -> str:
 
 
 def near_name(path: str) -> str:
-    """Return a suggestion for the message about a file that is missing, ``"; did you mean 'net-0010.params'?"``."""
+    """Return the end of a message about a missing file, such as ``"; did you mean 'net-0010.params'?"``."""
     folder, name = os.path.split(path)
     try:
         there = os.listdir(folder or ".")
@@ -90,25 +79,14 @@ def near_name(path: str) -> str:
 
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[str]:
-    """Yield the path of a temporary file to write; it is renamed to ``path`` when the block ends without an error.
-
-    So ``path`` has either its old content or the whole new one, even if the process dies in between. After an error in
-    the block the temporary file is removed. If ``path`` is a symbolic link, the file that it points to is replaced.
-    Raises ``OSError``, which names ``path``, if it cannot be written.
-    """
+    """Yield the path of a temporary file that replaces ``path`` if the block ends without an error."""
     with replacing_all(os.fspath(path)) as (temporary,):
         yield temporary
 
 
 @contextmanager
 def replacing_all(*paths: str) -> Iterator[list[str]]:
-    """Yield the path of a temporary file for each of ``paths``; all are renamed when the block ends without an error.
-
-    No file is renamed before all have been written and flushed to the disk, so if the disk is full, or after an error
-    in the block, all ``paths`` keep their old content. If the process dies during the renames, some may be new and some
-    old. If a path is a symbolic link, the file that it points to is replaced. Raises ``OSError`` if a file cannot be
-    written; if that happens in the block, the error names all ``paths``.
-    """
+    """Yield a temporary path for each of ``paths``: all replace them if the block ends without an error, else none."""
     # A link stays one: what it points to is replaced.
     targets = [os.path.realpath(path) for path in paths]
     temporaries = [_temporary_beside(target) for target in targets]
@@ -122,6 +100,7 @@ def replacing_all(*paths: str) -> Iterator[list[str]]:
         for temporary, path in zip(temporaries, paths):  # a disk may turn out to be full only now
             with _errors_named(path), open(temporary, "rb") as written:
                 os.fsync(written.fileno())
+        # All are on the disk by now. If the process dies during the renames, some files are new and some old.
         for temporary, target, path in zip(temporaries, targets, paths):
             with _errors_named(path):
                 os.replace(temporary, target)
@@ -148,10 +127,7 @@ def picture_format(path: str) -> str:
 
 
 def save_figure(figure: Any, path: str | None) -> Any:
-    """Write a matplotlib ``Figure`` to the file ``path``, unless this is None, and return the figure.
-
-    Raises ``ValueError`` for a path that does not end with .png, .svg or .pdf, and ``OSError`` if it cannot be written.
-    """
+    """Write a matplotlib ``Figure`` to ``path``, unless this is None, and return it; ``ValueError`` for its format."""
     if path is not None:
         kind = picture_format(path)
         with replacing(path) as temporary:
@@ -168,18 +144,13 @@ def _check_replaceable(target: str) -> None:
 
 
 def _temporary_beside(target: str) -> str:
-    """Return a path ``.NAME.PROCESS.THREAD.part`` in the folder of ``target``, with the ids of process and thread."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{os.getpid()}.{threading.get_ident()}.part")
 
 
 @contextmanager
 def _errors_named(*paths: str) -> Iterator[None]:
-    """Replace an ``OSError`` of the ``with`` block by one that names ``paths``, joined by commas, as its file.
-
-    The error of a failed write names the temporary file (``*.part``), of which the user does not know, or no file. An
-    error that names any other file, or has no error number, is raised unchanged.
-    """
+    """Let an ``OSError`` of the ``with`` block name ``paths``, not the temporary file, which the user does not know."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,6 @@
-"""A distributed job on this machine: a scheduler, servers and workers of MXNet's KVStore, or workers of Horovod.
+"""Distributed jobs on this machine: scheduler, servers and workers of MXNet's KVStore, or workers of Horovod.
 
-MXNet's own jobs wait for ever when one worker dies. Here the first process that fails, the time limit, Ctrl-C and
-SIGTERM each end all that was started, and what these processes have started.
+The first process that fails, the time limit, Ctrl-C and SIGTERM each end the whole job; MXNet's own waits for ever.
 """
 
 from __future__ import annotations
@@ -27,13 +26,8 @@ _Job = Sequence["tuple[str, subprocess.Popen]"]
 
 
 def launch(command: Sequence[str], workers: int, servers: int = 1, timeout: float | None = None) -> int:
-    """Run ``command`` as so many workers of MXNet's distributed KVStore (ps-lite), on 127.0.0.1.
-
-    ``timeout`` is a limit in seconds for the whole job; None is no limit. Returns 0 if every worker ended with 0;
-    otherwise the code of the first process that failed (128 and the signal's number if a signal ended it), 124 at the
-    time limit, or 128 and the signal's number after Ctrl-C, SIGTERM or SIGHUP. All processes have then ended. Raises
-    ``ValueError`` for a program that does not exist and for numbers that are not positive, before anything is started.
-    """
+    """Run ``command`` as workers of MXNet's KVStore (ps-lite); return its status when all processes have ended.
+    0, the code of the first that failed, 124 at the limit of ``timeout`` seconds, or 128 and a signal's number."""
     _check(command, timeout, workers=workers, servers=servers)
     address = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port()), "DMLC_NODE_HOST": "127.0.0.1"}
     counts = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "DMLC_INTERFACE": "lo"}
@@ -42,10 +36,7 @@ def launch(command: Sequence[str], workers: int, servers: int = 1, timeout: floa
 
 
 def launch_horovod(command: Sequence[str], workers: int, timeout: float | None = None) -> int:
-    """Run ``command`` as so many workers of Horovod with Gloo, which has no scheduler and no servers.
-
-    ``timeout``, what is returned and what is raised are those of ``launch``; also ``ImportError`` without Horovod.
-    """
+    """Run ``command`` as workers of Horovod with Gloo, as ``launch`` does; ``ImportError`` without Horovod."""
     _check(command, timeout, workers=workers)
     if importlib.util.find_spec("horovod") is None:
         raise ImportError(
@@ -72,7 +63,7 @@ def _check(command: Sequence[str], timeout: float | None, **counts: int) -> None
 
 
 def _run(roles: Sequence[tuple[str, Sequence[str], Mapping[str, str]]], timeout: float | None) -> int:
-    """Start a process for each role, its command and variables; return how the job ended, when all of it has ended."""
+    """Start each role's command with its variables; return how the job ended, when all of it has ended."""
     jobs: list[tuple[str, subprocess.Popen]] = []
     with _signals_kept() as came:
         try:
@@ -86,14 +77,12 @@ def _run(roles: Sequence[tuple[str, Sequence[str], Mapping[str, str]]], timeout:
 
 @contextmanager
 def _signals_kept() -> Iterator[list[int]]:
-    """Yield the list of the signals that arrive; an exception would rise between a start and its entry in the list.
-
-    Signals that are ignored, as SIGHUP is under nohup, stay ignored; only the main thread may set handlers.
-    """
+    """Yield the list of the signals that arrive; an exception would rise between a start and its entry in ``jobs``."""
     came: list[int] = []
     before = {}
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Under nohup, SIGHUP is ignored, and stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, lambda number, _: came.append(number))
     try:
@@ -126,7 +115,7 @@ def _say(what: str, code: int) -> int:
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-    """End the processes, and those that they have started: each has a session of its own."""
+    """End the processes and those that they have started: each has a session of its own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             with suppress(OSError):  # none is left, or it belongs to another user by now

@@ -27,28 +27,15 @@ _CHANCE = 0.05
 
 
 class Statistics:
-    """Histograms of the values of tensors over several batches, from which calibrators compute ranges for INT8.
-
-    A calibrator is one of three ways to choose the range of values that INT8 represents; ``CALIBRATORS`` lists them.
-
-    Attributes
-    ----------
-    histograms : dict of str to tuple
-        From the name of a tensor, such as ``"fc1_output"``, to (counts, edges, low, high, end), as in
-        ``mxnet.contrib.quantization``: the number of values in each bin, the edges of the bins, which reach from -end
-        to end, the smallest and the largest value.
-    """
+    """Histograms of tensors over several batches, from which ``CALIBRATORS`` compute ranges for INT8."""
 
     def __init__(self) -> None:
+        # By tensor, as in MXNet's quantization: counts, edges from -end to end, smallest and largest value, end.
         self.histograms: dict[str, tuple] = {}
         self._not_finite: set[str] = set()
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """Add the values that the tensor ``name`` has in one more batch to the tensor's histogram.
-
-        Of 200,000 or more values, 100,000 to 150,000 are counted, evenly spread; of fewer, all are. The smallest and
-        the largest are found among all. An inf or NaN is ignored; if no value is finite, nothing is added.
-        """
+        """Add a tensor's values in one more batch; infinity and NaN are left out."""
         is_finite = np.isfinite(values)
         finite = values.reshape(-1) if is_finite.all() else values[is_finite]
         if finite.size < values.size:
@@ -70,11 +57,7 @@ class Statistics:
         self.histograms[name] = (counts, edges, low, high, end)
 
     def unusable(self, names: Sequence[str]) -> dict[str, str]:
-        """Return, for those of the tensors ``names`` that INT8 must not represent, what was wrong with their values.
-
-        INT8 can hold nothing but what lies in the range of calibration, so a tensor that did not vary there would stay
-        constant for good.
-        """
+        """Return what was wrong with the values, for those of ``names`` that INT8 must not represent."""
         found = {}
         for name in names:
             low, high = self.histograms[name][2:4] if name in self.histograms else (0.0, 0.0)
@@ -82,37 +65,26 @@ class Statistics:
                 found[name] = "held infinity or NaN"
             elif name not in self.histograms:
                 found[name] = "was never computed"
-            elif low == high:
+            elif low == high:  # INT8 would keep it so for good: it holds nothing beyond the range of calibration
                 found[name] = f"was {low + 0.0:g} throughout"  # 0.0 for -0.0
             elif max(-low, high) < _SMALLEST:
                 found[name] = f"was never beyond {max(-low, high):.0e}"
         return found
 
     def ranges(self, calibrator: str) -> dict[str, tuple[float, float]]:
-        """Return, for each tensor by name, the smallest and the largest value that INT8 should represent.
-
-        Values beyond this range are clipped. ``calibrator`` is a key of ``CALIBRATORS``, such as ``"entropy"``.
-        """
+        """Return the smallest and the largest value that INT8 should represent, by tensor."""
         return {name: CALIBRATORS[calibrator](*histogram) for name, histogram in self.histograms.items()}
 
 
 def _entropy(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the range for INT8 with which rounded values are distributed most like the exact values.
-
-    MXNet's operator ``calibrate_entropy`` finds it, by Kullback-Leibler divergence. The range is symmetric around 0,
-    but cut off at ``low`` and ``high``. The arguments are the items of one of ``Statistics.histograms``.
-    """
+    """Return the range with the least Kullback-Leibler divergence, which MXNet's operator finds."""
     bins = _UINT8_BINS if low >= 0 else _INT8_BINS
     threshold, _ = mx.nd.contrib.calibrate_entropy(mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=bins)
     return _cut(float(threshold.asnumpy().reshape(-1)[0]), low, high)
 
 
 def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, end: float) -> tuple[float, float]:
-    """Return the smallest range for INT8, in whole bins, that holds at least 99.99 % of the counted values.
-
-    The range is symmetric around 0, but cut off at ``low`` and ``high``. ``counts`` has the number of values in each
-    bin, shape (n,), n odd; ``edges`` has the limits of the bins from -``end`` to ``end``, shape (n + 1,).
-    """
+    """Return the smallest range, in whole bins, that holds 99.99 % of the counted values."""
     half = len(counts) // 2
     folded = counts[half + 1 :] + counts[:half][::-1]
     share = (np.cumsum(folded) + counts[half]) / max(counts.sum(), 1)
@@ -120,7 +92,7 @@ def _percentile(counts: np.ndarray, edges: np.ndarray, low: float, high: float, 
 
 
 def _cut(threshold: float, low: float, high: float) -> tuple[float, float]:
-    """Return the part of the range from -threshold to threshold in which values occur: between ``low`` and ``high``."""
+    """Return the part of the range from -threshold to threshold in which values occur."""
     return max(-threshold, low), min(threshold, high)
 
 
@@ -133,12 +105,8 @@ CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
 
 
 def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
-    """Return the signal to quantization noise ratio of ``value`` against ``reference``, two arrays of one shape, in dB.
-
-    10 * log10(sum(reference**2) / sum((reference - value)**2)), computed in float64; inf if the arrays are equal.
-    Infinite elements of ``reference``, as in a mask, are left out of the sums. The ratio is -inf in three cases:
-    ``value`` differs at such an element; ``value`` is infinite or NaN at another element; ``reference`` has a NaN.
-    """
+    """Return the signal to quantization noise ratio in dB, of two arrays of one shape; inf if they are equal."""
+    # Infinite elements, as in a mask, must be equal, and count no further.
     exact, finite = reference.astype("float64"), np.isfinite(reference)
     if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
         return -np.inf
@@ -146,15 +114,12 @@ def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
 
 
 def is_usable(low: float, high: float) -> bool:
-    """Return whether a range of values can be that of an INT8 tensor: finite, not empty, and not too small."""
+    """Return whether a range can be that of an INT8 tensor: finite, not empty, and not too small."""
     return bool(np.isfinite([low, high]).all() and low < high and max(-low, high) >= _SMALLEST)
 
 
 def column_axis(axes: int) -> int:
-    """Return the axis of the columns of an output with so many axes: 1 of four or more, as in images, else the last.
-
-    Columns differ in what they mean, such as the classes of scores and the coordinates of boxes.
-    """
+    """Return the axis of an output's columns, such as classes: 1 of four axes or more, as in images, else the last."""
     return 1 if axes > 3 else axes - 1
 
 
@@ -167,27 +132,24 @@ def columns_of(output: np.ndarray) -> np.ndarray:
 
 
 def column_sqnr(reference: np.ndarray, value: np.ndarray) -> float:
-    """Return the SQNR in dB of that column, of two matrices of shape (rows, columns), for which it is lowest.
-
-    A column's mean is no signal. Where a column does not vary, or by the rounding of FP32 alone, its mean is all there
-    is, and counts. All columns that vary also count as one, with the noise of those that are 0; so a single row is
-    measured by the spread of its values. The fewer rows, the smaller is the least variance of so many columns by
-    chance: so much is added to the ratio of a column.
-    """
+    """Return the SQNR in dB of the worst column of two (rows, columns) matrices; its mean is no signal."""
     finite = np.isfinite(reference)
     if not np.array_equal(reference[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
         return -np.inf
     exact, found = (np.where(finite, each, 0.0).astype("float64") for each in (reference, value))
     rows, noise, power = finite.sum(0), np.sum((exact - found) ** 2, 0), np.sum(exact**2, 0)
-    if rows.max(initial=0) < 2:  # the mean of the row
+    if rows.max(initial=0) < 2:  # a single row: the spread of its values
         rows, noise, power = (np.array([each.sum()]) for each in (rows, noise, power))
         exact, finite = exact.reshape(-1, 1), finite.reshape(-1, 1)
     signal = np.sum(np.where(finite, exact - exact.sum(0) / np.maximum(rows, 1), 0.0) ** 2, 0)
     varies = signal > _ROUNDING**2 * power
+    # The mean of a column that does not vary, or by FP32's rounding alone, is all there is, and counts.
     if not varies.any():
         return min([_decibels(power.sum(), noise.sum()), *map(_decibels, power[power > 0], noise[power > 0])])
+    # The fewer rows, the smaller is the least variance of so many columns by chance: the ratio is raised by that.
     by_chance = noise * _least_share(rows - 1, len(rows))
     return min(
+        # All columns that vary, as one, with the noise of those that are 0.
         _decibels(signal[varies].sum(), noise[varies | (power == 0)].sum()),
         *map(_decibels, signal[varies], by_chance[varies]),
         *map(_decibels, power[~varies & (power > 0)], noise[~varies & (power > 0)]),
@@ -195,21 +157,18 @@ def column_sqnr(reference: np.ndarray, value: np.ndarray) -> float:
 
 
 def same_answers(reference: np.ndarray, value: np.ndarray) -> float | None:
-    """Return the share of rows of two matrices whose largest value is in the same column; None for one column."""
+    """Return the share of rows whose largest value is in the same column; None for one column."""
     if reference.shape[1] < 2 or not len(reference):
         return None
     return float((reference.argmax(1) == value.argmax(1)).mean())
 
 
 def _least_share(freedom: np.ndarray, columns: int) -> np.ndarray:
-    """Return which share of its true variance the least of so many estimates has by chance, by Wilson and Hilferty.
-
-    ``freedom`` is the number of values of an estimate less one. 0 where so few values say nothing.
-    """
+    """Return which share of its true variance the least of so many estimates has by chance (Wilson-Hilferty)."""
+    # ``freedom``: the number of values of an estimate less one. So few values that the share is 0 say nothing.
     spread = 2 / (9 * np.maximum(freedom, 1))
     return np.maximum(1 - spread + NormalDist().inv_cdf(_CHANCE / columns) * np.sqrt(spread), 0.0) ** 3
 
 
 def _decibels(signal: float, noise: float) -> float:
-    """Return the ratio of two sums of squares in dB; inf if there is no noise."""
     return float(10 * np.log10(max(signal, 1e-300) / noise)) if noise else np.inf

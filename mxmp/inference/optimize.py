@@ -138,11 +138,7 @@ _NO_REPORT = InferenceReport("", "", [], [], {}, [])
 
 
 def _checked(dtypes: Iterable[str]) -> list[str]:
-    """Return ``dtypes`` as a list without repetitions; one name, ``"int8"``, becomes a list of one.
-
-    Raises ``ValueError`` for an unknown dtype (``"float32"`` is known), for what is no iterable, and for float16
-    together with int8 or bfloat16.
-    """
+    """Return ``dtypes``, a name or several, as a list without repetitions."""
     if not isinstance(dtypes, Iterable):
         raise ValueError(f"dtypes={dtypes!r}: expected names, such as ({INT8!r}, {BFLOAT16!r}), or () for FP32 alone")
     requested = [dtypes] if isinstance(dtypes, str) else list(dict.fromkeys(dtypes))
@@ -155,7 +151,6 @@ def _checked(dtypes: Iterable[str]) -> list[str]:
 
 
 def _check_limits(evaluate: Any, max_drop: Any, min_sqnr: Any) -> None:
-    """Raise ``ValueError`` unless ``evaluate`` is None or a callable and the others are numbers that may be limits."""
     if evaluate is not None and not callable(evaluate):
         raise ValueError(f"evaluate={evaluate!r:.200}: expected a function that takes a network and returns a number")
     if not (isinstance(max_drop, Real) and float(max_drop) >= 0):
@@ -169,13 +164,7 @@ def _check_limits(evaluate: Any, max_drop: Any, min_sqnr: Any) -> None:
 
 
 def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Return all batches, the positions of those that calibrate INT8, of those that measure accuracy, and report notes.
-
-    Of several batches, the last third, at least one, measures, and the others calibrate. The halves of a single batch
-    are added after it: the first calibrates, the second measures. The whole batch stays the first, which is timed. A
-    single batch that cannot be cut calibrates and measures, as a note says: one of one row, one whose arrays differ in
-    their number of rows, or one for a network that takes one batch size only.
-    """
+    """Return all batches, the positions of those that calibrate and of those that measure, and report notes."""
     batches = subject.batches
     if len(batches) > 1:
         held = max(len(batches) // 3, 1)
@@ -187,5 +176,6 @@ def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], lis
         halves = slice(half), slice(half, None)
         parts = [{name: array[part] for name, array in batch.items()} for part in halves]
         if not any(refusal(subject, part) for part in parts):
-            return [batch, *parts], [1], [2], []
+            return [batch, *parts], [1], [2], []  # the whole batch is timed: it stays the first
+    # It cannot be cut: it has one row, arrays of different numbers of rows, or a network of one batch size.
     return batches, [0], [0], ["one batch both calibrated and measured: SQNR is that of data that was seen"]

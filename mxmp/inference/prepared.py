@@ -1,8 +1,7 @@
 """``Prepared``, which runs a served graph as it was timed: with weights that are prepared once, not at each call.
 
-oneDNN's fused operators reorder or quantize their weights when they first run, and keep the result as long as MXNet
-keeps the operator's state. A CachedOp with ``static_shape`` keeps it until the shapes of the inputs change, without
-``static_shape`` for one call only. An executor, which has one set of shapes, keeps it for good.
+oneDNN's fused operators keep prepared weights in MXNet's operator state. A CachedOp with ``static_shape`` has it until
+input shapes change, without ``static_shape`` for one call; an executor, which has one set of shapes, for good.
 """
 
 from __future__ import annotations
@@ -23,19 +22,8 @@ KEPT_SHAPES = 4
 
 
 class Prepared:
-    """Runs a graph for inference, and keeps it prepared for each of the last four shapes of its inputs.
-
-    Threads may call one object; their calls are passed to MXNet one after another.
-
-    Parameters
-    ----------
-    graph : Graph
-    inputs : list of Symbol
-        The variables of its inputs, in the order of the arrays of a call.
-    params : ParameterDict
-        Its parameters and auxiliary states. Their values must not change: oneDNN's fused operators keep what they
-        prepared from the first values, and would not notice new ones.
-    """
+    """Runs a graph for inference; threads may call one object, and their calls go one after another.
+    Values of ``params`` must not change: oneDNN's fused operators would not notice."""
 
     def __init__(self, graph: Graph, inputs: list[mx.sym.Symbol], params: ParameterDict) -> None:
         self._symbol, self._inputs, self._params = graph.to_symbol(), inputs, params
@@ -44,7 +32,7 @@ class Prepared:
         self._kept: dict[tuple, Callable[..., Any]] = {}
 
     def __call__(self, arrays: Sequence[NDArray]) -> Any:
-        """Run the graph on ``arrays``, one for each input, and return its output or the list of its outputs."""
+        """Return the output, or the list of outputs, for one array for each of the inputs."""
         with engine_lock():
             key: tuple = tuple((array.shape, array.dtype, array.context) for array in arrays)
             if self._has_loops:  # an executor reads the arrays that it was bound with
@@ -56,20 +44,13 @@ class Prepared:
             return run(*arrays)
 
     def _compiled(self) -> Callable[..., Any]:
-        """Return a function that runs the graph by a new CachedOp, with ``static_alloc`` and ``static_shape``.
-
-        It takes one array for each input, as separate arguments, and returns what ``__call__`` returns.
-        """
         block = SymbolBlock(self._symbol, self._inputs, params=self._params)
         block.hybridize(static_alloc=True, static_shape=True)
         return block.__call__
 
     def _bound(self, arrays: Sequence[NDArray]) -> Callable[..., Any]:
-        """Return a function that runs a graph with control flow by an executor, as ``_compiled`` does by a CachedOp.
-
-        Its arguments must have the shapes and the context of ``arrays``. A CachedOp would need ``static_shape``, with
-        which MXNet gives wrong results for such graphs (``has_control_flow``).
-        """
+        """Return a function that runs a graph with control flow for arrays of these shapes and this context."""
+        # By an executor: with static_shape, MXNet gives wrong results for control flow (has_control_flow).
         context = arrays[0].context
         known = {name: param.data(context) for name, param in self._params.items()}
         known.update((variable.name, array.copy()) for variable, array in zip(self._inputs, arrays))

@@ -26,11 +26,7 @@ _CONVERSIONS = ("_contrib_quantize_v2", "_contrib_quantize_asym")
 
 
 def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
-    """Return, sorted, the names of all tensors whose ranges ``quantize`` may need for a graph.
-
-    They are outputs of operators, such as ``"fc1_output"``, and inputs of the graph, such as ``"data"``, and suffice
-    whichever operators ``quantize`` leaves out. ``graph`` comes from ``fuse(..., quantizable=True)``.
-    """
+    """Return, sorted, the names of tensors whose ranges ``quantize`` may need, whatever it leaves out."""
     made, collector = _quantized(graph, params, (), True)
     # MXNet names what is converted to INT8 with all operators in it. What an operator in FP32 passes on to one in INT8
     # is converted where they meet, so any tensor that an operator in INT8 reads may be.
@@ -41,7 +37,7 @@ def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
 
 
 def _data_of(node: Node) -> list[Entry]:
-    """Return the inputs of an operator that are converted to INT8 if it is: of an LSTM the first, not its states."""
+    """Return the inputs that are converted to INT8 with an operator: of an LSTM the first, not its states."""
     return node.inputs[:1] if node.op == "RNN" else node.inputs
 
 
@@ -51,10 +47,7 @@ def quantizable(graph: Graph, params: Params, excluded: Collection[str], *, ever
 
 
 def layers_at(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason, by the name of each operator that reads or computes one of these tensors, not to quantize it.
-
-    ``tensors`` maps names such as ``"fc1_output"`` to what is wrong with their values, as ``Statistics.unusable``.
-    """
+    """Return why not to quantize, by operator that reads or computes a tensor of ``Statistics.unusable``."""
     nodes = [node for node in graph.nodes() if not node.is_variable]
     ends = [("output", node, Entry(node)) for node in nodes]
     ends += [("input", node, entry) for node in nodes for entry in _data_of(node)]
@@ -67,7 +60,7 @@ def layers_at(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
 
 
 def tensor_names(tensors: Iterable[Entry]) -> list[str]:
-    """Return MXNet's names of tensors: ``"data"`` for a variable, ``"fc1_output"`` for the output of an operator."""
+    """Return MXNet's names: ``"data"`` for a variable, ``"fc1_output"`` for the output of an operator."""
     found = list(tensors)
     return Graph(found, _OF_NOW).to_symbol().list_outputs() if found else []
 
@@ -75,25 +68,8 @@ def tensor_names(tensors: Iterable[Entry]) -> list[str]:
 def quantize(
     graph: Graph, params: Params, ranges: Ranges, excluded: Collection[str], *, every: bool = False
 ) -> tuple[Graph, Params, list[str]]:
-    """Return a graph in INT8 by MXNet's own passes, its parameters, and the names of the operators that it quantized.
-
-    Parameters
-    ----------
-    graph, params
-        A graph in FP32 or partly bfloat16, from ``fuse(..., quantizable=True)``, and its parameters by name.
-    ranges : mapping of str to (smallest, largest)
-        The range of values that INT8 represents, for each tensor that ``tensors_to_calibrate`` names.
-    excluded : collection of str
-        Names of operators that keep their dtype. Those in bfloat16 keep it in any case.
-    every : bool
-        True also quantizes operators such as poolings and additions if none of their neighbors is in INT8, though this
-        makes them no faster.
-
-    Raises
-    ------
-    mxnet.MXNetError
-        MXNet's pass fails, or ``ranges`` lacks a tensor that is converted to INT8.
-    """
+    """Return a graph of ``fuse(..., quantizable=True)`` in INT8, its parameters, and what was quantized, by name.
+    ``every`` also quantizes poolings, additions and the like that have no neighbor in INT8, and so become no faster."""
     made, collector = _quantized(graph, params, excluded, every)
     collector.min_max_dict.update(ranges)
     made, arguments, auxiliary = quantization.calib_graph(
@@ -108,17 +84,13 @@ def quantize(
 
 
 def _quantized_names(graph: Graph) -> list[str]:
-    """Return the names that the operators in INT8 of a quantized graph had before MXNet quantized them."""
+    """Return the names that the operators in INT8 had before MXNet quantized them."""
     return [node.name[len(QUANTIZED) :] for node in graph.nodes() if node.name.startswith(QUANTIZED)]
 
 
 def _check_ranges(graph: Graph, params: Params) -> None:
-    """Raise ``MXNetError`` if a quantized graph has a tensor in INT8 whose range was not calibrated or is not usable.
-
-    Without one, a tensor's range would be that of each batch, but a FullyConnected in INT8 goes on with the range of
-    the first batch that it read, so its outputs for others would be wrong. A parameter in ``params`` is the same in
-    every batch.
-    """
+    """Raise ``MXNetError`` if the range of a tensor in INT8 was not calibrated, or is not usable."""
+    # A tensor without one would have that of each batch, but FullyConnected goes on with that of the first one.
     for node in graph.nodes():
         calibrated = node.op not in _CONVERSIONS or "min_calib_range" in node.attrs
         if not calibrated and node.inputs[0].node.name not in params:
@@ -131,12 +103,7 @@ def _check_ranges(graph: Graph, params: Params) -> None:
 
 
 def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: bool) -> tuple[mx.sym.Symbol, Any]:
-    """Return MXNet's INT8 Symbol for a graph, in which no ranges are set yet, and MXNet's collector of ranges.
-
-    Operators named in ``excluded`` keep their dtype; ``every`` also quantizes those without a neighbor in INT8.
-    The collector's ``include_layer`` names the tensors that need ranges; the caller puts the ranges into the
-    collector's ``min_max_dict``.
-    """
+    """Return MXNet's INT8 Symbol, in which no ranges are set yet, and MXNet's collector of ranges."""
     # MXNet's pass also quantizes operators in bfloat16, whose inputs it cannot convert, and fails for an RNN that is no
     # LSTM.
     nodes = [node for node in graph.nodes() if not node.is_variable]
@@ -171,21 +138,14 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
 
 
 def _is_logged(node: Node) -> bool:
-    """Return whether MXNet has no INT8 kernel for an operator and writes lines to its log in each pass that meets it.
-
-    It does so though the operator is excluded; so such an operator is hidden from the pass.
-    """
+    """Return whether MXNet writes lines to its log in each pass that meets an operator, even an excluded one."""
     activation = node.op == "Activation" and node.attrs["act_type"] != "relu"
     return activation or (node.op == "Concat" and int(node.attrs.get("dim", "1")) <= 0)
 
 
 def _fused(symbol: mx.sym.Symbol) -> Graph:
-    """Return the graph of a quantized Symbol, with conversions to FP32 moved into operators by MXNet's pass.
-
-    The pass moves a ``_contrib_dequantize`` into the operator whose output it reads, and forgets other readers of this
-    output. Where there are other readers, this function prevents the move: while the pass runs, a copy of the output
-    stands in front of the ``_contrib_dequantize``.
-    """
+    """Return the graph of a quantized Symbol, with conversions to FP32 moved into operators by MXNet's pass."""
+    # The pass moves a _contrib_dequantize into the operator whose output it reads, and forgets other readers of it.
     graph = Graph.from_symbol(symbol)
     readers, copies = graph.consumers(), set()
     for node in list(graph.nodes()):
@@ -200,11 +160,8 @@ def _fused(symbol: mx.sym.Symbol) -> Graph:
 
 
 def _repair_relus(graph: Graph, params: Params) -> None:
-    """Remove each relu (``_contrib_quantized_act``) that reads a uint8 tensor from a quantized graph, in place.
-
-    A relu changes no uint8, which is never negative. But MXNet takes the relu's result for int8, so the operators that
-    read it would compute with wrong values. ``params`` has the dtypes of the parameters, and stays as it is.
-    """
+    """Remove, in place, each relu that reads a uint8 tensor, which is never negative."""
+    # MXNet takes the relu's result for int8, so its readers would compute with wrong values.
     for node in list(graph.nodes()):  # one after another: what follows a relu has another dtype once it is removed
         if node.op != "_contrib_quantized_act" or _types(graph, params, [node.inputs[0]]) != [np.uint8]:
             continue
@@ -215,14 +172,9 @@ def _repair_relus(graph: Graph, params: Params) -> None:
 
 
 def _repair_sums(graph: Graph, params: Params) -> None:
-    """Change a quantized graph in place so that MXNet's fault in additions of int8 and uint8 does no harm.
-
-    A convolution with a fused addition writes its result over the tensor that it adds, so in that tensor's dtype, even
-    if MXNet infers the other one for the result (``src/operator/subgraph/mkldnn/mkldnn_conv.cc``). If int8 is written
-    and uint8 inferred, MXNet cuts off values at half their range: the range is doubled here. If uint8 is written and
-    int8 inferred, negative values would become 0: the tensor that is added is converted to int8 here. ``params`` has
-    the dtypes of the parameters, and stays as it is.
-    """
+    """Repair, in place, convolutions that add uint8 and return int8, or the other way round."""
+    # The result is written over the tensor that is added, in its dtype, even if MXNet infers the other one
+    # (src/operator/subgraph/mkldnn/mkldnn_conv.cc).
     sums = [
         node
         for node in graph.nodes()
@@ -232,17 +184,15 @@ def _repair_sums(graph: Graph, params: Params) -> None:
     output_types = _types(graph, params, [Entry(node) for node in sums])
     for node, added, output in zip(sums, added_types, output_types):
         if added == np.int8 and output == np.uint8:
+            # MXNet would cut off values at half their range.
             # Where the largest value is to be 255, int8 ends at half of it; where twice that is, int8 ends at it.
             node.attrs["max_calib_range"] = repr(2 * float(node.attrs["max_calib_range"]))
-        elif added == np.uint8 and output == np.int8:
+        elif added == np.uint8 and output == np.int8:  # negative values would become 0
             node.inputs[_ADDED], *node.inputs[_ADDED_RANGE:] = _signed(node.inputs[_ADDED].node)
 
 
 def _signed(node: Node) -> list[Entry]:
-    """Return three new tensors: the output of a quantized node as int8, the least and the greatest value it can have.
-
-    Two new nodes convert the output, which may be uint8, to FP32, and then to int8, with a range symmetric around 0.
-    """
+    """Return a node's output as int8 in a range symmetric around 0, its least and its greatest value; all new."""
     exact = Node("_contrib_dequantize", f"{node.name}_exact", inputs=[Entry(node, index) for index in range(3)])
     top = repr(_largest(node))
     attrs = {"out_type": "int8", "min_calib_range": f"-{top}", "max_calib_range": top}
@@ -251,20 +201,14 @@ def _signed(node: Node) -> list[Entry]:
 
 
 def _largest(node: Node) -> float:
-    """Return the largest value that the output of a quantized node can have, as calibration found it.
-
-    For a node without a range of its own, such as a pooling or a concatenation, it is the largest of the node's inputs.
-    """
+    """Return the largest value of a node's output by calibration; without a range of its own, that of its inputs."""
     if "max_calib_range" in node.attrs:
         return float(node.attrs["max_calib_range"])
     return max(_largest(entry.node) for entry in node.inputs if not entry.index and not entry.node.is_variable)
 
 
 def _types(graph: Graph, params: Params, tensors: list[Entry]) -> list[type | None]:
-    """Return the dtypes of ``tensors`` in a graph whose inputs are FP32.
-
-    If MXNet cannot infer them, and so cannot run the graph either, the list has None for each tensor.
-    """
+    """Return the dtypes of ``tensors`` where inputs are FP32; None for each if MXNet cannot infer them."""
     if not tensors:
         return []
     symbol = Graph(tensors, graph.attrs).to_symbol()

@@ -184,10 +184,6 @@ class InferenceReport:
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:
-        """Return the eight fields of a candidate, in their order, as the cells of its line in the table.
-
-        A cell is empty if its field is None. The chosen candidate has ``*`` before its name.
-        """
         gain = "" if each.gain is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*each.gain)
         return (
             ("* " if each.name == self.chosen else "  ") + each.name,

@@ -31,18 +31,8 @@ class CandidateError(Exception):
 
 
 class Runner:
-    """Runs graphs on batches of data in another process, so that a kernel that crashes does not end this one.
-
-    A context manager: when its block ends, the other process is killed and its files are deleted. The first request
-    starts the process, and after a crash the next request starts a new one. Every method but ``add`` is a request: it
-    waits for the answer, and raises ``CandidateError`` if the graph fails or crashes.
-
-    Parameters
-    ----------
-    batches : sequence of mapping of str to NDArray
-        For each batch, from the names of the graphs' inputs to arrays. In requests, a number stands for the batch at
-        this position.
-    """
+    """Runs graphs in another process, where they may crash; the next request then starts a new one.
+    Every method but ``add`` waits for the answer or raises ``CandidateError``; a number is the position of a batch."""
 
     def __init__(self, batches: Sequence[Mapping[str, NDArray]]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mxmp-")
@@ -63,11 +53,7 @@ class Runner:
         self._folder.cleanup()
 
     def add(self, name: str, graph: Graph, params: Params) -> None:
-        """Write a graph and its parameters to files, for the other methods, which take its ``name``.
-
-        Replaces an earlier graph of that name. An NDArray object that was written for another graph is not written
-        again, even if its values have changed since.
-        """
+        """Write a graph to files for the other methods; an array that was written before is not written again."""
         number = str(self._added)
         self._added += 1
         fresh = [array for array in params.values() if id(array) not in self._saved]
@@ -82,7 +68,7 @@ class Runner:
         self._graphs[name] = {"name": name, "symbol": symbol, "params": found}
 
     def outputs(self, name: str, batches: Sequence[int]) -> list[list[np.ndarray]]:
-        """Run the graph ``name`` on the runner's batches at these positions; return, for each, its outputs in FP32."""
+        """Run a graph on these batches; return, for each, its outputs in FP32."""
         out = self._path("out.params")
         self._ask("run", graph=self._graphs[name], batches=list(batches), out=out)
         found: dict[int, list[np.ndarray]] = {number: [] for number in batches}
@@ -91,46 +77,28 @@ class Runner:
         return [found[number] for number in batches]
 
     def collect(self, name: str, batches: Sequence[int], tensors: Sequence[str]) -> dict[str, str]:
-        """Run a graph once on some batches, from which ``ranges`` finds the ranges of ``tensors`` for INT8.
-
-        ``tensors`` are names of inputs, such as ``"data"``, and of outputs of operators. Returns those whose values are
-        not fit for INT8, each with what is wrong with them.
-        """
+        """Run a graph for later ``ranges`` of ``tensors``; return those unfit for INT8, and why."""
         where = {"batches": list(batches), "tensors": list(tensors), "out": self._path("statistics")}
         return self._ask("collect", graph=self._graphs[name], **where)
 
     def ranges(self, calibrator: str) -> dict[str, Sequence[float]]:
-        """Return the range for INT8 of each tensor that ``collect`` saw last, such as ``{"fc1_output": [-1.5, 2.0]}``.
-
-        ``CALIBRATORS`` lists the calibrators; all but ``"min/max"`` take time for each tensor.
-        """
+        """Return the range for INT8 of each tensor that ``collect`` saw last, by one of ``CALIBRATORS``."""
         return self._ask("ranges", file=self._path("statistics"), calibrator=calibrator)
 
     def times(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-        """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
-
-        In each round all graphs run once, one after another. Two rounds before these are not counted.
-        """
+        """Return, by graph, the seconds of the first batch in each round, in which every graph runs once."""
         return self._ask("time", graphs=[self._graphs[name] for name in names], rounds=rounds)
 
     def profile(self, name: str) -> dict[str, tuple[float, str]]:
-        """Return the time and dtype of each operator in a run of the graph ``name`` on the first batch.
-
-        The dict maps the name of an operator's output, such as ``"fc1_output"``, to the operator's time in
-        milliseconds, the shortest in three runs, and the dtype of the output, such as ``"float32"``.
-        """
+        """Return ms, the least of three runs, and output dtype of each operator, by names such as ``"fc1_output"``."""
         return self._ask("profile", graph=self._graphs[name])
 
     def forget(self, *names: str) -> None:
-        """Let the other process free the parameters and executors of these graphs; a later request reads them again."""
+        """Free parameters and executors of these graphs there; a later request reads them again."""
         self._ask("forget", names=list(names))
 
     def _ask(self, what: str, **arguments: Any) -> Any:
-        """Call the method ``what`` of the ``Worker`` in the other process with these arguments, and return its result.
-
-        The result comes as JSON, so tuples have become lists. Starts the process if none is running. Raises
-        ``CandidateError`` if the method fails or the process crashes.
-        """
+        """Return what the ``Worker`` method ``what`` returns; by way of JSON, so tuples become lists."""
         if self._process is None:
             # Without this variable MXNet would fuse operators by oneDNN there.
             env = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
@@ -160,7 +128,7 @@ class Runner:
             self._process = None
 
     def _how_it_ended(self, process: subprocess.Popen) -> str:
-        """Wait for the end of the process; return a sentence on its signal or status and the last error in its log."""
+        """Return how the process ended, and the last error in its log."""
         status = process.wait()
         self._stop()
         with open(self._path("log"), encoding="utf-8", errors="replace") as log:

@@ -1,4 +1,8 @@
-"""The search of ``optimize_for_inference``: which graphs are tried, and which accurate one is the fastest."""
+"""The search of ``optimize_for_inference``: which graphs are tried, and which accurate one is the fastest.
+
+FP32 is tried as it is, folded and fused; then each dtype in all layers. Where that is not accurate enough, the layers
+that cost most accuracy, when they alone are in the dtype, go to FP32 first, as few as are needed (``_fall_back``).
+"""
 
 from __future__ import annotations
 
@@ -59,12 +63,7 @@ Build = Callable[[Collection[str]], Tuple[Graph, Params]]
 
 
 class Limits(NamedTuple):
-    """The limits of accuracy: arguments of ``optimize_for_inference``, which says what they mean.
-
-    ``evaluate`` takes a graph and its parameters by name, and ``max_drop`` is how much of its score a candidate may
-    lose. If ``evaluate`` is None, each column of the outputs must have an SQNR of ``min_sqnr`` dB or more, and
-    ``max_drop`` is the fraction of rows of scores whose greatest one may be another one than in FP32.
-    """
+    """Limits of accuracy, as of ``optimize_for_inference``; ``evaluate`` takes a graph and its parameters."""
 
     max_drop: float
     min_sqnr: float
@@ -72,7 +71,7 @@ class Limits(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """How near outputs are to FP32's: ``sqnr``, ``column_sqnr`` and ``agreement`` of a ``Candidate``."""
+    """How near outputs are to FP32's, as in a ``Candidate``."""
 
     sqnr: float
     column_sqnr: float
@@ -80,36 +79,13 @@ class Compared(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a search: the graph to return to the user, its parameters by name, and how it was found."""
-
     graph: Graph
     params: Params
     report: InferenceReport
 
 
 class Search:
-    """One search for the fastest graph that is accurate enough. ``optimize_for_inference`` makes one and calls ``run``.
-
-    Each graph that is tried is a candidate, and has a name such as ``"int8, 3 in float32"``.
-
-    Parameters
-    ----------
-    graph, params
-        The network in FP32, and its parameters by name.
-    runner : Runner
-        Runs graphs on the calibration data in another process.
-    calibrating, held : sequence of int
-        Positions, among the runner's batches, of those that calibrate INT8, and of those that measure accuracy.
-    limits : Limits
-        Decides whether a graph is accurate enough.
-    tell : callable
-        Is called with the name of each part of the search when it begins, for the progress bar.
-
-    Attributes
-    ----------
-    notes : list of str
-        Sentences for the report; the caller may add more.
-    """
+    """One search. Each graph that is tried is a candidate, with a name such as ``"int8, 3 in float32"``."""
 
     def __init__(
         self,
@@ -121,6 +97,7 @@ class Search:
         limits: Limits,
         tell: Callable[[str], None],
     ) -> None:
+        # Positions of the batches that calibrate INT8, and of those that measure accuracy.
         self._runner, self._calibrating, self._held = runner, list(calibrating), list(held)
         self._limits, self._tell = limits, tell
         self._base = without_identities(graph), params
@@ -133,11 +110,8 @@ class Search:
         self.notes: list[str] = []
 
     def run(self, dtypes: Collection[str]) -> Found:
-        """Try graphs in FP32 and in ``dtypes``, and return the fastest one that is accurate enough by the ``Limits``.
-
-        With float16 in ``dtypes``, the graph is for a GPU and nothing is timed: as many layers are in float16 as the
-        accuracy of the emulation on this CPU allows. Raises ``CandidateError`` if the network fails in FP32.
-        """
+        """Return the fastest graph within the ``Limits``; ``CandidateError`` if the network fails in FP32.
+        A float16 graph is for a GPU: nothing is timed, and the one with the most layers in float16 is returned."""
         self._try_float32(fused=FLOAT16 not in dtypes)
         if FLOAT16 in dtypes:
             return self._find_float16()
@@ -150,14 +124,7 @@ class Search:
     # -- FP32 ---------------------------------------------------------------------------------------
 
     def _try_float32(self, fused: bool) -> None:
-        """Run the network in FP32 three times: as it is, with BatchNorm folded, and folded and fused by oneDNN.
-
-        Without ``fused`` the third run is left out. The outputs of the network as it is are the reference for all other
-        graphs; ``ValueError`` is raised if they hold NaN. Graphs in other dtypes will be made from the folded graph. If
-        it fails, or its outputs differ by more than rounding (an SQNR below 90 dB), the network as it is takes its
-        place, and runs again as the candidate ``"float32, folded"``. If there is an ``evaluate``, it then scores
-        the candidate that ``_unfused`` names; the scores of graphs in other dtypes are compared with this score.
-        """
+        """Run the network as it is, with BatchNorm folded and, with ``fused``, fused by oneDNN too."""
         self._tell("float32")
         graph, params = self._base
         self._tried[PLAIN] = graph, params, {}
@@ -169,31 +136,23 @@ class Search:
         self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf)
         folded = fold_constants(*fold_norms(graph, params))
         if self._try_same(FOLDED, fuse(folded[0], apart=True), folded[1]):
-            self._base = folded
+            self._base = folded  # graphs in other dtypes are made from it
         else:
             self.notes.append(f"BatchNorm stays: the graph without it {self._rows[FOLDED].verdict}")
             self._try_same(FOLDED, fuse(graph, apart=True), params)
         if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
             self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
         if self._limits.evaluate is not None:
-            runs = self._unfused()
+            runs = self._unfused()  # scores in other dtypes are compared with this one
             self._score = self._limits.evaluate(*self._tried[runs][:2])
             self._rows[runs] = self._rows[runs]._replace(score=self._score)
 
     def _unfused(self) -> str:
-        """Return ``"float32, folded"``, or ``"float32"``, the network as it is, if the former has a verdict.
-
-        Neither has several operators fused into one. A candidate with a verdict, such as one that crashed, must not run
-        in the user's process.
-        """
-        return PLAIN if self._rows[FOLDED].verdict else FOLDED
+        """Return the FP32 candidate without fused operators that may run in the user's process."""
+        return PLAIN if self._rows[FOLDED].verdict else FOLDED  # one with a verdict may crash
 
     def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
-        """Run an FP32 graph as the candidate ``name``; return True if its outputs on all batches are the network's.
-
-        Differences by the rounding of sums in another order (90 dB SQNR or more) are ignored. Returns False if the
-        outputs differ more, or if the graph cannot run; the candidate's verdict then says why.
-        """
+        """Run an FP32 graph as a candidate; return whether it has the network's outputs, but for rounding."""
         found = self._run(name, lambda: (graph, params), {}, list(self._reference))
         if found is None:
             return False
@@ -205,10 +164,6 @@ class Search:
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
-        """Add candidates in bfloat16: first with all layers that the rules allow in bfloat16.
-
-        If the first is not within the ``Limits`` of accuracy, more follow, to find how few layers must be in FP32.
-        """
         self._tell(BFLOAT16)
         build = partial(lower, *self._base)
         try:
@@ -224,10 +179,7 @@ class Search:
     # -- float16 ------------------------------------------------------------------------------------
 
     def _find_float16(self) -> Found:
-        """Return a float16 graph for a GPU, with as few layers in FP32 as accuracy needs.
-
-        Returns the FP32 graph if no layer may be in float16, or if no graph with a layer in float16 is accurate enough.
-        """
+        """Return the float16 graph with as few layers in FP32 as accuracy needs, or else the FP32 graph."""
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
         graph, params = self._base
@@ -252,11 +204,7 @@ class Search:
         return Found(graph, params, report)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
-        """Run the emulated float16 graph as one more candidate in which FullyConnected operators sum in float16.
-
-        They do so on a GPU if the user sets ``MXNET_FC_TRUE_FP16=1``; a note says whether that is accurate enough. The
-        layers named in ``kept`` are in FP32.
-        """
+        """Run one more candidate, which emulates a GPU with MXNET_FC_TRUE_FP16=1, and note the result."""
         register()
         right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
         self.notes.append(
@@ -265,10 +213,7 @@ class Search:
         )
 
     def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
-        """Return a ``Layer`` of the report, without a time, for each operator of the FP32 graph ``self._base[0]``.
-
-        ``decisions`` has the dtype and its reason by the operator's name. An operator that is not in it is in FP32.
-        """
+        """Return a report's ``Layer``, without a time, of each operator; those without a decision are FP32."""
         layers, alone = [], self._alone.get(FLOAT16, {})
         for node in self._base[0].nodes():
             if not node.is_variable:
@@ -280,11 +225,8 @@ class Search:
     # -- INT8 ---------------------------------------------------------------------------------------
 
     def _try_int8(self) -> None:
-        """Try graphs in INT8: with all layers that can be in it, or else with as few in FP32 as accuracy needs.
-
-        If some layers have to be in FP32 and a bfloat16 graph was accurate enough, a graph that has these layers in
-        bfloat16 and the others in INT8 is tried too.
-        """
+        """Try INT8, with as few layers in FP32 as accuracy needs.
+        If there are any, and a bfloat16 graph was accurate enough, try these layers in bfloat16 too."""
         self._tell("calibration")
         base, params = self._base
         fused = fuse(base, quantizable=True)
@@ -339,17 +281,13 @@ class Search:
             self._try(name, lambda: build(kept, True), dict.fromkeys(kept, "for accuracy"))
 
     def _note_unfit(self, layers: Mapping[str, str]) -> None:
-        """Add a note on the layers that stay out of INT8 because calibration did not show the range of their values."""
         if layers:
             named = "; ".join(f"{name!r}, as {why}" for name, why in list(layers.items())[:_NAMED])
             more = f"; and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
             self.notes.append(f"int8: the range of some values is not known, so these stay out: {named}{more}")
 
     def _is_slow(self, dtype: str, build: Callable[[], tuple[Graph, Params]]) -> bool:
-        """Return whether a graph with all layers in ``dtype`` is slower than FP32, so no mixture is worth a search.
-
-        A note then says so. False if the graph cannot run.
-        """
+        """Return whether a graph with all layers in ``dtype`` is slower than FP32, and note it; False if it fails."""
         full = [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
         try:
             self._runner.add("trial", *build())
@@ -367,12 +305,7 @@ class Search:
         return gain[1] < _SLOW
 
     def _best_ranges(self, fused: Graph, params: Params, least: Ranges, failing: Mapping[str, str]) -> Ranges | None:
-        """Return the ranges for INT8 with which the graph in INT8 has the highest SQNR; None if it cannot run with any.
-
-        ``fused`` is the FP32 graph, fused but not quantized, with its ``params`` by name. ``least`` are the ranges from
-        the smallest to the largest value. ``failing`` maps the names of operators that stay in FP32 to reasons, which
-        are not read here; all others that can be are in INT8. Keeps the SQNR in ``self._calibrators``, by calibrator.
-        """
+        """Return the ranges with which INT8 has the highest SQNR, which is kept; None if it cannot run with any."""
         self._tell("calibrators")
         ranges: dict[str, Ranges] = {}
         for name in CALIBRATORS:
@@ -387,13 +320,8 @@ class Search:
     # -- falling back -------------------------------------------------------------------------------
 
     def _measure_alone(self, dtype: str, layers: Sequence[str], build: Build) -> dict[str, str]:
-        """Run, for each of the ``layers``, a graph in which this layer alone is in ``dtype``.
-
-        Keeps in ``self._alone[dtype]``, by the layer's name, the SQNR in dB of the graph's outputs on the first of the
-        batches that measure accuracy. It shows how much accuracy the layer costs. Returns a dict from the name of each
-        layer that cannot run in ``dtype`` to the reason. After two crashes of one type of operator, the other layers of
-        that type are put in that dict without a run. ``build`` takes the names of the layers not to be in ``dtype``.
-        """
+        """Keep, by layer, the worst SQNR in dB if this layer alone is in ``dtype``, on one batch.
+        Return the layers that cannot run in ``dtype``, with the reason."""
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
         crashes: dict[str, int] = {}
@@ -413,10 +341,7 @@ class Search:
         return failing
 
     def _sqnr_of(self, made: tuple[Graph, Params], batches: Sequence[int]) -> float:
-        """Run a graph, without making it a candidate, and return the SQNR in dB of the column for which it is lowest.
-
-        ``batches`` has the positions of batches. Raises ``CandidateError`` if the graph cannot run.
-        """
+        """Run a graph that is no candidate; return the SQNR in dB of its worst column."""
         try:
             self._runner.add("trial", *made)
             return self._compared(dict(zip(batches, self._runner.outputs("trial", batches)))).column_sqnr
@@ -430,16 +355,8 @@ class Search:
         build: Build,
         why: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Find how few layers must be in FP32 for a graph in ``dtype`` to be accurate enough; return their names.
-
-        The layers that cost most accuracy (whose SQNR alone in ``dtype`` is lowest) go to FP32 first. Each graph that
-        is run for this, but for those of ``_measure_alone``, is a candidate. The list is empty in two cases. If no
-        layer has to be in FP32, the candidate named ``dtype``, with all ``layers`` in ``dtype``, has an empty verdict.
-        If no graph with a layer in ``dtype`` is accurate enough, or many layers in bfloat16 are slower than in FP32,
-        that candidate's verdict says why, and a note says so.
-        ``build`` takes the names of the layers to be in FP32. ``why`` has the reasons, for the report, of operators
-        that cannot be in ``dtype``.
-        """
+        """Return the layers, as few as accuracy needs, that must be in FP32; ``why`` has reasons for other operators.
+        The list is empty if the candidate ``dtype`` has no verdict, or if ``dtype`` is given up, as a note says."""
         tried: dict[int, bool] = {}
         order = self._by_cost(dtype, layers)
 
@@ -475,21 +392,12 @@ class Search:
         return order[:count]
 
     def _by_cost(self, dtype: str, layers: Sequence[str]) -> list[str]:
-        """Return the layers in the order in which they go to FP32: those first that cost most accuracy.
-
-        A layer costs much if the SQNR of a graph in which it alone is in ``dtype`` is low, and most if that graph
-        cannot run. Before ``_measure_alone`` has measured this, the order stays as it is in ``layers``.
-        """
+        """Return the layers in the order in which they go to FP32; as given, before ``_measure_alone``."""
         alone = self._alone.get(dtype, {})
-        return sorted(layers, key=lambda name: alone.get(name, -np.inf))
+        return sorted(layers, key=lambda name: alone.get(name, -np.inf))  # most costs one that cannot run
 
     def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
-        """Run the graph that ``build`` returns as the candidate ``name``; return True if it is within the ``Limits``.
-
-        The graph runs on the batches that measure accuracy. Returns False if the graph is less accurate, or cannot be
-        made or run; the candidate's verdict then says why. ``why`` maps names of operators to the reasons for their
-        dtypes.
-        """
+        """Run a candidate; return True if it is within the ``Limits``. ``why`` has reasons for dtypes, by operator."""
         outputs = self._run(name, build, why, self._held)
         if outputs is None:
             return False
@@ -514,11 +422,7 @@ class Search:
         why: Mapping[str, str],
         batches: Sequence[int],
     ) -> dict[int, list[np.ndarray]] | None:
-        """Return the outputs of the graph that ``build`` makes, by the position of a batch.
-
-        Keeps the graph as the candidate ``name``. If it cannot be made or run, returns None, and the candidate has
-        only a verdict, which says why.
-        """
+        """Return a candidate's outputs by batch; None if it cannot be made or run, as its verdict says."""
         try:
             graph, params = build()
             self._runner.add(name, graph, params)
@@ -549,12 +453,7 @@ class Search:
     # -- choosing -----------------------------------------------------------------------------------
 
     def _choose(self) -> Found:
-        """Time all graphs of this search that are accurate enough; return the fastest and the report of the search.
-
-        In each round every graph runs once. An FP32 graph is returned unless the fastest of the others beats the
-        fastest in FP32 in at least three quarters of the rounds. The unchanged FP32 graph is returned only if the
-        other FP32 graphs fail or have other outputs.
-        """
+        """Time the candidates that are accurate enough; return the fastest."""
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
         times = self._runner.times(names, 2)
@@ -566,7 +465,7 @@ class Search:
         gains = {n: quartiles([a / b for a, b in zip(times[baseline], each)]) for n, each in times.items()}
         others = [name for name in names if name not in full]
         chosen = min(others, key=middle.__getitem__) if others else baseline
-        if chosen not in full and gains[chosen][0] <= 1:
+        if chosen not in full and gains[chosen][0] <= 1:  # not faster in three quarters of the rounds
             chosen = baseline
         if chosen == PLAIN:  # a Module that binds the plain graph would let MXNet fuse it, perhaps wrongly
             chosen = min([name for name in full if name != PLAIN] or [PLAIN], key=middle.__getitem__)
@@ -583,10 +482,7 @@ class Search:
         return Found(graph, params, report)
 
     def _layers(self, name: str) -> list[Layer]:
-        """Return a report's ``Layer`` for each operator of the candidate ``name``, in graph order.
-
-        The times of the operators are measured by a run of the candidate. SQNRs and reasons are known already.
-        """
+        """Return a report's ``Layer`` of each operator of a candidate, which runs once more for the times."""
         graph, _, why = self._tried[name]
         spent = self._runner.profile(name)
         layers, alone = [], self._alone.get(name.partition(",")[0], {})
@@ -603,27 +499,23 @@ class Search:
 
 
 def _gives_scores(node: Node, axis: int) -> bool:
-    """Return whether a layer, a product or a softmax computes an output, perhaps moved, scaled or shifted after it.
-
-    ``axis`` is that of its columns. Columns that come from several operators are no scores of one question.
-    """
+    """Return whether a layer, a product or a softmax gives an output, perhaps moved, scaled or shifted."""
+    # Columns that come from several operators are no scores of one question.
     while node.op in _AFTER_SCORES and not (node.op == "Concat" and int(node.attrs.get("dim", "1")) == axis):
         node = node.inputs[0].node
     return node.op in _SCORES or (node.op == "Activation" and node.attrs["act_type"] == "sigmoid")
 
 
 def _bfloat16_layers(graph: Graph) -> list[str]:
-    """Return the names of the fused operators of a graph that compute in bfloat16: their weight is a bfloat16 array."""
+    """Return the names of the fused operators that compute in bfloat16: their weight is a bfloat16 array."""
     weights = {n.name: n.inputs[1].node for n in graph.nodes() if n.op.startswith("_sg_mkldnn") and len(n.inputs) > 1}
     code = TYPE_CODES[BFLOAT16]
     return [name for name, node in weights.items() if node.is_variable and node.attrs.get("__dtype__") == code]
 
 
 def _candidate_name(dtype: str, count: int, other: str) -> str:
-    """Return a candidate's name: "int8, 3 in float32" if ``count`` layers are in ``other``, or "int8" if none are."""
     return f"{dtype}, {count} in {other}" if count else dtype
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of an error's message, at most 350 characters; its type where there is no message."""
     return (last_line(error) or type(error).__name__)[-350:]

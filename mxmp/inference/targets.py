@@ -41,27 +41,12 @@ _DECLARED = ("float32", "uint8", "int32", "int8", "int64")
 
 
 class Subject(NamedTuple):
-    """A network and its calibration data, as ``read_target`` returns it.
-
-    Attributes
-    ----------
-    graph, params
-        The FP32 graph, without casts that mxmp inserted, and its parameters and running statistics, FP32 on the CPU.
-    inputs : list of str
-        The names of its inputs, in the order in which the network takes them.
-    places : list of int
-        For a block, the place of each of ``inputs`` among the arrays that a call takes, of which the block may read
-        fewer. Empty for a Symbol.
-    batches : sequence of mapping of str to NDArray
-        The calibration data, by the names of inputs, on the CPU.
-    is_block : bool
-        True for a HybridBlock, False for a Symbol.
-    """
+    """A network and its calibration data, all on the CPU; the parameters may be the network's own arrays."""
 
     graph: Graph
     params: Params
-    inputs: list[str]
-    places: list[int]
+    inputs: list[str]  # in the order in which the network takes them
+    places: list[int]  # of ``inputs`` among the arrays of a block's call, which may be more
     batches: Sequence[Batch]
     is_block: bool
 
@@ -69,12 +54,7 @@ class Subject(NamedTuple):
 def read_target(
     target: Any, calibration: Any, arg_params: Batch | None, aux_params: Batch | None, *, any_device: bool = False
 ) -> Subject:
-    """Return the network and the data that ``optimize_for_inference`` was called with as a ``Subject``; check them.
-
-    The network is not changed; the arrays of parameters may be the network's own. ``calibration`` is iterated once.
-    With ``any_device`` parameters may be on a GPU; they are copied to the CPU. Raises ``TypeError`` and ``ValueError``
-    as ``optimize_for_inference`` does.
-    """
+    """Return what ``optimize_for_inference`` was called with, checked; ``any_device`` lets parameters be on a GPU."""
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
         subject = _read_symbol(target, batches, arg_params, aux_params)
@@ -101,7 +81,6 @@ def read_target(
 
 
 def _batches(calibration: Any) -> list[Any]:
-    """Return the batches of the user's calibration data as a list; a ``DataIter`` is reset first."""
     expected = "expected an iterable of batches, each what the network is called with, such as [x] or a DataIter"
     if isinstance(calibration, (NDArray, np.ndarray, str, dict)) or not isinstance(calibration, Iterable):
         raise ValueError(f"calibration is one {type(calibration).__name__}: {expected}")
@@ -114,11 +93,7 @@ def _batches(calibration: Any) -> list[Any]:
 
 
 def _read_block(block: Any, batches: list[Any]) -> Subject:
-    """Return the FP32 graph and parameters of a block, and its calibration data, as a ``Subject``.
-
-    Each of ``batches`` is what one call of the block takes: an array, or nested lists of arrays. The first is used to
-    trace the block. Raises ``TypeError`` if ``block`` is no Block, and ``ValueError`` if it is no HybridBlock.
-    """
+    """Return a block and its batches, each what one call takes, as a ``Subject``; the first traces the block."""
     if not isinstance(block, Block):
         raise TypeError(
             f"optimize_for_inference takes a gluon HybridBlock or a Symbol, got {type(block).__name__}{instead(block)}"
@@ -151,13 +126,7 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
 
 
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
-    """Return a Symbol, its parameters and its calibration data as a ``Subject``.
-
-    ``args`` and ``auxs`` hold the parameters and the running statistics by name; None is as an empty dict. Arguments of
-    the Symbol that are not in ``args`` are inputs, also labels. Whether a batch lacks arrays is not checked here, but
-    by ``refusal``. The arrays of a batch that is no dict go to the inputs that its ``provide_data`` names or, without
-    that, to the inputs in the order of ``list_arguments()``.
-    """
+    """Return a Symbol and its batches as a ``Subject``; arguments not in ``args`` are inputs, labels too."""
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
     check_parameters(symbol, _prefixed(args or {}, auxs or {}), {})
@@ -184,26 +153,18 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
 
 
 def _data_of(batch: Any) -> Any:
-    """Return the list of data arrays of a ``DataBatch``, without its labels; any other batch is returned as it is."""
     return batch.data if isinstance(batch, mx.io.DataBatch) else batch
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return nested lists and tuples as nested lists, each array replaced by the one that ``_as_array`` makes of it.
-
-    An array that occurs twice becomes two objects. None stays None.
-    """
+    """Return nested lists of arrays by ``_as_array``; an array that occurs twice becomes two objects."""
     if isinstance(value, (list, tuple)):
         return [_as_arrays(item) for item in value]
     return None if value is None else _as_array(value)
 
 
 def _as_array(value: Any) -> NDArray:
-    """Return a NumPy or MXNet array as a new ``NDArray`` on the CPU, in FP32 if it is float16 or float64.
-
-    Other dtypes stay. It may share the memory of ``value``. Raises ``ValueError`` for anything else, for ``mx.np``
-    arrays, and for dtypes that MXNet does not have, such as uint16.
-    """
+    """Return an ``NDArray`` on the CPU, in FP32 if it was float16 or float64; it may share memory with ``value``."""
     if not isinstance(value, (NDArray, np.ndarray)):
         raise ValueError(f"a calibration batch holds a {type(value).__name__}: expected arrays, or tuples of them")
     if isinstance(value, mx.np.ndarray):
@@ -218,17 +179,13 @@ def _as_array(value: Any) -> NDArray:
 
 
 def _flat(value: Any) -> list[NDArray]:
-    """Return the arrays in nested lists and tuples as one list, from left to right, without None."""
+    """Return the arrays in nested lists and tuples, from left to right, without None."""
     if isinstance(value, (list, tuple)):
         return [array for item in value for array in _flat(item)]
     return [] if value is None else [value]
 
 
 def _check_values(subject: Subject, any_device: bool) -> None:
-    """Raise ``ValueError`` for a parameter not in FP32, and for a parameter or data that are empty or not finite.
-
-    Without ``any_device``, raises it also for a parameter that is not on a CPU.
-    """
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
@@ -247,7 +204,7 @@ def _check_values(subject: Subject, any_device: bool) -> None:
 
 
 def refusal(subject: Subject, batch: Batch) -> str:
-    """Return why the network cannot run on ``batch``, to follow the batch's name in a message; ``""`` if it can."""
+    """Return why the network cannot run on ``batch``, to follow its name in a message; ``""`` if it can."""
     missing = [name for name in subject.inputs if name not in batch and name in _read_names(subject.graph)]
     if missing:
         return f"has no array for {missing}, which the network reads (a parameter belongs into arg_params)"
@@ -275,7 +232,7 @@ def refusal(subject: Subject, batch: Batch) -> str:
 
 
 def _read_names(graph: Graph) -> set[str]:
-    """Return the names of the variables on which the outputs of ``graph`` depend: all but labels of loss heads."""
+    """Return the names of the variables on which outputs depend: all but labels of loss heads."""
     labelled = HEAD_OPERATORS - {"Custom"}  # they copy their first input, or its softmax
     found: set[Node] = set()
     open_nodes = [entry.node for entry in graph.heads]
@@ -288,10 +245,7 @@ def _read_names(graph: Graph) -> set[str]:
 
 
 class _Served:
-    """The attributes and methods that ``OptimizedBlock`` and ``OptimizedSymbol`` have in common.
-
-    ``copy`` and ``pickle`` make a new object of the graph and the parameters, on the CPU.
-    """
+    """What ``OptimizedBlock`` and ``OptimizedSymbol`` share; ``copy`` and ``pickle`` make a new object on the CPU."""
 
     _more: tuple[Any, ...] = ()  # the constructor's arguments between parameters and report
 
@@ -301,7 +255,6 @@ class _Served:
         return _remade, (type(self), text, params, self._more, self.report)
 
     def _take(self, graph: Graph, params: Params, report: InferenceReport) -> None:
-        """Set ``symbol``, ``arg_params``, ``aux_params`` and ``report``; the parameters are copied."""
         self.symbol = graph.to_symbol()
         copies = {name: value.copy() for name, value in params.items()}
         self.arg_params, self.aux_params = by_kind(self.symbol, copies)
@@ -367,16 +320,6 @@ class OptimizedBlock(_Served, SymbolBlock):
     trained: gradients do not flow through it. Do not set its parameters: MXNet's fused operators would not notice, and
     go on with the old values for the shapes that are prepared.
 
-    Parameters
-    ----------
-    graph, params, report
-        The graph for inference, its parameters by name, and the InferenceReport of the search that found it.
-    inputs : mapping of str to dtype
-        The dtypes of the graph's inputs by name, in the order in which calls take them.
-    places : list of int
-        The place of each of these inputs among the arrays of a call, those in nested lists included. The graph may
-        read fewer arrays than a call takes.
-
     Attributes
     ----------
     symbol : Symbol
@@ -393,7 +336,7 @@ class OptimizedBlock(_Served, SymbolBlock):
         variables = [mx.sym.var(name, dtype=dtype) for name, dtype in inputs.items()]
         super().__init__(graph.to_symbol(), variables)
         self._take(graph, params, report)
-        self._places = places
+        self._places = places  # of ``inputs`` among the arrays of a call, in nested lists too
         self._more = dict(inputs), places
         self._prepared = Prepared(graph, variables, self.params)
         self._is_observed = False
@@ -449,20 +392,17 @@ class OptimizedBlock(_Served, SymbolBlock):
 
 
 def _remade(kind: type, text: str, params: Params, more: tuple[Any, ...], report: InferenceReport) -> Any:
-    """Return ``kind(graph, params, *more, report)``, with the graph of the JSON ``text``, for ``copy`` and ``pickle``.
-
-    ``kind`` is ``OptimizedBlock`` or ``OptimizedSymbol``.
-    """
+    """Return an ``OptimizedBlock`` or ``OptimizedSymbol``, for ``copy`` and ``pickle``."""
     return kind(Graph.from_json(text), params, *more, report)
 
 
 def _prefixed(args: Batch, auxs: Batch) -> Params:
-    """Return arguments and auxiliary states in one dict, by the keys of a checkpoint: ``arg:NAME``, ``aux:NAME``."""
+    """Return both in one dict, by the keys of a checkpoint: ``arg:NAME``, ``aux:NAME``."""
     return {**{f"arg:{name}": value for name, value in args.items()}, **{f"aux:{name}": v for name, v in auxs.items()}}
 
 
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
-    """Return a graph and its parameters as what ``optimize_for_inference`` returns for the network ``subject``."""
+    """Return what ``optimize_for_inference`` returns for ``subject``."""
     if subject.is_block:
         inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
         return OptimizedBlock(graph, params, inputs, subject.places, report)

@@ -1,7 +1,6 @@
 """The program of the process in which graphs run: a kernel that crashes ends this process, not the user's.
 
-It reads commands from stdin, one JSON object per line, and answers each with a line on stdout. MXNet's own fusion is
-switched off in it (``MXNET_SUBGRAPH_BACKEND=NONE``), so a graph runs as it is.
+It answers each line of stdin, a JSON object, by one of stdout. MXNet's own fusion is off (MXNET_SUBGRAPH_BACKEND=NONE).
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ _KEPT_SHAPES = 2
 
 
 class Bound:
-    """A graph with its parameters, read from files, and the executors for the last shapes of inputs that it ran with.
-
-    ``symbol`` is the path of the graph's JSON file. ``params`` maps the name of each parameter to a pair: the path of
-    the file that has the parameter's array, and the array's name in that file.
-    """
+    """A graph read from files, with an executor for each of its last shapes; ``params`` has file and key by name."""
 
     def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
         self.file = symbol
@@ -42,11 +37,7 @@ class Bound:
         self._executors: dict[tuple, mx.executor.Executor] = {}
 
     def at(self, batch: Mapping[str, NDArray]) -> mx.executor.Executor:
-        """Return an executor whose inputs hold the arrays of ``batch``; the caller runs its ``forward``.
-
-        ``batch`` maps from the names of inputs to arrays. Inputs without an array, such as labels, are zeros. The
-        executors for two sets of input shapes are kept for later calls; a third set drops both.
-        """
+        """Return an executor whose inputs hold ``batch``; those without an array, such as labels, are zeros."""
         key = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if key not in self._executors:
             if len(self._executors) >= _KEPT_SHAPES:
@@ -67,22 +58,14 @@ class Bound:
 
 
 class Worker:
-    """Carries out the requests of a ``Runner`` in the other process: each public method answers one kind of request.
-
-    The process has one object. In all methods, ``graph`` is a dict with the keys "name", "symbol" (the path of its JSON
-    file) and "params" (where its arrays are, as for ``Bound``). A number stands for the batch at this position in the
-    file that ``data`` read.
-    """
+    """Answers a ``Runner``: ``graph`` is a dict as ``Runner.add`` makes it, a number the position of a batch."""
 
     def __init__(self) -> None:
         self._batches: list[dict[str, NDArray]] = []
         self._graphs: dict[str, Bound] = {}
 
     def data(self, path: str) -> None:
-        """Read from the file ``path`` the batches on which all later requests run, and keep them in this object.
-
-        ``mx.nd.save`` wrote it, with names such as ``"0:data"``: the position of the batch and the name of the input.
-        """
+        """Keep the batches of all later requests; names are such as ``"0:data"``, position and input."""
         found: dict[int, dict[str, NDArray]] = {}
         for key, array in mx.nd.load(path).items():
             number, _, name = key.partition(":")
@@ -90,10 +73,7 @@ class Worker:
         self._batches = [found[number] for number in sorted(found)]
 
     def run(self, graph: Mapping[str, Any], batches: list[int], out: str) -> None:
-        """Run a graph on these batches and write its outputs, in FP32, to the file ``out``.
-
-        The name of an array in the file is, for example, ``"2:0"``: position of the batch, position of the output.
-        """
+        """Write the outputs in FP32 to ``out``, by names such as ``"2:0"``: position of the batch, of the output."""
         arrays = {}
         for number in batches:
             outputs = self._bound(graph).at(self._batches[number]).forward(is_train=False)
@@ -102,11 +82,7 @@ class Worker:
         mx.nd.save(out, arrays)
 
     def collect(self, graph: Mapping[str, Any], batches: list[int], tensors: list[str], out: str) -> dict[str, str]:
-        """Run a graph on some batches, and write the ``Statistics`` of tensors to the file ``out``, for ``ranges``.
-
-        ``tensors`` are names of inputs, ``"data"``, and of outputs of operators, ``"fc1_output"``. Returns those that
-        INT8 must not represent, each with what was wrong with its values.
-        """
+        """Write the ``Statistics`` of ``tensors`` to ``out``; return those unfit for INT8, and why."""
         statistics = Statistics()
         wanted = set(tensors)
 
@@ -123,23 +99,16 @@ class Worker:
         return statistics.unusable(tensors)
 
     def ranges(self, file: str, calibrator: str) -> dict[str, tuple[float, float]]:
-        """Return, by the name of a tensor, the range of values for INT8 by the statistics that ``collect`` wrote.
-
-        ``calibrator`` is a key of ``CALIBRATORS``. A tensor without a finite value has no range.
-        """
         with open(file, "rb") as opened:
             statistics: Statistics = pickle.load(opened)
         return statistics.ranges(calibrator)
 
     def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
-        """Return, by the name of each graph, the seconds that the first batch took in each of ``rounds`` rounds.
-
-        A round runs every graph once, every other round in reversed order, so that a slow phase of the machine slows
-        all graphs alike. Two rounds before these are not counted.
-        """
+        """Return, by graph, the seconds of the first batch in each round; two rounds before are not counted."""
         bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
         for number in range(-2, rounds):
+            # Every other round is reversed, so that a slow phase of the machine slows all graphs alike.
             for name in list(bound)[:: -1 if number % 2 else 1]:
                 mx.nd.waitall()
                 start = time.perf_counter()
@@ -150,11 +119,6 @@ class Worker:
         return seconds
 
     def profile(self, graph: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-        """Return, by the name of each operator's output, the operator's time in ms and the dtype of the output.
-
-        A name is, for example, ``"fc1_output"``. The graph runs three times on the first batch, and the shortest time
-        counts.
-        """
         executor = self._bound(graph, anew=True).at(self._batches[0])
         least: dict[str, float] = {}
         dtypes: dict[str, str] = {}
@@ -172,18 +136,12 @@ class Worker:
         return {name: (milliseconds, dtypes[name]) for name, milliseconds in least.items()}
 
     def forget(self, names: list[str]) -> None:
-        """Free the parameters and executors of the graphs with these names."""
         for name in names:
             self._graphs.pop(name, None)
 
     def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` that is kept under the name of ``graph``, or a new one.
-
-        If none is kept under this name, or one of another JSON file, a new one is made and kept in its place. If
-        ``anew`` is True, a new one is always made, and not kept, so that a monitor callback can be set on its
-        executors: MXNet cannot remove a callback from an executor.
-        """
-        if anew:
+        """Return the ``Bound`` that is kept for ``graph``, or with ``anew`` a new one that is not kept."""
+        if anew:  # for a monitor callback, which MXNet cannot remove from an executor
             return Bound(graph["symbol"], graph["params"])
         bound = self._graphs.get(graph["name"])
         if bound is None or bound.file != graph["symbol"]:
@@ -191,10 +149,7 @@ class Worker:
         return bound
 
     def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
-        """Run the forward of an executor and call ``note`` with the name and the array of each operator's output.
-
-        Waits for the end of the forward, and then raises the first exception that ``note`` raised, if any.
-        """
+        """Run a forward; call ``note`` with name and array of each operator's output, and raise its first error."""
         failed = KeptError()
 
         def call(name: bytes | str, handle: Any) -> None:
@@ -209,13 +164,8 @@ class Worker:
 
 
 def main() -> None:
-    """Answer the commands on stdin, one per line, until it is closed; the answers are lines of JSON on stdout.
-
-    A command is an object: the name of a method of ``Worker`` as ``"do"``, and the method's arguments by their names,
-    as in ``{"do": "forget", "names": ["int8"]}``. The answer is ``{"answer": RESULT}``, or ``{"error": LINE}`` with one
-    line of the message if the method raises ``MXNetError``, ``ValueError`` or ``MemoryError``. Any other exception ends
-    the process.
-    """
+    """Answer lines such as ``{"do": "forget", "names": ["int8"]}``, with a method of ``Worker``, until stdin ends.
+    An answer is ``{"answer": RESULT}`` or ``{"error": LINE}``; an exception of another type ends the process."""
     np.seterr(all="ignore")
     prepare_to_crash()
     register()

@@ -22,14 +22,14 @@ _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_conca
 
 
 def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:
-    """Return ``params`` in two dicts: the auxiliary states of a Symbol in the second, all others in the first."""
+    """Return ``params`` in two dicts: all others, and the auxiliary states of a Symbol."""
     states = set(symbol.list_auxiliary_states())
     arguments = {name: value for name, value in params.items() if name not in states}
     return arguments, {name: value for name, value in params.items() if name in states}
 
 
 def copied(graph: Graph) -> Graph:
-    """Return a copy of a graph, of new nodes; operators that share a name get unique names, ``fc`` and ``fc:1``."""
+    """Return a copy, of new nodes; operators that share a name get unique names, ``fc`` and ``fc:1``."""
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
     for node, name in copy.names().items():
         if not node.is_variable:
@@ -38,49 +38,31 @@ def copied(graph: Graph) -> Graph:
 
 
 def without_identities(graph: Graph) -> Graph:
-    """Return a copy of a graph without Dropout, ``_copy`` and ``BlockGrad``, which in inference only copy their input.
-
-    If one of these computes an output of the graph, it becomes a ``BlockGrad``, which MXNet's fusion leaves alone, so
-    that the output keeps its name. Dropout with ``mode="always"`` does not copy its input, and stays.
-    """
+    """Return a copy without Dropout, ``_copy`` and ``BlockGrad``, which in inference only copy their input."""
     copy = copied(graph)
     heads = {head.node for head in copy.heads}
     for node in copy.nodes():
         node.inputs = [_source(entry, heads) for entry in node.inputs]
-    for node in filter(_is_identity, heads):
+    for node in filter(_is_identity, heads):  # an output keeps its name; MXNet's fusion leaves BlockGrad alone
         node.op, node.attrs = "BlockGrad", {}
     return copy
 
 
 def _source(entry: Entry, heads: set[Node]) -> Entry:
-    """Return the tensor of which ``entry`` is a copy in inference, or ``entry`` itself if it is no copy.
-
-    The output of an operator in ``heads``, which are the nodes that compute the graph's outputs, counts as no copy.
-    """
+    """Return the tensor of which ``entry`` is a copy in inference; an output of ``heads`` counts as no copy."""
     while entry.node not in heads and _is_identity(entry.node):
         entry = entry.node.inputs[0]
     return entry
 
 
 def _is_identity(node: Node) -> bool:
-    """Return whether an operator is ``_copy``, ``BlockGrad`` or a Dropout without ``mode="always"``.
-
-    In inference these only copy their input.
-    """
     if node.op in ("Dropout", "_npx_dropout"):
         return node.attrs.get("mode", "training") == "training"
     return node.op in ("_copy", "BlockGrad")
 
 
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Return a copy of an FP32 graph, and its parameters, in which BatchNorms are folded into the layers before them.
-
-    A BatchNorm is folded if it alone reads the output of a Convolution or FullyConnected, and normalizes it along the
-    channels, which must be axis 1. This layer gets a new weight and bias, ``NAME_folded_weight`` and
-    ``NAME_folded_bias`` for a layer ``NAME``, that are computed in float64 and rounded to FP32. If the BatchNorm
-    computed an output of the graph, the layer then gets the BatchNorm's name. All other BatchNorms stay. Parameters
-    that the new graph does not read are left out. ``graph`` and ``params`` do not change.
-    """
+    """Return a copy, and its parameters, in which BatchNorms are folded into the layers before them, where possible."""
     copy, values = copied(graph), dict(params)
     readers = copy.consumers()
     heads = set(copy.heads)
@@ -101,13 +83,7 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
 
 
 def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values: Params) -> bool:
-    """Return whether the BatchNorm ``norm`` can be folded into ``layer``, the operator whose output it normalizes.
-
-    ``readers`` is ``consumers()`` of the graph, ``heads`` are its outputs, and ``values`` its parameters by name. True
-    if ``layer`` is a Convolution with the channels on axis 1, or a FullyConnected with ``flatten``; ``norm`` has axis
-    1, alone reads ``layer``, and only its first output is used; and ``values`` has all parameters of the two. ``heads``
-    must have neither the output of ``layer`` nor one of these parameters.
-    """
+    """Return whether ``norm``, a BatchNorm, can be folded into ``layer``, the operator that it alone reads."""
     channels_first = layer.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     is_layer = (layer.op == "Convolution" and channels_first) or (
         layer.op == "FullyConnected" and is_true(layer.attrs.get("flatten", "True"))
@@ -125,10 +101,7 @@ def _folds(norm: Node, layer: Node, readers: Mapping, heads: set[Entry], values:
 
 
 def _fold(norm: Node, layer: Node, values: Params) -> Params:
-    """Change ``layer``, in place, to compute what ``norm`` returns after it; return its new weight and bias by name.
-
-    The caller must let the readers of ``norm`` read ``layer``. ``values`` has the parameters of the two by name.
-    """
+    """Let ``layer`` compute, in place, what ``norm`` returns; return its new weight and bias by name."""
     gamma, beta, mean, variance = (values[entry.node.name].asnumpy().astype("float64") for entry in norm.inputs[1:5])
     if is_true(norm.attrs.get("fix_gamma", "True")):
         gamma = np.ones_like(gamma)
@@ -144,14 +117,8 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
 
 
 def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
-    """Compute operators that depend on parameters only; return a copy of the graph without them, and its parameters.
-
-    An operator is computed, on the CPU, if it reads only parameters and results of other computed operators, and is of
-    one of two kinds: operators that mxmp inserted, such as casts of weights, and operators that only move values, such
-    as the one that joins the weights of an RNN into one vector. A result that an operator of the remaining graph reads
-    becomes a new parameter, and parameters that nothing reads any more are left out. If there is no such result, for
-    example because only outputs of the graph depend on it, all operators and parameters stay.
-    """
+    """Return a copy in which operators on parameters alone are computed once, on the CPU, and its parameters.
+    Computed are those that mxmp inserted, such as casts of weights, and those that only move values."""
     copy = copied(graph)
     constant: set[Node] = set()
     made: dict[Entry, list[tuple[Node, int]]] = {}
@@ -166,7 +133,7 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
             readers = [(user, position) for user, position in users if user not in constant]
             if readers:
                 made[entry] = readers
-    if not made:
+    if not made:  # as where only outputs of the graph depend on them
         return copy, dict(params)
     symbol = Graph(list(made), copy.attrs).to_symbol()
     with autograd.pause(train_mode=False):

@@ -1,13 +1,10 @@
 """MXNet's own oneDNN fusion, kept from fusing where the result would be wrong.
 
-A fused operator of MXNet 1.9.1 has one output, that of the last operator in it. If another operator of the graph reads
-the output of an earlier one in it, MXNet gives it the fused output, which is wrong. This happens to a convolution that
-feeds an activation and a skip connection (``src/operator/subgraph/build_subgraph.cc`` leaves the addition out, since it
-would close a cycle, and the selector no longer sees a branch), to a FullyConnected with two readers, and to a layer
-whose output is also an output of the graph.
-
-So barriers, which are identity operators that MXNet does not fuse, are inserted behind such outputs before MXNet fuses
-the graph, and are taken out afterwards. They cost nothing, and no right fusion is lost.
+A fused operator of MXNet 1.9.1 has one output, that of the last operator in it. Another reader of an earlier one gets
+this output too, which is wrong: for a convolution that feeds an activation and a skip connection
+(src/operator/subgraph/build_subgraph.cc leaves the addition out, as it would close a cycle, and the selector no longer
+sees a branch), a FullyConnected with two readers, a layer whose output is also the graph's. So barriers, identity
+operators that MXNet does not fuse, stand behind such outputs while MXNet fuses. No right fusion is lost.
 """
 
 from __future__ import annotations
@@ -22,16 +19,8 @@ _BARRIER = "__mxmp_barrier__"
 
 
 def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Graph:
-    """Return a copy of a graph in which MXNet's oneDNN pass has fused operators, where the result is right.
-
-    A fused operator is a convolution or FullyConnected together with the operators after it, such as an activation,
-    that oneDNN computes in the same kernel. It has the name of the last of them and only the output of that one, so an
-    operator inside it must not have another reader; MXNet's pass alone does not see to that.
-
-    With ``quantizable=True``, only operators are fused that one INT8 kernel can compute together; ``quantize`` needs
-    such a graph. With ``apart=True``, every convolution and FullyConnected becomes a fused operator alone, without the
-    operators after it; so MXNet cannot fuse it with these when the graph is bound.
-    """
+    """Return a copy in which MXNet's oneDNN pass has fused operators; each has the name of the last one in it.
+    ``quantizable``: only what one INT8 kernel computes. ``apart``: each layer alone, so that MXNet cannot fuse it."""
     copy = copied(graph)
     _insert_barriers(copy, apart)
     backend = "MKLDNN_QUANTIZE" if quantizable else "MKLDNN"
@@ -45,21 +34,14 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
 
 
 def inner_operators(node: Node) -> list[str]:
-    """Return the names of the operators of which the operator ``node`` was fused, in graph order.
-
-    For an operator that is not fused, the list holds its own name only.
-    """
+    """Return the names of the operators of which ``node`` was fused, in graph order; its own if it is not fused."""
     if node.op not in FUSED or not node.subgraphs:
         return [node.name]
     return [item["name"] for item in node.subgraphs[0]["nodes"] if item["op"] != VARIABLE]
 
 
 def _insert_barriers(graph: Graph, apart: bool) -> None:
-    """Insert identity operators, "barriers", in place, between operators that MXNet must not fuse and their readers.
-
-    MXNet must not fuse an operator with several readers (an output of the graph counts as one) with any of them, nor an
-    operator with the BatchNorm that normalizes its output; with ``apart``, no convolution or FullyConnected at all.
-    """
+    """Insert barriers, in place, between operators that MXNet must not fuse and their readers."""
     readers = graph.consumers()
     reads: dict[Node, int] = {}
     for entry, users in readers.items():

@@ -28,27 +28,11 @@ def lower(
     decided: Mapping[str, Decision] | None = None,
     quantizable: bool = False,
 ) -> tuple[Graph, Params]:
-    """Return a copy of an FP32 graph, fused by oneDNN, in bfloat16 where the rules call that safe, and its parameters.
-
-    Outputs are FP32 unless ``policy`` leaves them in bfloat16. Weights of bfloat16 operators are stored as bfloat16
-    arrays, so that they need no cast at run time.
-
-    Parameters
-    ----------
-    graph, params
-        The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``); nothing is fused yet.
-    full : collection of str
-        Names of operators that stay in FP32. Operators that MXNet fuses with one of them stay in FP32 too.
-    policy : Policy
-        A policy of bfloat16, under which the rules decide.
-    decided : mapping of str to Decision, optional
-        Decisions of a plan, by operator name, which overrule the rules; ``full`` overrules both. Default: none.
-    quantizable : bool
-        True fuses only operators that one INT8 kernel can compute together, as ``quantize`` needs it. False fuses
-        what ``fuse`` fuses by default.
-    """
+    """Return a copy in bfloat16 where that is safe, fused by oneDNN, with weights stored so, and its parameters.
+    ``graph`` has BatchNorm folded. ``full`` overrules ``decided``, and this the rules; both go by operators' names."""
     groups = [inner_operators(node) for node in fuse(graph, quantizable=quantizable).nodes() if not node.is_variable]
     names = {name: node for node, name in graph.names().items()}
+    # What MXNet fuses with an operator of ``full`` stays in FP32 too.
     kept = {name for group in groups if set(group) & set(full) for name in group}
     decided = {**(decided or {}), **{name: Decision(names[name].op, False, _KEPT) for name in kept}}
     plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
@@ -74,25 +58,8 @@ def _holds_limits(node: Node) -> bool:
 def lower_to_float16(
     graph: Graph, params: Params, full: Collection[str], device: str, *, float16_sums: bool = False
 ) -> tuple[Graph, Params, Mapping[str, Decision]]:
-    """Return a copy of an FP32 graph in float16 where the rules call that safe, its parameters, and the decisions.
-
-    Outputs are FP32. The decisions map the name of each operator, in graph order, to a ``Decision``: whether it
-    computes in float16, and why.
-
-    Parameters
-    ----------
-    graph, params
-        The FP32 graph and its parameters by name. BatchNorm is folded (``fold_norms``).
-    full : collection of str
-        Names of operators that stay in FP32.
-    device : {"gpu", "cpu"}
-        ``"gpu"``: weights of float16 operators are stored as float16 arrays, so that they need no cast at run time.
-        ``"cpu"``: the emulation, a graph that computes on a CPU what the graph for a GPU computes there; its parameters
-        are FP32.
-    float16_sums : bool
-        True lets float16 FullyConnected operators of the emulation sum in float16 instead of FP32. Use it with
-        ``"cpu"`` only, which is not checked, and call ``sums.register`` before the graph is loaded or run.
-    """
+    """Return a copy in float16 where that is safe, its parameters, and the decisions by operator, in graph order.
+    For ``"gpu"``, weights are stored in float16. For ``"cpu"``, it is the emulation of that graph, stored in FP32."""
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
     options: dict[str, Any] = {"parameters": params, "keep_output_names": True, "exported": True}
@@ -102,7 +69,7 @@ def lower_to_float16(
     stored = {name: value.astype("float16") if name in plan.low_variables else value for name, value in params.items()}
     casted = _casted(graph, plan)
     lowered, values = fold_constants(casted.graph, stored)
-    if float16_sums:
+    if float16_sums:  # in the emulation only; ``sums.register`` comes before the graph is loaded or run
         with_float16_sums(lowered, {node.name for node in casted.low})
     for node in lowered.nodes():
         if node.name in plan.low_variables:
@@ -111,19 +78,13 @@ def lower_to_float16(
 
 
 def _casted(graph: Graph, plan: Plan) -> CastGraph:
-    """Return the graph that runs in inference by ``plan``, without workarounds for wrong gradients.
-
-    All variables count as having no gradient (``grad_req="null"``), whatever ``graph`` declares.
-    """
+    """Return the graph of ``plan`` for inference: no variable has a gradient, so no workaround for one is needed."""
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)
 
 
 def _without_marks(graph: Graph) -> Graph:
-    """Remove, in place, all ``__mxmp...`` attributes of nodes; return the graph.
-
-    They mark the nodes that mxmp inserted. ``strip`` removes marked nodes, and would undo the lowering.
-    """
+    """Remove, in place, mxmp's marks of nodes, by which ``strip`` would undo the lowering."""
     for node in graph.nodes():
         node.attrs = {name: value for name, value in node.attrs.items() if not name.startswith("__mxmp")}
     return graph

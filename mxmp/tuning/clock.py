@@ -1,9 +1,7 @@
 """How long a graph takes, operator by operator and as one step, on arrays of its own.
 
-Each operator is timed in its place in the network: MXNet's executors call back after every operator, forward and
-backward, and the callback waits for it. So the operator meets the layouts (oneDNN's blocked ones), the caches and the
-memory that it meets in training, which it would not in a graph of its own: BatchNorm after a plain array takes five
-times as long as after a convolution.
+A monitor waits after each operator in its place in the network, so with the layouts and caches of training: after a
+plain array, BatchNorm takes five times as long as after a convolution, which returns a blocked layout of oneDNN.
 """
 
 from __future__ import annotations
@@ -53,29 +51,7 @@ _LEGACY = frozenset(_LEGACY_NAMES.split())
 
 
 class Arrays:
-    """Arrays for a graph to be timed on: inputs, parameters, gradients and auxiliary states, all on one device.
-
-    Several plans of the graph are timed on the same values; of parameters and gradients that a plan has in float16,
-    ``Timed`` makes float16 copies. No array here is the user's: given values are copied in their dtype, all others are
-    random numbers of a fixed seed, or for labels, indices, gamma and the like zeros or ones.
-
-    Parameters
-    ----------
-    graph, ctx
-        The network in FP32, and the device.
-    grad_req : mapping of str to str
-        ``"write"``, ``"add"`` or ``"null"`` for variables by name; a variable that is missing has no gradient.
-    values, shapes : mapping of str to NDArray, and to tuple of int
-        The inputs that the user gave as arrays, by name; and the shapes of the other inputs.
-    large_inputs : bool
-        Kept here for ``Timed``: if True, the graph that it runs lacks the workarounds that are needed only for inputs
-        that are small beside the padding; if False, it has them.
-
-    Attributes
-    ----------
-    arguments, gradients, states : dict of str to NDArray
-        By name: the inputs and parameters; the gradients of those that have one; the auxiliary states.
-    """
+    """Arrays that all plans of a graph are timed on: copies of the user's, else random with a fixed seed."""
 
     def __init__(
         self,
@@ -91,6 +67,7 @@ class Arrays:
         sizes, _, states = symbol.infer_shape(**known)
         dtypes = {**dict.fromkeys(shapes, np.float32), **{name: value.dtype for name, value in values.items()}}
         types = symbol.infer_type_partial(**dtypes)[0]
+        # large_inputs: without the workarounds for inputs that are small beside the padding.
         self.ctx, self.grad_req, self.large_inputs = ctx, dict(grad_req), large_inputs
         rng = np.random.RandomState(0)
         read_exactly = _read_exactly(graph)
@@ -112,10 +89,7 @@ class Arrays:
 
 
 def _read_exactly(graph: Graph) -> set[str]:
-    """Return the names of those variables of ``graph`` that no operator reads through a cast, under any plan.
-
-    These are labels, indices, lengths, gamma, beta and the like. Random values would not be valid for all of them.
-    """
+    """Return the variables that no plan reads through a cast: labels, indices, gamma and the like."""
     found = {}
     for entry, users in graph.consumers().items():
         if entry.node.is_variable:
@@ -124,46 +98,16 @@ def _read_exactly(graph: Graph) -> set[str]:
 
 
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactly: bool) -> np.ndarray:
-    """Return FP32 values for the variable ``name`` with which no activation or gradient overflows or is denormal.
-
-    Denormals would make operators slow. ``exactly`` is True for a label, an index, gamma, beta or a running statistic:
-    all values are then 1 if the name ends in "gamma" or "var", otherwise 0.
-    """
-    if exactly:
+    """Return FP32 values with which nothing overflows or is denormal, which would make operators slow."""
+    if exactly:  # random values would be no labels, indices or variances
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
     fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 1
     return rng.normal(0, (2 / max(fan_in, 1)) ** 0.5 if name.endswith("weight") else 1, shape).astype("float32")
 
 
 class Timed:
-    """The graph of one plan, bound to arrays, whose steps can be timed as a whole or operator by operator.
-
-    The constructor runs one step, so that the later ones do not include what kernels do only the first time.
-
-    Parameters
-    ----------
-    graph, plan, arrays
-        The network in FP32, a plan of it, and arrays for it, which several plans can share.
-    training : bool
-        True if a step is a forward and a backward, False if it is a forward alone.
-    before_each : callable, optional
-        If given, the constructor runs another step first, operator by operator. It calls ``before_each`` before each
-        operator, and again after it, with its ``Owner``: the operator of ``graph``, or the ``Cast``, for which it runs.
-        After that step it passes None. So the last call says what ran when a kernel crashes the process. The step has
-        no backward if the graph has an operator of ``_LEGACY``, whose backward's inputs cannot be monitored. A crash in
-        the backward then follows the call with None.
-
-    Attributes
-    ----------
-    operators : Counter of Owner to int
-        For each operator of the FP32 graph and each cast, how many operators the bound graph runs for it: a workaround
-        may need several.
-
-    Raises
-    ------
-    mxnet.MXNetError
-        From the constructor and every method: a kernel is missing or fails, or memory runs out.
-    """
+    """The graph of one plan, bound, whose steps are timed as a whole or by operator; an ``MXNetError`` is raised.
+    ``before_each`` gets the owner before and after each operator of a first step, and then None."""
 
     def __init__(
         self,
@@ -178,6 +122,7 @@ class Timed:
         declare_full(casted.graph)
         casted.source.update({new: casted.source[node] for new, node in stand_ins.items()})
         owners = _owners(casted)
+        # A workaround may need several operators for one owner.
         self.operators = Counter(owners.values())
         # MXNet's monitor reports operators by name: the name is the position of the owner.
         self._owners = list(owners.values())
@@ -198,29 +143,26 @@ class Timed:
         self._head_gradients = [
             mx.nd.array(rng.normal(0, 1, out.shape), arrays.ctx).astype(out.dtype) for out in outputs
         ]
+        # Where a kernel crashes the process, the last call has said what ran: None is a whole step, or the backward
+        # of a graph with an operator of _LEGACY.
         if before_each is not None:
             careful = _bind(symbol, arrays, arguments, gradients)
             with suppress(mx.MXNetError):  # the next step raises it again, unless the monitor was its cause
                 self._run(careful, lambda owner: None if owner is None else before_each(owner), before=True)
             before_each(None)
-        self.step()
+        self.step()  # kernels do some things only the first time
 
     def step(self) -> float:
         """Run one step, a forward and in training a backward, and return its seconds. Waits for the device."""
         return self._step(self._executor, self._training)
 
     def profile(self) -> dict[Owner, float]:
-        """Run one step and return the seconds of each operator and cast in it, forward and backward together.
-
-        The time of an operator that MXNet adds by itself, to sum gradients, is counted for the operator whose backward
-        runs next. A callback waits for the device after each operator. The callback stays on the executor, so a later
-        ``step`` waits after each operator too, and takes longer.
-        """
+        """Run a step; return the seconds of each owner, forward and backward. Later steps of the object are slower."""
         spent: dict[Owner, float] = {}
         last = pending = 0.0
 
         def note(owner: Owner | None) -> None:
-            # If ``owner`` is None, these seconds are added at the next call, to the time of its ``owner``.
+            # Of None, an operator that sums gradients: its seconds go to the operator whose backward runs next.
             nonlocal last, pending
             pending += time.perf_counter() - last
             if owner is not None:
@@ -234,13 +176,7 @@ class Timed:
         return spent
 
     def _run(self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], before: bool = False) -> None:
-        """Run one step of ``executor``; after each operator, call ``note`` with what its time is counted for.
-
-        ``note`` gets None for an operator that MXNet added by itself. It is called once for each output of an
-        operator; with ``before=True`` also before each operator, once for each of its inputs. The step then has no
-        backward if the graph has an operator of ``_LEGACY``, since a monitor of its backward's inputs never ends. An
-        exception in ``note`` is raised when the step has ended.
-        """
+        """Run a step; call ``note`` for each output of an operator, with None for MXNet's own operators."""
         owners, error = self._owners, KeptError()  # a closure over self would keep it alive
 
         def call(name: bytes | str, handle: Any) -> None:
@@ -251,16 +187,13 @@ class Timed:
                 found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
                 note(owners[int(found.group(1))] if found else None)
 
+        # monitor_all: before each operator too, for each of its inputs.
         executor.set_monitor_callback(call, monitor_all=before)
         self._step(executor, self._training and (self._reports_backward or not before))
         error.raise_it()
 
     def _step(self, executor: mx.executor.Executor, backward: bool) -> float:
-        """Run a forward of an executor, and a backward if ``backward`` is True; return the seconds of both together.
-
-        The forward is in training mode if the constructor's ``training`` was True, even without a backward. Waits for
-        the device, and delays Ctrl-C until the end.
-        """
+        """Return the seconds of a forward and, with ``backward``, a backward. Waits for the device."""
         mx.nd.waitall()
         with hold_interrupts():
             start = time.perf_counter()
@@ -272,11 +205,7 @@ class Timed:
 
 
 def _owners(casted: CastGraph) -> dict[Node, Owner]:
-    """Return, for each operator of the graph with casts, what its measured time is counted for.
-
-    That is an operator of the FP32 graph, or a ``Cast``. An operator that a workaround inserted is counted with the
-    first node, in graph order, that reads its output; if none does, with the operator whose values it passes on.
-    """
+    """Return what the time of each operator counts for: a workaround's for its first reader, else for its source."""
     casts = {}
     for cast in casted.casts:
         entry = cast.inputs[0]
@@ -300,11 +229,7 @@ def _owners(casted: CastGraph) -> dict[Node, Owner]:
 def _bind(
     symbol: mx.sym.Symbol, arrays: Arrays, arguments: dict[str, NDArray], gradients: dict[str, NDArray]
 ) -> mx.executor.Executor:
-    """Return an executor of ``symbol``, bound without MXNet's oneDNN fusion.
-
-    Hybridized Gluon nets, and ``mxmp.Module`` in training, run without that fusion, so times with it would not be
-    theirs. The device, ``grad_req`` and the auxiliary states are those of ``arrays``.
-    """
+    """Return an executor without oneDNN's fusion, as hybridized nets and ``mxmp.Module`` in training have none."""
     if arrays.ctx.device_type == "cpu":
         symbol = Unfused(symbol)
     requests = {name: arrays.grad_req.get(name, "null") if name in gradients else "null" for name in arguments}

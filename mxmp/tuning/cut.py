@@ -16,66 +16,26 @@ from ..precision.plan import PlannedGraph
 
 
 class Tensor(NamedTuple):
-    """What decides whether one tensor of a graph is cast: the node that it comes from, and the operators that read it.
+    """What decides whether one tensor is cast, under an assignment as of ``Choice``."""
 
-    An assignment, as of ``Choice``, says which operators compute in low precision.
-
-    Attributes
-    ----------
-    source : Node or None
-        The operator that returns the tensor, or the variable that holds it, and whose dtype the tensor has. None where
-        the tensor is FP32 under every assignment.
-    readers : tuple of Node
-        The operators that read the tensor in low precision under some assignment; each once.
-    read_in_fp32 : bool
-        True if something reads the tensor in FP32 under every assignment: an operator that always computes in FP32, an
-        input such as a label that is always FP32, or the graph's outputs where the policy returns FP32.
-    """
-
-    source: Node | None
-    readers: tuple[Node, ...]
-    read_in_fp32: bool
+    source: Node | None  # its operator or variable, whose dtype it has; None: FP32 under every assignment
+    readers: tuple[Node, ...]  # that read it in low precision under some assignment, each once
+    read_in_fp32: bool  # under every assignment: by an FP32 operator, as a label, as an FP32 output
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What each operator costs in each dtype, and each tensor's cast in each direction.
-
-    All costs are in one unit, for example seconds or bytes. An operator or tensor that a mapping lacks costs 0 there.
-    The cost of an operator may be negative, and so may the cost of a cast whose presence depends on one operator alone
-    (``Choice.sole_decider``): the time of a cast that makes the operators beside it faster can be less than 0.
-
-    Attributes
-    ----------
-    low, fp32 : mapping of Node to float
-        The cost of each operator when it computes in low precision, and when it computes in FP32.
-    to_low, to_fp32 : mapping of Entry to float
-        The cost of casting each tensor to low precision, and to FP32, in a step: in training with the cast's backward.
-    """
+    """Costs of operators and casts in one unit, such as seconds; what a mapping lacks costs 0.
+    An operator's may be negative, and a cast's that depends on one operator alone, which it makes faster."""
 
     low: Mapping[Node, float]
     fp32: Mapping[Node, float]
-    to_low: Mapping[Entry, float]
+    to_low: Mapping[Entry, float]  # in training with the cast's backward
     to_fp32: Mapping[Entry, float]
 
 
 class Choice:
-    """All assignments of dtypes to the operators of one graph among which ``cheapest`` chooses, and the casts of each.
-
-    An assignment is a set of nodes: the operators that compute in low precision. All other operators compute in FP32.
-    ``planned`` is the graph with the rule of each operator; the decisions of its plan are not read.
-
-    Attributes
-    ----------
-    free, always_low : frozenset of Node
-        The operators that compute in low precision under some assignments, and those that do so under every one. All
-        others compute in FP32 under every assignment.
-    may_be_stored_low : frozenset of Node
-        The variables (weights, biases) that are stored in low precision under those assignments in which all
-        operators that read them compute in low precision. Then they need no cast.
-    tensors : dict of Entry to Tensor
-        Every tensor that an operator reads or that the graph returns, with what decides whether it is cast.
-    """
+    """All assignments of dtypes to a graph's operators: each is the set of the nodes that compute in low precision."""
 
     def __init__(
         self,
@@ -85,6 +45,7 @@ class Choice:
         may_be_stored_low: Collection[Node] = (),
     ) -> None:
         self.free, self.always_low = frozenset(free), frozenset(always_low)
+        # Variables that are low, without a cast, where all their readers are.
         self.may_be_stored_low = frozenset(may_be_stored_low)
         self._low_somewhere = low = self.free | self.always_low
         fp32_heads = set(planned.graph.heads) if planned.plan.policy.output == "float32" else set()
@@ -99,22 +60,14 @@ class Choice:
             self.tensors[entry] = Tensor(source, tuple(dict.fromkeys(readers)), read_in_fp32)
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
-        """Return the total cost of casts and operators when the operators ``low`` compute in low precision.
-
-        Operators that compute in FP32 under every assignment are left out, since their cost is always the same.
-        """
+        """Return the cost of casts and operators under ``low``, without operators that are FP32 in every assignment."""
         nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self._low_somewhere)
         return nodes + sum(
             (costs.to_fp32 if to_fp32 else costs.to_low).get(entry, 0.0) for entry, to_fp32 in self.casts(low)
         )
 
     def sole_decider(self, entry: Entry, to_fp32: bool) -> Node | None:
-        """Return the operator whose dtype alone decides whether a tensor is cast; None if there is no such operator.
-
-        The graph has the cast of ``entry``, to FP32 or to low precision, under exactly those assignments in which the
-        returned operator computes in low precision. ``cheapest`` adds the cost of the cast to that of the operator in
-        low precision; the cost of a cast without a sole decider must not be negative.
-        """
+        """Return the operator that, where it is low and only there, causes this cast; None if several decide."""
         tensor = self.tensors[entry]
         if tensor.source in self.may_be_stored_low:
             return None
@@ -123,10 +76,7 @@ class Choice:
         return tensor.readers[0] if tensor.source is None and len(tensor.readers) == 1 else None
 
     def casts(self, low: Collection[Node]) -> Iterator[tuple[Entry, bool]]:
-        """Yield each cast under the assignment ``low``: the tensor, and True if to FP32, False if to low precision.
-
-        A tensor has at most one cast, however many operators read it.
-        """
+        """Yield each cast under ``low``: the tensor, which has one cast at most, and True if it is to FP32."""
         for entry, tensor in self.tensors.items():
             is_low = [node in low for node in tensor.readers]
             if tensor.source in self.may_be_stored_low:
@@ -140,18 +90,7 @@ class Choice:
 
 
 def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
-    """Return the assignment of dtypes with the least total cost: the operators that compute in low precision.
-
-    It is the exact minimum of ``choice.cost`` over all assignments of ``choice``, found by a minimum cut; of several
-    with this cost, any of them. The operators of ``choice.always_low`` are in it.
-
-    Raises
-    ------
-    ValueError
-        A cast whose presence depends on several operators has a negative cost; a cut cannot minimise such a sum.
-    ImportError
-        python-igraph, which finds the cut, is not installed.
-    """
+    """Return an assignment with exactly the least ``choice.cost``; ``Costs`` says which costs may be negative."""
     network = _Network()
     extra = {node: costs.low.get(node, 0.0) - costs.fp32.get(node, 0.0) for node in choice.free}
     for to_fp32, cast_costs in ((True, costs.to_fp32), (False, costs.to_low)):
@@ -185,11 +124,7 @@ def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
 
 
 class _Network:
-    """A flow network whose minimum cut puts each of its vertices on the low-precision side or on the FP32 side.
-
-    A vertex is any hashable object: an operator, a cast, or one of the two ends ``LOW`` and ``FP32``, which are always
-    on their own sides.
-    """
+    """A flow network whose minimum cut puts each vertex, any hashable, on the side of ``LOW`` or of ``FP32``."""
 
     LOW, FP32 = "low", "fp32"
 
@@ -199,16 +134,13 @@ class _Network:
         self._capacities: list[float] = []
 
     def pay(self, low: Any, fp32: Any, cost: float) -> None:
-        """Add ``cost`` to every cut that has vertex ``low`` on the low-precision side and ``fp32`` on the FP32 side.
-
-        A cost of 0 or less adds nothing, ``math.inf`` excludes these cuts.
-        """
+        """Add a cost to all cuts with ``low`` on the low side and ``fp32`` on the other; ``math.inf`` excludes them."""
         if cost > 0:
             self._edges.append(tuple(self._numbers.setdefault(each, len(self._numbers)) for each in (low, fp32)))
             self._capacities.append(cost)
 
     def low_side(self) -> frozenset[Any]:
-        """Return all vertices on the low-precision side of a minimum cut, ``LOW`` included."""
+        """Return the vertices on the low side of a minimum cut, ``LOW`` included."""
         try:
             import igraph
         except ImportError as error:

@@ -21,95 +21,39 @@ from .stand_ins import described
 
 
 class Crash(NamedTuple):
-    """One crash of the process in which ``tune`` measures: plan and operator that ran, and how the process ended.
+    """A crash of the process that measures: the next one does not run this plan again."""
 
-    The next process does not run this plan again, and keeps in FP32 those of ``operators`` that are in ``low``.
-
-    Attributes
-    ----------
-    low : frozenset of str
-        The names of the operators that compute in low precision under the plan that ran.
-    operators : tuple of str
-        The name of the operator that ran when the process ended. If a cast to FP32 ran, the name of the operator that
-        returns the tensor; if a cast to low precision ran, the names of the low-precision operators that read it. Empty
-        if a whole step ran.
-    how : str
-        The signal that ended the process, for example ``"SIGSEGV"``, or its exit status, ``"exit status 1"``.
-    """
-
-    low: frozenset[str]
-    operators: tuple[str, ...]
-    how: str
+    low: frozenset[str]  # the operators in low precision under the plan that ran
+    operators: tuple[str, ...]  # what ran; of a cast, what returns or reads the tensor; () in a whole step
+    how: str  # "SIGSEGV" or "exit status 1"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the process in which ``tune`` measures must know: the network, and how and where it is going to run.
+    """What the process that measures must know: the network, and how and where it is going to run."""
 
-    Only the arrays in ``values`` are objects of the user's.
-
-    Attributes
-    ----------
-    symbol : str
-        JSON of the network, in FP32 or converted, as ``stand_ins.described`` writes it.
-    numpy : tuple of three bool
-        Whether the network is a Symbol of ``mx.sym.np``; whether MXNet's NumPy shapes, and whether its NumPy arrays,
-        were switched on where ``tune`` was called.
-    policy : Policy
-    ctx : mxnet.Context
-        The device to measure on.
-    training : bool
-        True if a step is a forward and a backward, False if it is a forward alone.
-    inputs : mapping of str to tuple of int
-        The shape of every input by its name. All other variables are parameters and auxiliary states.
-    values : mapping of str to NDArray
-        The inputs that the user gave as arrays, by name.
-    grad_req : mapping of str to str
-        ``"write"``, ``"add"`` or ``"null"`` for each parameter by its name; a variable that is missing has no gradient.
-    parameters : list of str, optional
-        The names of a block's parameters, without constants. None if ``tune`` was called with a Symbol: no plan may
-        then rename its outputs by a cast (``keep_output_names`` of ``choices.Task``).
-    learned : list of str
-        The names of all parameters, and of a block without constants.
-    blocks : tuple of str
-        The prefixes of the block and of all blocks in it, as ``Plan.blocks`` holds them; empty for a Symbol.
-    stand_ins : list of str
-        Types and names (``"my_op 'custom0'"``) of the operators that only the user's process can run. Operators
-        of MXNet's own, with tensors of the same shapes, are timed in their place.
-    seconds : dict of str to float
-        The times of operators and casts from earlier runs, by the keys of ``table.Table``. New times are added to it.
-    crashes : tuple of Crash
-        How the earlier processes for this job ended.
-    """
-
-    symbol: str
-    numpy: tuple[bool, bool, bool]
+    symbol: str  # JSON, as ``stand_ins.described`` writes it, perhaps with casts
+    numpy: tuple[bool, bool, bool]  # of the Symbol, np_shape, np_array
     policy: Policy
     ctx: mx.Context
-    training: bool
+    training: bool  # a step has a backward
     inputs: Mapping[str, tuple[int, ...]]
-    values: Mapping[str, NDArray]
-    grad_req: Mapping[str, str]
-    parameters: Collection[str] | None
+    values: Mapping[str, NDArray]  # of the inputs that were given as arrays: the user's own
+    grad_req: Mapping[str, str]  # what is missing has no gradient
+    parameters: Collection[str] | None  # a block's, without constants; None: a Symbol, whose outputs keep their names
     learned: Collection[str]
-    blocks: tuple[str, ...]
-    stand_ins: list[str]
-    seconds: dict[str, float] = field(default_factory=dict)
+    blocks: tuple[str, ...]  # as ``Plan.blocks``; empty for a Symbol
+    stand_ins: list[str]  # titles of the operators that only the user's process can run
+    seconds: dict[str, float] = field(default_factory=dict)  # times of earlier runs by keys of ``Table``, added to
     crashes: tuple[Crash, ...] = ()
 
     def graph(self) -> Graph:
-        """Return a new FP32 graph of the network, without the casts and workarounds that mxmp may have inserted.
-
-        It has the operators that only the user's process can run, not stand-ins for them.
-        """
+        """Return a new FP32 graph, without mxmp's casts and workarounds, and without stand-ins."""
         return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
 
 def context_of(target: Block | mx.sym.Symbol, inputs: Iterable[Any]) -> mx.Context:
-    """Return where a network runs: where its parameters are, or else the arrays in ``inputs``, or the current context.
-
-    ``inputs`` are positional or named inputs: arrays, shapes, or lists of them.
-    """
+    """Return where a network's parameters are, else where the arrays in ``inputs`` are, else the current context."""
     params = target.collect_params().values() if isinstance(target, Block) else ()
     arrays, left = [], list(inputs)
     while left:
@@ -131,13 +75,7 @@ def job_of(
     training: bool,
     measure: bool,
 ) -> Job:
-    """Return the job for one call of ``tune``: what the process that measures must know, as data to be pickled.
-
-    ``target`` is not changed, and no operator runs. ``inputs`` are the positional inputs of ``tune``, ``named`` those
-    of a Symbol by name. Raises ``TypeError`` if ``target`` is neither a Block nor a Symbol. Raises ``ValueError`` if
-    the inputs do not fit ``target``, if a Block is no HybridBlock or cannot be traced, and, with ``measure=True``, if
-    the body of a loop or condition has an operator that only this process can run, as that gets no stand-in.
-    """
+    """Return one call of ``tune`` as data to be pickled; ``target`` is not changed, and no operator runs."""
     blocks: tuple[str, ...] = ()
     parameters, grad_req = None, {}
     if isinstance(target, mx.sym.Symbol):

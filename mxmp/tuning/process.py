@@ -1,8 +1,7 @@
-"""The process in which ``tune`` measures, from both sides.
+"""The process in which ``tune`` measures, from both sides: kernels may crash in it.
 
-Kernels may crash there, random numbers are drawn, and teams of threads start: none of that reaches the user's process.
-The process is a fresh Python with the user's environment and import path, and runs in the state in which training
-runs: with as many threads, and with the OpenMP team that copying a batch from NumPy starts.
+It is a fresh Python in the state in which training runs: with the user's environment, import path and threads, and
+with the OpenMP team that copying a batch from NumPy starts.
 """
 
 from __future__ import annotations
@@ -41,22 +40,8 @@ _PARALLEL_COPY = 200_000
 
 
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
-    """Measure a job in a process of its own; return the fastest plan and ``job.seconds``, with all new times.
-
-    If the process crashes, in one operator or in a whole step, another one starts. In that one the operators whose
-    low-precision kernels crashed compute in FP32, and the plan that ran is not run again. ``show`` is called with the
-    name of each part of the search, such as ``"steps"``, when it begins. Blocks until the plan is found.
-
-    Raises
-    ------
-    RuntimeError
-        The process cannot start, FP32 itself crashes in it, or it was ended from outside, as Linux does where memory
-        runs out.
-    ValueError, ImportError, MemoryError, OSError, mxnet.MXNetError
-        The search raised this in the process. If it raises any other exception there, ``RuntimeError`` is raised here,
-        with the traceback as its text.
-    """
-    while True:
+    """Return the fastest plan, and ``job.seconds`` with the new times. Blocks until the plan is found."""
+    while True:  # after a crash, without the operators and the plan that crashed
         process = start_python(START, hint="Use tune(measure=False)")
         try:
             found = _result(process, job, show)
@@ -70,13 +55,7 @@ def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[st
 
 
 def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
-    """Send a job to the process that measures, and read its messages until it has found the plan or has ended.
-
-    Return the plan, or a ``Crash`` if the process crashed while it ran a plan with operators in low precision. Until
-    then, the times that it measures are added to ``job.seconds``, ``show`` is called with the name of each part of the
-    search, and its warnings are issued here. Raises the exception that the process reports. Raises ``RuntimeError`` if
-    the process ended before the first plan ran, crashed in FP32, or was ended by a signal from outside.
-    """
+    """Send a job; show and keep what the process reports until it has found the plan, or crashed."""
     plan, operators = None, ()
     to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
     from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
@@ -107,13 +86,7 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
 
 
 def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
-    """Return how a measuring process crashed, so that the next one can leave out the operators or the plan that ran.
-
-    ``status`` is what ``Popen.wait`` returned. ``plan`` and ``operators`` become ``low`` and ``operators`` of the
-    ``Crash``; ``plan`` is None if the process ended before the first plan ran. Raises ``RuntimeError`` if ``plan`` is
-    None or empty (FP32 crashed), or if a signal from outside ended the process (SIGKILL, SIGTERM, ...): another process
-    would not help.
-    """
+    """Return how the process crashed; raise ``RuntimeError`` where another one would not help."""
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:
         why = ": perhaps memory ran out; try a smaller batch" if name == "SIGKILL" else ""
@@ -130,13 +103,8 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 
 
 def main() -> None:
-    """Run the process that measures: read a pickled ``Job`` from stdin, and write pickled messages to stdout.
-
-    A message is a tuple of its kind and its value, such as ``("part", "steps")``. The kinds "part", "plan", "operators"
-    and "seconds" say how the search proceeds; ``search.measured`` describes them. The value of a "warning" is a text
-    and a category. The last message is "found" with the Plan, or "failed" with the type and the text of an exception.
-    If the user's process ends, this process ends too.
-    """
+    """Read a pickled ``Job`` from stdin, and write pickled messages to stdout: each a kind and its value.
+    The kinds are those of ``search.Tell``, "warning" and, at the end, "found" or "failed"."""
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what other code prints goes to stderr
     prepare_to_crash()
@@ -164,9 +132,6 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait until the user's process has closed its end of stdin, as when it ends; then kill this process.
-
-    It runs in a thread, since the main thread may be in a kernel.
-    """
-    os.read(0, 1)
+    """End this process when the user's has; it needs a thread, as the main one may be in a kernel."""
+    os.read(0, 1)  # until stdin is closed
     os.kill(os.getpid(), signal.SIGKILL)

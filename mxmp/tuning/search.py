@@ -1,4 +1,8 @@
-"""The search for the fastest plan: operators are timed, a minimum cut gives a plan, and whole steps are compared."""
+"""The search for the fastest plan.
+
+FP32, as much low precision as possible, and the matrix operators alone in it are timed operator by operator. A minimum
+cut of the costs gives a new plan, which is timed too, for three cuts at most. Then whole steps are compared.
+"""
 
 from __future__ import annotations
 
@@ -32,28 +36,18 @@ _PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
 # The most cuts, each after the profile of the plan that the cut before it found.
 _CUTS = 3
 
-# Called as the search proceeds, with the kind of an event and its value: see ``measured``.
+# Called with a kind and its value: "part" and a text; before it runs, "plan" and the names of what is low in it;
+# before they run, "operators" and their names; "seconds" and all times so far, by the keys of ``Table``.
 Tell = Callable[[str, Any], None]
 
 
 def measured(job: Job, tell: Tell) -> Plan:
-    """Measure plans for a job in this process, which a kernel may crash; return the plan with the fastest steps.
-
-    ``tell(kind, value)`` is called as the search proceeds. Kind and value are ``"part"`` and a text, when a part of the
-    search begins; ``"plan"`` and the names of the operators that compute in low precision, before a plan runs;
-    ``"operators"`` and the names of those that run next, before they do; ``"seconds"`` and the times of all operators
-    and casts measured so far, by the keys of ``table.Table``. Raises ``ValueError`` if the inputs or the policy do not
-    fit the network or an operator has no rule, ``mxnet.MXNetError`` if FP32 fails, ``ImportError`` without igraph.
-    """
+    """Return the plan with the fastest steps, measured in this process, which a kernel may crash."""
     return replace(Search(job, tell).run(), blocks=job.blocks)
 
 
 def fewest_bytes(job: Job) -> Plan:
-    """Return, for a job, the plan with all matrix operators in low precision whose casts move the fewest bytes.
-
-    This is what ``tune(measure=False)`` returns; no operator runs. A matrix operator that the rules or the policy keep
-    in FP32 stays in FP32. A cast moves the bytes that it reads and writes.
-    """
+    """Return the plan of ``tune(measure=False)``: all matrix operators low, casts that move the fewest bytes."""
     graph = job.graph()
     shapes = shapes_of(graph, job.inputs)
     task = _task(job, graph, slow_too=True)
@@ -66,7 +60,6 @@ def fewest_bytes(job: Job) -> Plan:
 
 
 def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    """Return the ``Task`` of ``job``, whose FP32 graph is ``graph``; ``options`` are further keywords of ``Task``."""
     return Task(
         graph,
         job.policy,
@@ -80,10 +73,7 @@ def _task(job: Job, graph: Graph, **options: Any) -> Task:
 
 
 def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
-    """Return the names of operators that must stay in FP32 as their low-precision kernel crashed, with the reasons.
-
-    Each of them crashed in low precision, or runs the same kernel on the same shapes as an operator that did.
-    """
+    """Return why operators stay in FP32, by name: they crashed in low precision, or an equal operator did."""
     names = graph.names()
     signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
     found = {signatures[name]: crash for crash in crashes for name in crash.operators if name in crash.low}
@@ -92,19 +82,7 @@ def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Cra
 
 
 class Search:
-    """One search for the fastest plan of a job; ``run`` does it, from measuring operators to comparing whole steps.
-
-    The search first profiles three plans, which means that it times them operator by operator: FP32, as much low
-    precision as possible, and the matrix operators alone in low precision. A minimum cut of the measured costs gives a
-    new plan. This one is profiled too, and the cut repeated, until all times of the new plan are known; there are three
-    cuts at most. Then whole steps are timed of all plans that may win, the candidates, and ``fastest`` says which wins.
-
-    Attributes
-    ----------
-    candidates : dict of str to frozenset of Node
-        The plans that may win: from the name that a printed plan shows (``"rules"``, ``"least time"``, ...) to the
-        operators that compute in low precision under the plan.
-    """
+    """One search; ``candidates`` has, by the name that a printed plan shows, the operators in low precision."""
 
     def __init__(self, job: Job, tell: Tell) -> None:
         graph = job.graph()
@@ -130,12 +108,7 @@ class Search:
         }
 
     def run(self) -> Plan:
-        """Measure, and return the plan whose steps are the fastest, with all that was measured in ``Plan.tuned``.
-
-        Measures nothing, and returns FP32, if no operator may compute in low precision. If low precision raises
-        ``MXNetError`` while operators are profiled, the steps of the candidates so far are compared. Raises
-        ``mxnet.MXNetError`` if FP32 itself fails.
-        """
+        """Return the plan with the fastest steps, with all that was measured in ``Plan.tuned``."""
         if not self.candidates[RULES] and not self._task.may_be_low:
             self._notes.append("nothing may compute low")
             return self._end(FULL, {})
@@ -149,21 +122,13 @@ class Search:
                 if self._table.knows(cut):
                     break
                 self._learn(cut)
-        except mx.MXNetError as error:
+        except mx.MXNetError as error:  # the candidates so far are compared
             self._notes.append(f"{self._task.policy.compute} fails here ({_first_line(error)})")
         times = self._compare_steps()
         return self._end(fastest(times), times)
 
     def _learn(self, low: frozenset[Node]) -> None:
-        """Time each operator and cast of the plan with the operators ``low`` in low precision.
-
-        The times go into the ``Table``, from which the times of other plans are predicted. Does nothing if the table
-        has all of these times already.
-
-        The plan's step is run 4 to 12 times, operator by operator, and each operator and cast gets its least time. The
-        runs end early when each of two in a row lowers the sum of the least times by less than 2 % of it. Waiting for
-        the device after each operator is subtracted (``without_waiting``).
-        """
+        """Put the times of the plan of ``low`` into the table: of each operator and cast, the least of some runs."""
         if self._table.knows(low):
             return
         self._tell("part", f"operators of a plan with {len(low)} of {len(self._task.may_be_low)} low")
@@ -183,38 +148,26 @@ class Search:
         self._tell("seconds", self._table.seconds)
 
     def _timed(self, low: frozenset[Node]) -> Timed:
-        """Return the graph of the plan in which the operators ``low`` compute in low precision, ready for timing.
-
-        If ``low`` is empty, this is the candidate ``CONVERTED``, FP32 with the workarounds against slow kernels, and
-        not plain FP32: every graph with operators in low precision has these workarounds. Raises ``mxnet.MXNetError``
-        if the plan cannot run, or if it crashed an earlier process.
-        """
+        """Return the plan of ``low``, bound; without any, ``CONVERTED``: FP32 with workarounds against slow kernels."""
+        # Every graph in low precision has these workarounds, so the FP32 that it is compared with has them too.
         tuned = None if low else Tuned(CONVERTED, self._training)
         return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
 
     def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
-        """Return the graph of ``plan``, in which the operators ``low`` compute in low precision, ready for timing.
-
-        A first step has then run operator by operator, each of them announced (``_announce``), and a second one as a
-        whole. Raises ``mxnet.MXNetError`` if the plan cannot run, or if it crashed an earlier process.
-        """
+        """Return a plan, bound, after a first step whose operators were announced one by one."""
         names = self._tell_plan(low)
-        if names in self._crashes:
+        if names in self._crashes:  # an earlier process
             raise mx.MXNetError(f"crash: {self._crashes[names].how}")
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
-        """Tell the user's process the names of the operators ``low`` of the plan that runs next; return these names."""
+        """Tell the names of the operators in low precision, before a plan runs; return them."""
         names = frozenset(self._task.names[node] for node in low)
         self._tell("plan", names)
         return names
 
     def _announce(self, owner: Owner | None, low: frozenset[Node]) -> None:
-        """Tell the user's process what runs next, in case it crashes: ``owner``, or a whole step if ``owner`` is None.
-
-        For a cast to FP32, the operator that returns the tensor is named; for a cast to low precision, the operators
-        that read the tensor and are in ``low``, the operators in low precision under the plan that runs.
-        """
+        """Tell what runs next, in case it crashes; None is a whole step, which has no names."""
         if not isinstance(owner, Cast):
             nodes = [owner] if owner is not None else []
         elif owner.to_fp32:
@@ -224,14 +177,7 @@ class Search:
         self._tell("operators", tuple(self._task.names[node] for node in nodes))
 
     def _compare_steps(self) -> dict[str, list[float]]:
-        """Time whole steps of all candidates; return the seconds of each step by the candidate's name.
-
-        Two of the names stand for FP32: ``FULL`` for the graph without workarounds against slow kernels, ``CONVERTED``
-        for the graph with them, if it needs any. In each of 7 to 21 rounds every candidate runs one step, and entry
-        ``i`` of each list is of round ``i``. Of candidates that are the same plan, only the first is timed. A candidate
-        that raises ``mxnet.MXNetError``, before the rounds or in one, or crashed an earlier process, is left out, with
-        a note in the plan. An ``mxnet.MXNetError`` of ``FULL`` is raised.
-        """
+        """Return the seconds of whole steps by candidate, one for each round; those that fail are left out."""
         self._tell("part", "steps")
         bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
         others: dict[frozenset[Node], str] = {}
@@ -239,7 +185,7 @@ class Search:
             others[frozenset()] = CONVERTED
         for name, low in self.candidates.items():
             if low:
-                others.setdefault(low, name)
+                others.setdefault(low, name)  # the same plan is timed once
         for low, name in others.items():
             try:
                 bound[name] = self._timed(low)
@@ -263,7 +209,6 @@ class Search:
                 return times
 
     def _has_workarounds_against_slow_kernels(self) -> bool:
-        """Return True if FP32 with the workarounds against slow kernels is another graph than FP32 without them."""
         plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
         with_and_without = [
             emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
@@ -272,10 +217,7 @@ class Search:
         return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
-        """Return the plan of the candidate named ``chosen``, with all measurements in the plan's ``tuned``.
-
-        ``times`` has the seconds of the timed steps by the candidate's name; it is empty if no step was timed.
-        """
+        """Return a candidate's plan with all measurements; ``times`` is empty if no step was timed."""
         low = self.candidates.get(chosen, frozenset())
         compute = self._task.policy.compute
         if times and not low:
@@ -309,10 +251,7 @@ class Search:
         return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
 
     def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return a text for each operator of ``may_be_low`` that is not in ``low``: why it stays in FP32.
-
-        Raises ``KeyError`` unless each of these operators was measured in both dtypes.
-        """
+        """Return why each operator of ``may_be_low`` that is not in ``low`` stays in FP32."""
         compute = self._task.policy.compute
         reasons = {}
         for node in self._task.may_be_low - low:
@@ -323,13 +262,8 @@ class Search:
 
 
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
-    """Return a profile, the seconds of each operator and cast, without the time of waiting after every operator.
-
-    A profile is measured with a wait for the device after each operator; ``step``, the seconds of a whole step, with a
-    single wait at its end. If the sum of ``profile`` is above ``step``, the difference is taken in equal shares from
-    all operators that the bound graph runs; ``operators`` has their number for each key of ``profile``. No time falls
-    below 0, and the sum becomes ``step``, within 0.1 %. If the sum is not above ``step``, the times stay.
-    """
+    """Return a profile, less the waits after each operator, so that its sum is at most ``step``, within 0.1 %."""
+    # A profile waits for the device after each operator that the bound graph runs, a step once at its end.
     left = dict(profile)
     for _ in range(8):  # where one would fall below 0, the others share the rest in the next pass
         excess = sum(left.values()) - step
@@ -342,23 +276,15 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 
 
 def fastest(times: Mapping[str, Sequence[float]]) -> str:
-    """Return the name of the candidate, a plan that was timed, that wins the comparison of whole steps.
-
-    ``times`` maps each candidate's name to the seconds of its steps, one for each round. A gain is how many times as
-    fast one candidate is as another in a round. A candidate beats another if the lower quartile of its gains is above
-    1, so that it is faster in three quarters of the rounds. FP32 is represented by ``CONVERTED``, with the workarounds
-    against slow kernels, if this beats ``FULL``, plain FP32; otherwise by ``FULL``. Of the candidates in low precision,
-    the one with the highest median gain over ``FULL`` wins if it beats that FP32; otherwise that FP32 wins. But if that
-    one does not beat the plan of the rules, and this beats that FP32 too, the rules win: of plans that are as fast, the
-    one with the fewest operators in FP32 needs the least memory.
-    """
+    """Return the name of the candidate that wins the comparison of whole steps."""
 
     def beats(name: str, other: str) -> bool:
-        return _gain(times, name, other)[0] > 1
+        return _gain(times, name, other)[0] > 1  # in three quarters of the rounds
 
     full = CONVERTED if CONVERTED in times and beats(CONVERTED, FULL) else FULL
     others = [name for name in times if name not in (FULL, CONVERTED)]
     best = max(others, key=lambda name: _gain(times, name, FULL)[1], default=full)
+    # Of plans that are as fast, the one with the fewest operators in FP32 needs the least memory.
     if RULES in times and beats(RULES, full) and not beats(best, RULES):
         return RULES
     return best if beats(best, full) else full
@@ -370,10 +296,7 @@ def _gain(times: Mapping[str, Sequence[float]], name: str, against: str) -> tupl
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower quartile, the median and the upper quartile of a non-empty list.
-
-    Of 7 values they are the second, fourth and sixth by size (``statistics.quantiles``); a single value is all three.
-    """
+    """Return lower quartile, median and upper quartile; a single value is all three."""
     if len(values) < 2:
         return (values[0],) * 3
     low, middle, high = statistics.quantiles(values, n=4)
@@ -381,14 +304,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
-    """Return True if the times vary so little that no more rounds are needed; False after a single round.
-
-    For this, lower and upper quartile of each candidate may differ by 4 % of its median at most.
-    """
+    """Return True if the quartiles of each candidate differ by 4 % of its median at most; False after one round."""
     spreads = [quartiles(each) for each in times.values()]
     return len(times[FULL]) > 1 and all(high - low <= 0.04 * middle for low, middle, high in spreads)
 
 
 def _first_line(error: Exception) -> str:
-    """Return the last 120 characters of an error's first line that contains "rror", or of the text if none does."""
     return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

@@ -1,7 +1,6 @@
 """Stand-ins for operators that only the user's process knows: Custom ones, and those of libraries that it loaded.
 
-Where plans are measured, such an operator computes in FP32, and a differentiable graph of MXNet's own
-operators takes its place that reads the same tensors and returns tensors of the same shapes.
+Such an operator computes in FP32; where plans are measured, operators of MXNet's own take its place, with gradients.
 """
 
 from __future__ import annotations
@@ -21,13 +20,8 @@ _PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
 
 
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
-    """Return a Symbol as JSON for another process, and titles of the operators that only this process can run.
-
-    These are Custom operators and operators of a library that ``mx.library`` loaded. In the JSON they have an attribute
-    with the shapes of their outputs, from which ``put_stand_ins`` makes stand-ins. The titles, ``"my_op 'custom0'"``,
-    come in two lists: first of the operators outside the bodies of loops and conditions, then of those inside, which
-    get no stand-ins. ``shapes`` maps the names of the Symbol's inputs to their shapes.
-    """
+    """Return JSON for another process, and the titles of the operators that only this one can run.
+    Two lists: of those outside of loops and conditions, and of those in their bodies, which get no stand-ins."""
     text = symbol.tojson(remove_amp_cast=False)
     raw = json.loads(text)
     unknown = {number: node for number, node in enumerate(raw["nodes"]) if _runs_here_only(node)}
@@ -47,10 +41,7 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 
 
 def with_stand_ins(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` with stand-ins, which every process can bind; ``graph`` itself if it needs none.
-
-    A stand-in returns tensors of the right shapes with other values, so the copy is right for timing alone.
-    """
+    """Return a copy with stand-ins, or ``graph`` if it needs none: right in shapes, so for timing alone."""
     if not any(_SHAPES in node.attrs for node in graph.nodes()):
         return graph
     copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
@@ -59,17 +50,12 @@ def with_stand_ins(graph: Graph) -> Graph:
 
 
 def replaced(graph: Graph) -> list[str]:
-    """Return the names of the operators of ``graph`` that ``put_stand_ins`` would replace; changes nothing."""
+    """Return the names of the operators that ``put_stand_ins`` would replace."""
     return [name for node, name in graph.names().items() if _SHAPES in node.attrs]
 
 
 def put_stand_ins(graph: Graph) -> dict[Node, Node]:
-    """Replace, in place, each operator that only the user's process can run by a stand-in of MXNet's own operators.
-
-    ``described`` has marked these operators by an attribute with the shapes of their outputs. A stand-in reads the same
-    tensors, returns tensors of the same shapes, and has gradients, so that the graph can be bound and timed. It has
-    several nodes. Return a dict from each new node to the operator that was replaced.
-    """
+    """Replace the operators that ``described`` marked, in place; return which, by each new node."""
     made: dict[Node, Node] = {}
     for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
         outputs = json.loads(node.attrs[_SHAPES]).items()
@@ -81,10 +67,7 @@ def put_stand_ins(graph: Graph) -> dict[Node, Node]:
 
 
 def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Entry:
-    """Return a tensor of ``shape`` that takes the place of one output of ``node``; add its new nodes to ``made``.
-
-    Each element is the FP32 sum of all elements of all inputs, so every input has a gradient; it is 1 without inputs.
-    """
+    """Return a tensor in place of an output of ``node``: each element the sum of all inputs. Adds to ``made``."""
 
     def new(op: str, inputs: list[Entry], **attrs: str) -> Entry:
         each = Node(op, f"{node.name}_stand_in{len(made)}", {**attrs, MARK: "copy"}, inputs)
@@ -99,21 +82,18 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
 
 
 def _runs_here_only(node: Mapping[str, Any]) -> bool:
-    """Return True if a node of Symbol JSON is a Custom operator, or one of a library that ``mx.library`` loaded."""
+    """Return True for a Custom operator, or one of a library that ``mx.library`` loaded."""
     op = node["op"]
     return op != "null" and (op in _PYTHON or op not in RULES)
 
 
 def _title(node: Mapping[str, Any]) -> str:
-    """Return type and name of an operator of Symbol JSON for a message, for example ``"my_op 'custom0'"``."""
+    """Return type and name for a message, ``"my_op 'custom0'"``."""
     return f"{node.get('attrs', {}).get('op_type', node['op'])} {node['name']!r}"
 
 
 def _in_bodies(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the operators that another process cannot run, of all bodies of loops and conditions in Symbol JSON.
-
-    ``raw`` is the JSON, read as a dict. Bodies inside other bodies are included.
-    """
+    """Yield what another process cannot run in bodies of loops and conditions, at any depth."""
     for body in [body for node in raw["nodes"] for body in node.get("subgraphs", ())]:
         yield from filter(_runs_here_only, body["nodes"])
         yield from _in_bodies(body)

@@ -131,11 +131,7 @@ def tune(
 
 
 def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
-    """Return the path of the file in which a machine's times are kept, and the times in it, by the keys of ``Table``.
-
-    ``folder`` is None for the user's cache folder. The path is None if the file cannot be written, and the times are
-    empty if it cannot be read or does not exist. If it cannot be read or written, one warning says why.
-    """
+    """Return the file of times, None if it cannot be written, and what it holds; warn where it cannot be used."""
     file, known, why = None, {}, None
     try:
         file = cache_file(machine, folder)
