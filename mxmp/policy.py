@@ -208,19 +208,13 @@ class Recipes(Dict[str, Policy]):
     """A dict from the names of recipes to their policies; ``print`` shows it as a table that compares them."""
 
     def __str__(self) -> str:
-        """Return a table with one line for each recipe: name, policy string, and how it differs from the others."""
         rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]
         first, second = (max(len(row[i]) for row in rows) for i in range(2))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
-    """Return the Policy that a user's argument means: a Policy, or a text that ``Policy.parse`` reads.
-
-    Such a text is a recipe's name, perhaps with changes, or ``str`` of a Policy: ``"compute=float16"``. The patterns
-    ``exclude`` are added to the policy's own. Raises ``ValueError`` if ``policy`` is none of these, or ``exclude`` is a
-    single string or holds anything but non-empty strings.
-    """
+    """Return the Policy that a user's argument means, with ``exclude`` added; raise ``ValueError`` for any other."""
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
@@ -235,26 +229,18 @@ def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:
 
 
 def pattern_of(pattern: str) -> re.Pattern:
-    """Return a regular expression whose ``match`` finds exactly the node names that a pattern of ``exclude`` excludes.
-
-    The pattern may have the wildcards of ``fnmatch``. ``"net0_dense0"`` excludes the node of this name, and all nodes
-    whose names begin with ``"net0_dense0_"``, such as those of the block ``net0_dense0``.
-    """
+    """Return a regular expression that matches the names that a pattern of ``exclude`` excludes."""
+    # "net0_dense0" also excludes what is in the block of this name: "net0_dense0_fwd".
     return re.compile(f"{translate(pattern)}|{translate(pattern + '_*')}")
 
 
 def is_policy_text(text: str) -> bool:
-    """Return whether a user's string is meant as a recipe or policy string, and not as the path of a plan's file.
-
-    True if the text before the first comma is a recipe's name (``"float16,norm=compute"``), or the text before the
-    first ``=`` is a field of Policy (``"compute=float16"``). False otherwise, as for ``"float16.json"``.
-    """
+    """Return whether ``text`` is meant as a policy (``"float16,norm=compute"``), not as the path of a plan."""
     first = text.partition(",")[0].strip()
     return first in _RECIPES or first.partition("=")[0].strip() in [f.name for f in fields(Policy)]
 
 
 def _check_choice(field: str, value: object) -> None:
-    """Raise ``ValueError`` if ``value`` is not allowed for ``field``; the message says which values are."""
     allowed = _ALLOWED[field]
     if not (value is None or isinstance(value, str)) or value not in allowed:
         is_recipe = isinstance(value, str) and value in _RECIPES
@@ -273,12 +259,7 @@ _OTHER_NAMES = {
 
 
 def _hint(value: object, allowed: Collection[object] = ()) -> str:
-    """Return a suggestion for the message about a wrong ``value``: ``"; did you mean 'float16'?"`` for ``"fp16"``.
-
-    ``value`` may be another library's name for a precision, a recipe spelt otherwise or a dtype object. Only a value in
-    ``allowed`` is suggested or, if that is empty, any policy string. For FP32, if ``allowed`` lacks it, the text says
-    that FP32 needs no policy. Returns ``""`` if there is nothing to suggest.
-    """
+    """Return a suggestion, ``"; did you mean 'float16'?"``, or ``""``. Empty ``allowed`` allows any policy."""
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
     names = {name.replace("-", ""): name for name in [*_RECIPES, "float32"]}
@@ -289,10 +270,6 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
 
 
 def _as_names(field: str, values: object) -> tuple[str, ...]:
-    """Return as a tuple the iterable ``values`` of non-empty strings, which a user passed for ``field``.
-
-    Raises ``ValueError`` for anything else, a single string too.
-    """
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as {re.split('[,;] *', values)!r}" if isinstance(values, str) else ""
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")

@@ -10,15 +10,12 @@ from mxnet.base import _LIB, c_str, check_call
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
-    """Return whether ``symbol`` was made by MXNet's NumPy interface (``mx.sym.np``), not by ``mx.sym``."""
+    """Return whether ``symbol`` is one of ``mx.sym.np``."""
     return isinstance(symbol, mx.sym.np._Symbol)
 
 
 def name_in_graphs(operator: str) -> str:
-    """Return the name that an operator has in graphs: ``"Concat"`` for its alias ``"concat"``.
-
-    Returns ``""`` if MXNet, with the libraries that ``mx.library`` has loaded, has no operator of this name.
-    """
+    """Return an operator's name in graphs (``"Concat"`` for ``"concat"``); ``""`` if MXNet does not have it."""
     handle, name = ctypes.c_void_p(), ctypes.c_char_p()
     if _LIB.NNGetOpHandle(c_str(operator), ctypes.byref(handle)) != 0:
         return ""
@@ -27,17 +24,11 @@ def name_in_graphs(operator: str) -> str:
 
 
 def count_own_gradients(attrs: Mapping[str, str], num_inputs: int) -> int:
-    """Return for how many of its inputs, the first ones, a ``Custom`` operator writes a gradient of its own.
-
-    If its backward reads no gradient of an output, the operator is a loss head: scaling the loss does not scale the
-    gradients that it writes. Then these are the gradients of all its arguments; the inputs behind them are auxiliary
-    states, which have none. Otherwise the result is 0. The answer is that of ``declare_backward_dependency`` of the
-    user's ``CustomOpProp``. MXNet creates such an object for each ``Custom`` node, so this function builds a second
-    node with the same ``num_inputs`` and ``attrs`` (the arguments of ``mx.sym.Custom``, ``op_type`` among them).
-    Returns 0 if MXNet does not create the object.
-    """
+    """Return of how many inputs, the first ones, a ``Custom`` loss head writes gradients of its own; 0 if it is no
+    head."""
     registry = mx.operator._registry.ref_holder
     before = set(registry)
+    # MXNet creates a CustomOpProp for each Custom node, so a second node with the same inputs and parameters is made.
     node = mx.sym.Custom(*(mx.sym.var(f"in{i}") for i in range(num_inputs)), **attrs)
     props = [registry[k] for k in set(registry) - before if isinstance(registry[k], mx.operator.CustomOpProp)]
     if node is None or not props:
@@ -45,5 +36,6 @@ def count_own_gradients(attrs: Mapping[str, str], num_inputs: int) -> int:
     prop = props[-1]
     outputs = [("out", i) for i in range(len(prop.list_outputs()))]
     inputs = [("in", i) for i in range(len(prop.list_arguments()))]
+    # A backward that reads no gradient of an output is that of a loss head. Auxiliary states have no gradients.
     reads = any(kind == "out" for kind, _ in prop.declare_backward_dependency(outputs, inputs, []))
     return 0 if reads else len(inputs)

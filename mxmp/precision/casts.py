@@ -16,8 +16,8 @@ from .subgraphs import Body, bodies, set_bodies
 # The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the
 # name of the network's operator that it follows. MXNet keeps attributes of the form __name__ on any operator.
 MARK = "__mxmp__"
-# On an inserted node: the position of the input whose values it passes on, where that is not 0; "each" where output i
-# passes on input i.
+# On an inserted node: the position of the input whose values it passes on, where that is not 0 (``where``, which
+# selects between the network's tensor and zeros); "each" where output i passes on input i (``amp_multicast``).
 PASSED = "__mxmp_passed__"
 # On an inserted node that must stay apart from an equal one: a text that the other does not have, because MXNet merges
 # nodes with equal inputs and attributes (MXNET_ELIMINATE_COMMON_EXPR).
@@ -32,55 +32,21 @@ _LAYOUT = "__layout__"
 
 @dataclass
 class CastGraph:
-    """A graph whose operators compute in the dtypes of a plan, with casts between them; ``insert_casts`` returns it.
-
-    The workarounds of ``mxmp.kernels`` then rewrite ``graph`` in place and add their entries to ``workarounds``. They
-    leave the other attributes as they are, so that a cast which they remove from ``graph`` is still in ``casts``.
-
-    Attributes
-    ----------
-    graph : Graph
-        The graph with casts, which runs in place of the network's FP32 graph.
-    compute : str
-        The compute dtype: what operators in low precision read and write.
-    casts : list of Node
-        The casts that ``insert_casts`` inserted. Nodes that workarounds insert are not in it.
-    low : dict of Node to Rule
-        The operators of ``graph`` that compute in low precision, with their rules. Those in bodies of control flow are
-        not in it.
-    source : dict of Node to Node
-        From each copied node of ``graph`` to its original in the FP32 graph. Nodes that mxmp inserted are not in it.
-    norm : {None, "float32", "compute"}
-        ``Policy.norm`` of the plan's policy. ``"compute"`` puts no casts around BatchNorm, None and ``"float32"`` do.
-        Only for None may a workaround remove these casts.
-    workarounds : dict of str to list of Node
-        From the name of each workaround that was applied to the nodes of ``graph`` that it rewrote.
-    bodies : dict of Node to list of (Body, Plan, CastGraph)
-        From each control-flow operator of the FP32 graph to its bodies, the plan of each and what ``pipeline.emitted``
-        made of it; empty before.
-    """
+    """A graph with the casts of a plan. The workarounds of ``mxmp.kernels`` rewrite ``graph`` in place."""
 
     graph: Graph
     compute: str
-    casts: list[Node]
-    low: dict[Node, Rule]
-    source: dict[Node, Node]
-    norm: str | None = None
-    workarounds: dict[str, list[Node]] = field(default_factory=dict)
+    casts: list[Node]  # as inserted: one that a workaround removes from ``graph`` is still here
+    low: dict[Node, Rule]  # without those in bodies of control flow
+    source: dict[Node, Node]  # from a copy in ``graph`` to its original in the FP32 graph
+    norm: str | None = None  # ``Policy.norm``: only for None may a workaround remove the casts around BatchNorm
+    workarounds: dict[str, list[Node]] = field(default_factory=dict)  # from a name to what it rewrote
+    # By control-flow operator of the FP32 graph; empty until ``pipeline.emitted`` fills it.
     bodies: dict[Node, list[tuple[Body, Plan, CastGraph]]] = field(default_factory=dict)
 
 
 def insert_casts(planned: PlannedGraph) -> CastGraph:
-    """Return a copy of an FP32 graph with a cast wherever the plan has an operator read another dtype than it gets.
-
-    ``planned`` is the graph with its plan; it is not changed. Operators that read the same tensor in the same dtype
-    share a cast. The copy has the same arguments and auxiliary states, in the same order. Bodies of control flow are
-    not changed here, but by ``pipeline.emitted``. Parameters that the plan stores in float16 are declared so. If the
-    policy has ``output="float32"``, an output of the graph in low precision is cast to FP32. The cast takes the name of
-    its operator, ``"fc"``, and the operator is renamed by the compute dtype, ``"fc_bfloat16"``, so that the output is
-    ``"fc_output"`` as before. Only where the operator has several outputs, the cast ones get new names:
-    ``"split_output"`` for ``"split_output0"``, ``"split_1_to_float32_output"`` for ``"split_output1"``.
-    """
+    """Return a copy of the FP32 graph of ``planned`` with its casts; bodies are left to ``pipeline.emitted``."""
     plan, graph = planned.plan, planned.graph
     compute = plan.policy.compute
     new: dict[Node, Node] = {}
@@ -104,6 +70,8 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
         if plan.policy.output != FULL or not planned.is_low(entry):
             return copied(entry)
         _take_layout(cast(entry, FULL).node, entry.node)
+        # The output is still "fc_output": the cast is now "fc", and the operator "fc_bfloat16". Of an operator with
+        # several outputs, the cast ones get new names: "split_1_to_float32_output" for "split_output1".
         if entry.index == 0 and not entry.node.is_variable:
             _take_name(cast(entry, FULL).node, new[entry.node], compute)
         return cast(entry, FULL)
@@ -124,57 +92,37 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
 
 
 def is_ours(node: Node) -> bool:
-    """Return whether ``insert_casts`` or a workaround inserted this node.
-
-    False for the network's own nodes, and for those that ``scale_heads`` inserts in front of loss heads.
-    """
+    """Return whether ``insert_casts`` or a workaround inserted ``node``; False for the nodes of ``scale_heads``."""
     return MARK in node.attrs
 
 
 def inserted(op: str, name: str, inputs: Iterable[Entry] = (), **attrs: object) -> Entry:
-    """Return the first output of a new node that is marked as mxmp's, for which ``is_ours`` is True.
-
-    ``op`` is the node's operator; ``attrs`` are its parameters, which become texts as in Symbol JSON. ``strip`` removes
-    the node.
-    """
+    """Return the first output of a new node of mxmp's, which ``strip`` removes; ``attrs`` become texts."""
     return Entry(Node(op, name, {**{key: str(value) for key, value in attrs.items()}, MARK: "cast"}, list(inputs)))
 
 
 def casts_to(node: Node, dtype: str) -> bool:
-    """Return True if ``node`` is a ``Cast`` to ``dtype`` that mxmp inserted; False for an ``amp_cast``.
-
-    mxmp inserts ``Cast`` nodes; in bfloat16 a workaround then makes them ``amp_cast`` nodes.
-    """
+    """Return whether ``node`` is a ``Cast`` of mxmp's to ``dtype``; False for an ``amp_cast``, as bfloat16 gets it."""
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype
 
 
 def skip_casts(node: Node, readers: Mapping[Entry, list[tuple[Node, int]]]) -> None:
     """Let the readers of all casts of the first output of ``node`` read this output itself, in place.
-
-    Nothing but casts may read it. ``readers`` is ``consumers()`` of the graph, before this change.
-    """
+    Nothing but casts may read it. ``readers`` is ``consumers()`` of the graph, before this change."""
     for cast, _ in readers.get(Entry(node), ()):
         for user, position in readers[Entry(cast)]:
             user.inputs[position] = Entry(node)
 
 
 def source_of(entry: Entry) -> Entry:
-    """Return the network's own tensor that inserted nodes pass on as ``entry``; for a cast, the tensor that it casts.
-
-    Returns ``entry`` itself if it is a tensor of the network's own. The output of an inserted node without inputs
-    counts as one.
-    """
+    """Return the network's own tensor that inserted nodes pass on as ``entry``; for a cast, what it casts."""
     while is_ours(entry.node) and entry.node.inputs:
         entry = passed_on(entry)
     return entry
 
 
 def strip(graph: Graph) -> Graph:
-    """Return a copy of a graph without the casts and workarounds of mxmp: the network's FP32 graph.
-
-    In the copy, nodes have their former names and variables their former declared dtypes, and operators that a
-    workaround replaced by others are back; so too in bodies of control flow. Nodes that ``scale_heads`` inserted stay.
-    """
+    """Return a copy without the casts and workarounds of mxmp, in bodies too; nodes of ``scale_heads`` stay."""
     new: dict[Node, Node] = {}
     renamed: dict[Node, str] = {}
 
@@ -203,23 +151,14 @@ def strip(graph: Graph) -> Graph:
 
 
 def replace_operator(node: Node, op: str, **attrs: str) -> None:
-    """Turn ``node``, an operator of the network, into the operator ``op`` with only the parameters ``attrs``.
-
-    The node keeps its name, its inputs and the attributes that any node may have, such as ``__dtype__``. ``strip``
-    restores the former operator and its parameters.
-    """
+    """Turn the network's ``node`` into an ``op`` with only the parameters ``attrs``; ``strip`` undoes this."""
     hidden = {name: value for name, value in node.attrs.items() if _is_hidden(name)}
     node.attrs = {**hidden, **attrs, _REPLACED: json.dumps([node.op, node.attrs])}
     node.op = op
 
 
 def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
-    """Replace outputs of ``graph``, in place, by tensors that a workaround computes from them; output names stay.
-
-    ``made`` maps an operator to the tensor that replaces its first output. An operator whose first output is no output
-    of the graph is left as it is. MXNet names an output by the node that makes it, so the node that makes the new
-    tensor takes the operator's name, ``"fc"``, and the operator is renamed ``"fc_inner"``; ``strip`` undoes this.
-    """
+    """Replace outputs of ``graph``, in place: ``made`` maps an operator to what replaces its first output."""
     for position, head in enumerate(graph.heads):
         if head.index == 0 and head.node in made:
             _take_layout(made[head.node].node, head.node)
@@ -228,33 +167,24 @@ def replace_heads(graph: Graph, made: Mapping[Node, Entry]) -> None:
 
 
 def _take_name(ours: Node, source: Node, suffix: str) -> None:
-    """Give ``ours``, a node that mxmp inserted, the name of ``source``, and rename ``source`` to ``<name>_<suffix>``.
-
-    MXNet names a graph output by its node, and ``ours`` makes it now. Does nothing if ``ours`` took a name before.
-    """
+    # MXNet names a graph output by the node that makes it, and that is ``ours`` now.
     if ours.attrs[MARK] != "head":
         ours.attrs[MARK] = "head"
         ours.name, source.name = source.name, f"{source.name}_{suffix}"
 
 
 def _take_layout(ours: Node, source: Node) -> None:
-    """Give ``ours``, a node that mxmp inserted, the attribute ``__layout__`` of ``source``, if that has one.
-
-    MXNet's Module reads it from the node that makes a graph output, and that is ``ours`` now.
-    """
+    # Module reads it from the node that makes a graph output.
     if _LAYOUT in source.attrs:
         ours.attrs[_LAYOUT] = source.attrs[_LAYOUT]
 
 
 def declare_full(graph: Graph, given: Mapping[str, Any] | None = None) -> None:
-    """Declare as FP32, in place, each variable whose dtype MXNet cannot infer any more because of what mxmp inserted.
-
-    MXNet infers the dtype of a weight from the operator that reads it, but not through a cast, even if operators stand
-    between them. Without the declaration (the attribute ``__dtype__``) ``bind`` fails if the caller gives dtypes for
-    some inputs only, as Module does. It is a default: a dtype that the caller gives overrules it. ``given`` has the
-    dtypes of data and labels by name; None if they are not known.
-    """
+    """Declare as FP32, in place, each variable whose dtype MXNet cannot infer because of what mxmp inserted.
+    ``given`` has the dtypes of data and labels by name; None if they are not known."""
     nodes = [*graph.nodes()]
+    # MXNet infers a weight's dtype from the operator that reads it, but not through a cast. Without the declaration,
+    # bind fails if the caller gives dtypes of some inputs only, as Module does. What the caller gives overrules it.
     cut: set[Node] = set()  # what inserted nodes read, also through operators, in a body of control flow too
     for node in reversed(nodes):
         if node in cut or is_ours(node) or node.subgraphs:
@@ -274,36 +204,22 @@ def declare_full(graph: Graph, given: Mapping[str, Any] | None = None) -> None:
 
 
 def _copy(node: Node, inputs: list[Entry], new: dict[Node, Node]) -> Node:
-    """Return a copy of ``node`` that reads ``inputs``.
-
-    ``new`` maps each node that was copied already to its copy. It must have the control dependencies of ``node``: the
-    result depends on their copies.
-    """
+    """Return a copy that reads ``inputs``; ``new`` has the copies of the nodes on whose control it depends."""
     return Node(node.op, node.name, dict(node.attrs), inputs, [new[n] for n in node.control_deps], node.subgraphs)
 
 
 def passed_on(entry: Entry) -> Entry:
-    """Return the input that a node which mxmp inserted passes on as ``entry``, perhaps rounded, padded or cropped.
-
-    This is the first input, unless the node's attribute ``PASSED`` says otherwise: a ``where`` that selects between the
-    network's tensor and zeros passes its second input on, and output i of an ``amp_multicast`` is its input i. The node
-    must have inputs.
-    """
+    """Return the input that an inserted node passes on as ``entry``, perhaps rounded, padded or cropped."""
     position = entry.node.attrs.get(PASSED, "0")
     return entry.node.inputs[entry.index if position == "each" else int(position)]
 
 
 def _declare_dtype(variable: Node, dtype: str) -> None:
-    """Declare, in place, that a variable has ``dtype`` (by its attribute ``__dtype__``); ``strip`` undoes this.
-
-    Parameters stored in float16 need it, and variables that only casts read, whose dtype MXNet cannot infer.
-    """
     variable.attrs[_STORED] = variable.attrs.get("__dtype__", "")
     variable.attrs["__dtype__"] = TYPE_CODES[dtype]
 
 
 def _restore_dtype(node: Node) -> None:
-    """Undo ``_declare_dtype``, in place, if it was called for ``node``."""
     if _STORED in node.attrs:
         before = node.attrs.pop(_STORED)
         del node.attrs["__dtype__"]
@@ -312,15 +228,11 @@ def _restore_dtype(node: Node) -> None:
 
 
 def _restore_operator(node: Node) -> None:
-    """Undo ``replace_operator``, in place, if it was called for ``node``.
-
-    Attributes that any node may have, such as ``__dtype__``, stay as they are now.
-    """
     if _REPLACED in node.attrs:
         node.op, before = json.loads(node.attrs.pop(_REPLACED))
         node.attrs = {**before, **{name: value for name, value in node.attrs.items() if _is_hidden(name)}}
 
 
 def _is_hidden(attr: str) -> bool:
-    """Return whether ``attr`` is an attribute that any node may have (``"__dtype__"``), not an operator's parameter."""
+    """Return whether any node may have ``attr`` (``"__dtype__"``), so that it is no operator's parameter."""
     return attr.startswith("__")

@@ -1,4 +1,8 @@
-"""Makes the plan of a graph by the rules: each operator computes in what is safe, if the device has a kernel for it."""
+"""Makes the plan of a graph by the rules: each operator computes in what is safe, if the device has a kernel for it.
+
+``_Draft.by_rule`` decides from the inputs to the outputs, ``_Draft.settle`` then for what depends on its readers, and
+``readers.raised`` keeps in FP32 what an FP32 reader needs.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +50,7 @@ _KEEP_CHANNELS = frozenset(
 
 
 def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -> None:
-    """Check that MXNet can compute what ``policy`` says on ``device``, which is ``"cpu"`` or ``"gpu"``.
-
-    ``operators`` are the types of a graph's operators; the policy may name these even if this process does not know
-    them. Operators of an ``mx.library`` are an example: the process in which ``tune`` measures has not loaded the
-    library.
-
-    Raises
-    ------
-    ValueError
-        bfloat16 on a GPU; an operator in ``low_ops`` or ``full_ops`` that MXNet does not have, or has in graphs by
-        another name (``"concat"`` is ``"Concat"``); one in ``low_ops`` that is a loss head, or of ``Kind.ALONE``, such
-        as an operator on indices.
-    """
+    """Raise ``ValueError`` if MXNet cannot compute on ``device`` (``"cpu"`` or ``"gpu"``) what ``policy`` says."""
     if policy.compute == "bfloat16" and device == "gpu":
         raise ValueError(
             "MXNet 1.9.1 has no bfloat16 kernels for a GPU: use 'float16' there, or run bfloat16 on the CPU"
@@ -66,6 +58,7 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
     for name in ("low_ops", "full_ops"):
         for op in getattr(policy, name):
             own = _mxnet.name_in_graphs(op)
+            # ``operators``, of a graph, may be of an mx.library, which a process that measures has not loaded.
             if not own and op not in RULES and op not in operators:
                 raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
             if own not in ("", op):
@@ -80,67 +73,19 @@ def decide(
     policy: Policy,
     device: str,
     *,
-    parameters: Collection[str] | None = None,
-    stored_low: Collection[str] = (),
-    keep_output_names: bool = False,
-    non_fp32: Mapping[str, str] = _NOTHING,
-    decided: Mapping[str, Decision] = _UNDECIDED,
-    training_shapes: Mapping[str, tuple] = NO_SHAPES,
-    exported: bool = False,
-    learned: Collection[str] | None = None,
+    parameters: Collection[str] | None = None,  # may be stored in float16; None: see ``_WEIGHT_SLOTS``
+    stored_low: Collection[str] = (),  # parameters that another graph of the network stores in float16 already
+    keep_output_names: bool = False,  # FP32 for an operator whose graph outputs a cast would rename
+    non_fp32: Mapping[str, str] = _NOTHING,  # why a variable is no dense FP32 array, where the graph does not say it
+    decided: Mapping[str, Decision] = _UNDECIDED,  # of another plan: they overrule rules and missing kernels
+    training_shapes: Mapping[str, tuple] = NO_SHAPES,  # of the inputs; empty for inference too
+    exported: bool = False,  # to run elsewhere: MXNET_SAFE_ACCUMULATION does not count
+    learned: Collection[str] | None = None,  # all parameters but constants; None: inputs may be features
     is_body: bool = False,
-    any_kernel: bool = False,
+    any_kernel: bool = False,  # as if the device had every kernel, except in bodies
 ) -> Plan:
-    """Return the plan that the rules give for a graph: whether each operator computes in low precision, and why.
-
-    Parameters
-    ----------
-    graph : Graph
-        The FP32 graph, without casts that mxmp inserted.
-    policy : Policy
-        What the user chose; ``exclude``, ``low_ops`` and ``full_ops`` overrule the rules.
-    device : {"cpu", "gpu"}
-        Where the graph will run. An operator stays in FP32, even one of ``low_ops``, if the device has no low-precision
-        kernel for it, or one that is wrong or slower than FP32's.
-    parameters : collection of str, optional
-        Names of the variables that may be stored in float16, with FP32 master weights. A variable is stored
-        so if the policy stores parameters in float16 and all operators that read the variable do so in float16. Default
-        (None): weights and biases of convolutions, FullyConnected and RNN.
-    stored_low : collection of str
-        Names of parameters that are stored in float16 already, because another graph of the same network decided so.
-        If the policy stores parameters in float16, the plan keeps them so, even if an operator here reads one in FP32.
-        Otherwise the names have no effect.
-    keep_output_names : bool
-        Keep an operator with several outputs in FP32 if one of them is a graph output, ``"split_output0"``, because a
-        cast would rename that. This holds even if the policy has ``output="compute"``, which casts no outputs.
-    non_fp32 : mapping of str to str
-        The variables that hold an integer, float64 or sparse array, or get a row-sparse gradient, although the graph
-        does not declare it. Each name is mapped to the reason that the plan gives for not casting the variable.
-    decided : mapping of str to Decision
-        Decisions of another plan, by node name. An operator with the same name and type gets its decision there, even
-        against its rule or where the kernel is missing. It stays in FP32 nevertheless if ``policy.exclude`` or
-        ``keep_output_names`` says so, if its outputs are no dense FP32 arrays, or if it computes the condition of a
-        loop or branch. The rules decide for operators that are not in ``decided``.
-    training_shapes : mapping of str to tuple
-        The shapes of the graph's inputs by name, if it will train with inputs of about these shapes; empty if it is for
-        inference, or the shapes are not known. Some bfloat16 kernels train slower than FP32's for few rows.
-    exported : bool
-        Whether the graph will be saved, to run elsewhere. No decision then depends on ``MXNET_SAFE_ACCUMULATION`` in
-        the environment, with which softmax and LayerNorm may compute in float16 (see ``safe_sums.py``).
-    learned : collection of str, optional
-        Names of all parameters but constants. A matrix product of which no operand depends on one stays in FP32: it
-        computes positions, angles or camera matrices, not features. None or empty: no product is such a one, as inputs
-        may be features that another graph computed.
-    is_body : bool
-        Whether the graph is the body of a loop or branch.
-    any_kernel : bool
-        Whether to decide as if the device had every kernel, for operators of the graph itself.
-
-    Raises
-    ------
-    ValueError
-        ``check_policy`` refuses the policy, or ``rule_under`` an operator of the graph, such as one without a rule.
-    """
+    """Return the plan of an FP32 graph by the rules: whether each operator computes in low precision, and why.
+    Raises ``ValueError`` if ``check_policy`` refuses the policy, or ``rule_under`` an operator."""
     names = graph.names()
     check_policy(policy, device, {node.op for node in names})
     storable = {*(parameters or ()), *stored_low} if policy.stores_low(device) else ()
@@ -201,18 +146,8 @@ def may_compute_low(
     keep_output_names: bool = False,
     slow_too: bool = False,
 ) -> dict[Node, Kind]:
-    """Return the operators that may compute in low precision in a plan that is as safe as the rules, with their kinds.
-
-    The kind is ``LOW``, such as of a convolution, or ``FOLLOW``, such as of a relu. The operators are those that
-    ``decide`` would have in low precision on a device with every kernel, and of which this device has a right kernel,
-    without ``slow_too`` none that is slower than FP32's; and those in front of them that only move values
-    (``Rule.exact``), so that rounding before them gives what rounding behind them gives. So a plan
-    with any of these in low precision, and all else in FP32, rounds nothing that the rules would not round: not the
-    data in front of what normalizes them, nor the digits that an FP32 loss reads.
-
-    Shapes are not considered; operators in bodies of control flow are not returned. The other arguments are those of
-    ``decide``. Raises ``ValueError`` if ``decide`` does.
-    """
+    """Return the operators that a plan may have in low precision and round nothing that the rules would not round.
+    Each has its kind, ``LOW`` or ``FOLLOW``. Without ``slow_too``, none has a kernel that is slower than FP32's."""
     decisions = decide(
         *(graph, policy, device),
         parameters=parameters,
@@ -235,6 +170,7 @@ def may_compute_low(
         readers.setdefault(entry.node, []).extend(users)
     for node in reversed(list(found)):
         users = readers.get(node, [])
+        # What only moves values, in front of these: rounding before it gives what rounding behind it gives.
         moves = draft.rules[node].exact and users and node not in heads
         if moves and all(user in low and position not in draft.rules[user].keep for user, position in users):
             low.add(node)
@@ -242,11 +178,8 @@ def may_compute_low(
 
 
 def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator[tuple[Node, Rule, str]]:
-    """Yield each operator of ``graph``, its rule, and a reason to keep it in FP32 whatever its rule says, or ``""``.
-
-    For later decisions, records in ``draft`` which nodes have outputs that are no dense FP32 arrays, and how many
-    channels the first output of a node has, where this is known. Operators in bodies of control flow are not yielded.
-    """
+    """Yield each operator, its rule, and a reason to keep it in FP32 whatever the rule says, or ``""``.
+    Record in ``draft`` which outputs are no dense FP32 arrays, how many channels they have, and what is learned."""
     heads = {entry.node for entry in graph.heads if keep_output_names and _has_several_outputs(entry, graph)}
     for node in graph.nodes():
         draft.note_channels(node)
@@ -263,13 +196,9 @@ def _operators(graph: Graph, draft: _Draft, keep_output_names: bool) -> Iterator
 
 
 def _has_several_outputs(head: Entry, graph: Graph) -> bool:
-    """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``.
-
-    ``head`` is an output of ``graph``. A cast that replaces it would rename it ``"split_output"``. For a Custom
-    operator and for control flow, which never compute in low precision, the result is True only if ``head`` is not
-    their first output. For a variable it is False.
-    """
+    """Return whether MXNet numbers the outputs of the operator that makes ``head``, as in ``"split_output0"``."""
     node = head.node
+    # Custom operators and control flow never compute in low precision: no cast renames their outputs.
     if head.index or node.is_variable or node.op == "Custom" or node.subgraphs:
         return head.index > 0
     inputs = [Entry(Node("null", f"input{position}")) for position in range(len(node.inputs))]
@@ -280,13 +209,8 @@ def _has_several_outputs(head: Entry, graph: Graph) -> bool:
 def _decide_body(
     node: Node, body: Body, policy: Policy, device: str, draft: _Draft, fixed: str, decided: Mapping[str, Decision]
 ) -> Plan:
-    """Return the plan of a body of the control-flow operator ``node``; its names are ``"fc"``, not ``"loop/fc"``.
-
-    ``draft`` is that of the graph around the body; it says which tensors that the body gets from this graph are no
-    dense FP32 arrays. ``fixed`` is the reason for which the whole body stays in FP32, or ``""``. ``decided`` has
-    decisions of another plan for operators of the body, by their names in the body. If ``fixed`` is ``""``, they
-    replace those of the rules, but for the exceptions in ``decide``; otherwise they have no effect.
-    """
+    """Return the plan of a body of ``node``, with names as in the body; all is FP32 if ``fixed`` is a reason.
+    ``draft`` is that of the graph around the body; ``decided`` has another plan's decisions for the body."""
     outer = {variable.name: node.inputs[position].node for variable, position in body.positions.items()}
     non_fp32 = {name: draft.non_fp32[source] for name, source in outer.items() if source in draft.non_fp32}
     plan = decide(
@@ -304,37 +228,14 @@ def _decide_body(
 
 
 class _Draft:
-    """The plan of one graph while ``decide`` makes it, operator by operator from the inputs to the outputs.
-
-    The arguments of the constructor are those of ``decide``; the keys of the argument ``non_fp32`` are names of
-    variables. ``storable`` has the names of the parameters that may be stored in float16, or are already.
-
-    Attributes
-    ----------
-    exported : bool
-        Whether the graph will be saved, to run elsewhere. No decision then depends on ``MXNET_SAFE_ACCUMULATION``.
-    patterns : dict of str to Pattern
-        The patterns of ``policy.exclude``, compiled.
-    rules : dict of Node to Rule
-        The rules of the operators so far.
-    kinds : dict of Node to Kind
-        The kinds of the operators for which the rules decided, under the policy and on the device.
-    decisions : dict of Node to Decision
-        The decisions so far. ``settle`` may still change some of them.
-    non_fp32 : dict of Node to str
-        From each node whose outputs are no dense FP32 arrays to why: ``"the graph asks for int32 here"``.
-    data_shapes : mapping of Node to tuple
-        The shape of the data that each FullyConnected reads in training, where it is known.
-    low_inputs : dict of Node to set of int
-        From each control-flow operator to the positions of the inputs that it reads in float16.
-    """
+    """The plan of one graph while ``decide`` makes it; the constructor's arguments are those of ``decide``."""
 
     def __init__(
         self,
         policy: Policy,
         device: str,
         non_fp32: Mapping[str, str],
-        storable: Collection[str] = (),
+        storable: Collection[str] = (),  # parameters that may be stored in float16, or are already
         *,
         exported: bool = False,
         learned: Collection[str] | None = None,
@@ -352,11 +253,11 @@ class _Draft:
         self._device = device
         self.patterns = {pattern: pattern_of(pattern) for pattern in policy.exclude}
         self.rules: dict[Node, Rule] = {}
-        self.kinds: dict[Node, Kind] = {}
-        self.decisions: dict[Node, Decision] = {}
-        self.non_fp32: dict[Node, str] = {}
-        self.data_shapes: Mapping[Node, tuple] = {}
-        self.low_inputs: dict[Node, set[int]] = {}
+        self.kinds: dict[Node, Kind] = {}  # where the rules decided, under the policy and on the device
+        self.decisions: dict[Node, Decision] = {}  # ``settle`` may still change some
+        self.non_fp32: dict[Node, str] = {}  # why the outputs of a node are no dense FP32 arrays
+        self.data_shapes: Mapping[Node, tuple] = {}  # of each FullyConnected in training, where known
+        self.low_inputs: dict[Node, set[int]] = {}  # what control flow reads in float16
         self._channels: dict[Entry, int] = {}
         # Operators whose first output, an FP32 tensor in float16's range, may be read in either dtype.
         self._either: set[Node] = set()
@@ -374,20 +275,10 @@ class _Draft:
         return f"excluded by {found!r}" if found else ""
 
     def by_rule(self, node: Node, rule: Rule) -> tuple[bool, str]:
-        """Return whether ``node`` computes in low precision by its rule, the policy and the device's kernels, and why.
-
-        An operator of ``Kind.FOLLOW`` computes in low precision if each of its inputs is in low precision or may be
-        read in either dtype (such as, in float16, the output of an FP32 BatchNorm); the operators that make them must
-        be decided already. Inputs in ``Rule.keep`` (indices, for example) and ``Rule.params`` (parameters) do not
-        count; an operator that has no other inputs computes in FP32.
-
-        In two cases the result is True for now, and ``node`` is recorded so that ``settle`` decides later: all these
-        inputs may be read in either dtype; or the operator only moves values (``Rule.exact``), and they are values of
-        parameters for which ``_is_parameter`` is True. For a softmax or LayerNorm, the result may be False for now, and
-        ``settle`` may change it to True.
-        """
+        """Return whether ``node`` computes in low precision by rule, policy and device, and why; see ``settle``."""
         kind, reason = self.kind(node, rule)
         self.kinds[node] = kind
+        # Such a product computes positions, angles or camera matrices, not features.
         if kind is Kind.LOW and not self._is_learned(node) and node.op not in self.policy.low_ops:
             return False, "it multiplies data and constants: none of its operands depends on a parameter"
         if kind is Kind.FOLLOW:
@@ -407,49 +298,32 @@ class _Draft:
             if self._sums_safely and kind is Kind.FULL and safe_sums.may_be_float16(node.op, node.attrs, self.policy):
                 self._summed[node] = None
         elif kind is Kind.FULL and self._only_lacks_a_kernel(node, rule):
+            # Its values are in float16's range: an addition of one and a float16 tensor may still compute in float16.
             self._either.add(node)
         return kind in (Kind.LOW, Kind.FOLLOW), reason
 
     def _only_lacks_a_kernel(self, node: Node, rule: Rule) -> bool:
-        """Return whether ``node``, an operator in FP32, would compute in float16 if the device's kernel allowed it.
-
-        It would if it is of ``Kind.FOLLOW``, and each input that decides its dtype is in float16 or may be read in it.
-        An example is a bilinear resizing: MXNet's float16 kernel sums the gradients in float16. The outputs of such an
-        operator are in float16's range, so an addition of one and a float16 tensor may still compute in float16.
-        Always False in bfloat16.
-        """
+        """Return whether ``node`` is FP32 only for the device's kernel, such as that of a bilinear resizing."""
         if self.policy.compute != "float16" or self._kind_by_rule(node, rule)[0] is not Kind.FOLLOW:
             return False
         read = deciding_inputs(node, rule)
         return bool(read) and self._all_may_be_low(read)
 
     def _all_may_be_low(self, entries: Iterable[Entry]) -> bool:
-        """Return whether each of ``entries`` is in low precision or may be read in either dtype."""
         return all(self._is_low(entry) or self._may_be_either(entry) for entry in entries)
 
     def settle(self, graph: Graph, by_plan: bool) -> None:
-        """Decide, in ``decisions``, for the operators that ``by_rule`` left undecided; the others must be decided.
-
-        - An operator that only moves the values of parameters computes in low precision if all that read its output do,
-          and it makes no graph output: rounding commutes with moving, and so the parameters can be stored in float16.
-        - One that reads only tensors which are safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes
-          in low precision in three cases. (1) An operator reads its output in low precision, and would round it anyway.
-          (2) A BatchNorm that a GPU computes by cuDNN (see ``norm_reads_float16``) reads its output. (3) It makes no
-          graph output, and such a BatchNorm that reads float16 data is in front of it, perhaps with other operators of
-          case (3) between the two.
-
-        In all other cases, operators of these two groups compute in FP32. If ``by_plan``, they do so in every case,
-        because the other decisions are those of a plan (``decided``) that does not have these operators.
-
-        After that, and also if ``by_plan``: where ``MXNET_SAFE_ACCUMULATION`` is set, and the graph is not exported, a
-        softmax whose input is float16, and with ``norm="compute"`` a LayerNorm too, computes in float16 if all that
-        read its output do, and it makes no graph output. This needs no cast, and the kernel sums in FP32.
-        """
+        """Decide, in ``decisions``, for the operators that ``by_rule`` left undecided.
+        ``by_plan``: the others follow a plan, which lacks the undecided and the movers, so these compute in FP32."""
         readers: dict[Node, list[tuple[Node, int]]] = {}
         for entry, users in graph.consumers().items() if self._undecided or self._movers or self._summed else ():
             readers.setdefault(entry.node, []).extend(users)
         heads = {entry.node for entry in graph.heads}
         behind_norms: set[Node] = set()
+        # An operator that reads only what is safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes in
+        # low precision in three cases: (1) an operator reads it in low precision, and would round it anyway; (2) a
+        # BatchNorm of cuDNN reads it; (3) it makes no graph output, and a BatchNorm of cuDNN with float16 data is in
+        # front of it, perhaps with others of case (3) between.
         for node in self._undecided:
             after_norm = (e.node in behind_norms or self._norm_returns_float16(e) for e in node.inputs)
             if node not in heads and any(after_norm):
@@ -459,10 +333,12 @@ class _Draft:
             if by_plan or not (node in behind_norms or any(wanted)):
                 why = "it follows a normalization, and nothing that reads it computes in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
+        # Rounding commutes with moving, and so the parameters can be stored in float16.
         for node in reversed(list(self._movers)):
             if by_plan or node in heads or not all(self.wants_low(*reader) for reader in readers.get(node, ())):
                 why = "it moves the values of parameters, and not all that read it compute in low precision"
                 self.decisions[node] = Decision(node.op, False, why)
+        # These need no cast, and their kernels sum in FP32.
         for node in self._summed:
             used = node in readers and node not in heads and all(self.wants_low(*reader) for reader in readers[node])
             if used and self._makes_low(node.inputs[0]):
@@ -474,15 +350,10 @@ class _Draft:
         return node in self._either and self.norm_reads_float16(node, 0) and self._is_low(node.inputs[0])
 
     def norm_reads_float16(self, node: Node, position: int) -> bool:
-        """Return whether ``position`` is that of the data of a BatchNorm that cuDNN could compute from float16 data.
-
-        cuDNN's kernel reads and writes float16, but computes in FP32, so it gives what a cast to FP32, BatchNorm and a
-        cast to float16 give. On a GPU, for the policy's ``norm=None``, it replaces these three. On a CPU, or for
-        ``norm="float32"``, they stay, but the result is True too, so that all give the same numbers. The result is
-        False for ``norm="compute"``, by which BatchNorm takes the dtype of its input; in bfloat16; where a GPU does not
-        use cuDNN (``leaves_cudnn``); and for a BatchNorm that ``full_ops`` names, or for which ``by_rule`` was not
-        called, as ``exclude`` or a plan decided.
-        """
+        """Return whether ``position`` is that of the data of a BatchNorm that cuDNN could compute from float16 data."""
+        # cuDNN's kernel reads and writes float16 and computes in FP32: it gives what cast, BatchNorm and cast give. On
+        # a GPU, with norm=None, it replaces them. On a CPU, or with norm="float32", they stay, but count alike, so that
+        # all give the same numbers. ``_either`` lacks what ``exclude``, ``full_ops`` or a plan decided.
         return (
             node in self._either
             and position == 0
@@ -492,15 +363,7 @@ class _Draft:
         )
 
     def kind(self, node: Node, rule: Rule) -> tuple[Kind, str]:
-        """Return how ``node`` takes part in mixed precision under the policy and on the device, and the reason.
-
-        The dtypes of the node's inputs are not considered. ``full_ops`` and ``low_ops`` overrule the rule. With
-        ``norm="compute"``, ``Kind.NORM`` (BatchNorm) becomes ``Kind.FOLLOW``. Otherwise it stays ``Kind.NORM``, which
-        is FP32 in the plan; only on a GPU with ``norm=None`` its kernel may read float16 all the same, where
-        ``kernels/norms.drop_casts`` takes out the casts around it. ``Kind.LOW`` and ``Kind.FOLLOW`` become
-        ``Kind.FULL`` if the device's kernel is missing, wrong or, unless ``slow_too``, slower than FP32's (see
-        ``missing_kernel``).
-        """
+        """Return how ``node`` takes part under the policy and on the device, whatever its inputs are, and why."""
         kind, reason = self._kind_by_rule(node, rule)
         if kind in (Kind.LOW, Kind.FOLLOW) and not self._any_kernel:
             channels = self._channels.get(node.inputs[0]) if node.inputs else None
@@ -515,12 +378,13 @@ class _Draft:
         return kind, reason
 
     def _kind_by_rule(self, node: Node, rule: Rule) -> tuple[Kind, str]:
-        """Return the kind of ``node`` under the policy, and the reason, as if the device had every kernel."""
+        """Return the kind and the reason as if the device had every kernel."""
         kind, reason = rule.resolve(node.attrs, self.policy.compute)
         if node.op in self.policy.full_ops:
             return Kind.FULL, "the policy's full_ops names it"
         if node.op in self.policy.low_ops:
             kind, reason = Kind.LOW, "the policy's low_ops names it"
+        # A BatchNorm that stays NORM is FP32 in the plan; on a GPU ``kernels/norms.drop_casts`` may drop its casts.
         if kind is Kind.NORM and self.policy.norm == "compute":
             kind = Kind.FOLLOW
         if kind is Kind.FOLLOW and is_square(node):
@@ -528,50 +392,32 @@ class _Draft:
         return kind, reason
 
     def _is_low(self, entry: Entry) -> bool:
-        """Return whether ``entry`` is in low precision for certain.
-
-        Returns False for a variable, and for an output of an operator that ``settle`` has still to decide.
-        """
+        """Return whether ``entry`` is in low precision for certain, not up to ``settle``; False for a variable."""
         return entry.node not in self._undecided and entry.node not in self._movers and self._makes_low(entry)
 
     def _is_parameter(self, entry: Entry) -> bool:
-        """Return whether a tensor has the values of parameters that may be stored in float16, or are already.
-
-        Operators with ``Rule.exact``, such as transpose, may have moved them.
-        """
+        """Return whether ``entry`` has the values of parameters that may be stored in float16, perhaps moved."""
         node = entry.node
         return node in self._movers or (node.is_variable and node.name in self._storable and node not in self.non_fp32)
 
     def _may_be_either(self, entry: Entry) -> bool:
-        """Return whether an operator may read this tensor in FP32 or in low precision, as ``settle`` decides later.
-
-        True for the first output of an FP32 operator with ``Rule.normalized``, such as BatchNorm, or that only lacks a
-        float16 kernel, and for outputs of operators that follow only such tensors. Always False in bfloat16.
-        """
+        """Return whether ``entry`` may be read in FP32 or low precision, as ``settle`` decides; never in bfloat16."""
         if entry.node in self._either:
             return entry.index == 0
         return entry.node in self._undecided and self._makes_low(entry)
 
     def _makes_low(self, entry: Entry) -> bool:
-        """Return whether the tensor ``entry`` is in low precision by the decision so far for its operator.
-
-        An operator in ``_undecided`` or ``_movers``, which ``settle`` may move to FP32 at the end, counts as one in low
-        precision until then. Returns False for a variable, and for an output that the operator's rule keeps in FP32.
-        """
+        """Return whether ``entry`` is in low precision by the decision so far, which ``settle`` may undo."""
         decision = self.decisions.get(entry.node)
         return decision is not None and decision.low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether ``node``, which is decided already, reads its input at ``position`` in low precision."""
         if node in self.low_inputs:
             return position in self.low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
 
     def note_channels(self, node: Node) -> None:
-        """Record how many channels the first output of ``node`` has, if ``num_filter`` of convolutions determines this.
-
-        Some bfloat16 kernels of oneDNN are slower than FP32's unless this number is a multiple of 16.
-        """
+        # Some bfloat16 kernels of oneDNN are slower than FP32's unless it is a multiple of ``CHANNEL_BLOCK``.
         found: int | None = None
         if node.op == "Convolution":
             found = int(node.attrs["num_filter"])
@@ -590,18 +436,12 @@ class _Draft:
             self._learned.add(node)
 
     def _is_learned(self, node: Node) -> bool:
-        """Return whether ``node`` reads what depends on a parameter, or it is not known which variables are."""
+        """Return whether ``node`` reads what depends on a parameter; True if the parameters are not known."""
         return self._learned_names is None or any(entry.node in self._learned for entry in node.inputs)
 
     def non_fp32_reason(self, node: Node, rule: Rule | None) -> str:
-        """Return why the outputs of ``node`` are no dense FP32 arrays, or ``""`` if they are.
-
-        mxmp casts dense FP32 arrays only; integer, float64 and sparse arrays stay as they are. ``rule`` is the
-        operator's rule, or None for a variable. A variable has its declared dtype; without one, it is FP32 unless the
-        constructor's ``non_fp32`` has it. An operator has the dtype of its parameter ``dtype``. Without this parameter,
-        its outputs count as dense FP32 arrays only if all its inputs are, except those in ``Rule.keep``, such as
-        indices.
-        """
+        """Return why the outputs of ``node`` are no dense FP32 arrays, which alone mxmp casts, or ``""``.
+        ``rule`` is None for a variable."""
         attrs = node.attrs
         dtype = attrs.get("__dtype__") if rule is None else attrs.get("dtype")
         if dtype is not None and dtype not in _FLOAT32:
@@ -613,6 +453,7 @@ class _Draft:
             return self._non_fp32_inputs.get(node.name, "")
         if dtype is not None:
             return ""
+        # Without a parameter ``dtype``, it has the dtype of its inputs, except those in ``Rule.keep``, such as indices.
         for position, entry in enumerate(node.inputs):
             if position not in rule.keep and entry.node in self.non_fp32:
                 return self.non_fp32[entry.node]
@@ -630,11 +471,7 @@ class _Draft:
 
 
 def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node, tuple]:
-    """Return the shape of the data that each FullyConnected of ``graph`` reads, given ``shapes`` of inputs by name.
-
-    A size that does not follow from ``shapes`` is 0, and a shape of which nothing follows is ``()``. The dict is empty
-    if ``shapes`` do not fit the graph.
-    """
+    """Return the shape of the data of each FullyConnected, as ``output_shapes`` does; empty if they do not fit."""
     products = [node for node in graph.nodes() if node.op == "FullyConnected"]
     if not products:
         return {}
@@ -646,12 +483,7 @@ def _shapes_of_products(graph: Graph, shapes: Mapping[str, tuple]) -> dict[Node,
 
 
 def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | None) -> set[Node]:
-    """Return the variables that may be stored in float16: parameters that all their readers read in float16.
-
-    ``draft`` has the decisions for the graph's operators. ``parameters`` has the names of the parameters; None stands
-    for the weights and biases of convolutions, FullyConnected and RNN. A variable that is an output of the graph, or no
-    dense FP32 array, is left out.
-    """
+    """Return the parameters that all their readers read in float16; None for ``parameters``: see ``_WEIGHT_SLOTS``."""
     heads = {entry.node for entry in graph.heads}
     low = set()
     for entry, users in graph.consumers().items():

@@ -31,35 +31,18 @@ TYPE_CODES = {
 
 
 class Node:
-    """One operator or variable (``op == "null"``) of a graph. Two nodes are equal only if they are the same object.
-
-    Attributes
-    ----------
-    op : str
-        The operator's type, ``"Convolution"``; ``"null"`` for a variable.
-    name : str
-        The node's name, ``"conv0"``. Several nodes may have the same one.
-    attrs : dict of str to str
-        Operator parameters, such as ``{"kernel": "(3, 3)"}``, and attributes like ``__dtype__``, as MXNet writes them.
-    inputs : list of Entry
-        The tensors that the node reads, auxiliary states too, in MXNet's order.
-    control_deps : list of Node
-        Nodes that must run before this one, although it reads nothing from them.
-    subgraphs : list or None
-        For a control-flow operator (``_foreach``, ``_while_loop``, ``_cond``), the graphs that it runs, as parsed JSON;
-        ``subgraphs.bodies`` returns them as ``Graph`` objects. None for any other node.
-    """
+    """One operator, or variable (``op == "null"``), of a graph; it equals only itself."""
 
     __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")
 
     def __init__(
         self,
         op: str,
-        name: str,
-        attrs: dict[str, str] | None = None,
-        inputs: list[Entry] | None = None,
-        control_deps: list[Node] | None = None,
-        subgraphs: list | None = None,
+        name: str,  # several nodes may have the same one
+        attrs: dict[str, str] | None = None,  # parameters and attributes such as ``__dtype__``, as MXNet writes them
+        inputs: list[Entry] | None = None,  # auxiliary states too, in MXNet's order
+        control_deps: list[Node] | None = None,  # must run before this node, which reads nothing from them
+        subgraphs: list | None = None,  # the bodies of control flow, as parsed JSON (``subgraphs.bodies``)
     ) -> None:
         self.op = op
         self.name = name
@@ -77,30 +60,18 @@ class Node:
 
 
 class Entry(NamedTuple):
-    """One tensor of a graph: the output ``index`` of ``node``.
-
-    If ``node`` is a variable, ``version`` is how many operators have updated it in place so far, by MXNet's count. An
-    operator that updates what it reads counts too, so ``version`` is 1 where the first BatchNorm reads its running
-    mean. For other tensors it is 0.
-    """
+    """One tensor of a graph: the output ``index`` of ``node``."""
 
     node: Node
     index: int = 0  # type: ignore[assignment]
+    # How many operators have updated a variable in place so far, by MXNet's count. One that updates what it reads
+    # counts too: 1 where the first BatchNorm reads its running mean.
     version: int = 0
 
 
 class Graph:
-    """A Symbol as Python objects that can be rewritten: its outputs and all nodes that they depend on.
-
-    Attributes
-    ----------
-    heads : list of Entry
-        The graph's outputs, in order.
-    attrs : dict
-        The graph-level attributes of the Symbol JSON, such as ``{"mxnet_version": ["int", 10901]}``.
-    numpy : bool
-        Whether the graph was read from a Symbol of ``mx.sym.np``, so that ``to_symbol`` returns such a Symbol.
-    """
+    """A Symbol as Python objects that can be rewritten: its outputs, ``heads``, and all nodes that they depend on.
+    ``attrs`` are those of the whole graph; with ``numpy``, ``to_symbol`` returns a Symbol of ``mx.sym.np``."""
 
     def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None, *, numpy: bool = False) -> None:
         self.heads = heads
@@ -109,21 +80,12 @@ class Graph:
 
     @classmethod
     def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
-        """Return the graph of a Symbol, with its ``amp_cast`` nodes, which ``Symbol.tojson`` leaves out by default.
-
-        The Symbol is not changed.
-        """
         text = symbol.tojson(remove_amp_cast=False)
         return cls.from_json(text, numpy=_mxnet.is_numpy(symbol))
 
     @classmethod
     def from_json(cls, text: str, *, numpy: bool = False) -> Graph:
-        """Return the graph of ``text``, a Symbol's JSON as MXNet 1.9 writes it.
-
-        JSON of an older MXNet would lose attributes here: pass it to ``mx.sym.load_json``, and the Symbol to
-        ``from_symbol``. ``numpy`` says whether ``to_symbol`` shall return a Symbol of ``mx.sym.np``, which the JSON
-        does not say.
-        """
+        """Return the graph of JSON of MXNet 1.9. Older JSON would lose attributes: use ``mx.sym.load_json`` first."""
         raw = json.loads(text)
         nodes: list[Node] = []
         for item in raw["nodes"]:
@@ -135,12 +97,8 @@ class Graph:
         return cls(heads, raw.get("attrs"), numpy=numpy)
 
     def nodes(self) -> Iterator[Node]:
-        """Yield each node once, in MXNet's own order: depth first from the outputs.
-
-        A node comes after the nodes of its ``inputs`` and ``control_deps``. ``list_arguments()`` of a Symbol has the
-        variables in this order. Inserting a node with one input, such as a cast, between two nodes does not change the
-        order of the others.
-        """
+        """Yield each node once, behind what it depends on, in MXNet's order, which ``list_arguments()`` has too."""
+        # Depth first from the outputs: a node with one input, such as a cast, does not change the order of the others.
         seen: set[Node] = set()
         stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
         while stack:
@@ -157,11 +115,7 @@ class Graph:
                 stack += [entry.node for entry in reversed(item.inputs)]
 
     def names(self) -> dict[Node, str]:
-        """Return a dict from each node to a name that no other node has, in the order of ``nodes()``.
-
-        Several nodes have the same name if a layer is called twice, or if a user gives one name to two nodes. The first
-        keeps the name, the second gets ``"name:1"``, the third ``"name:2"``; a name that another node has is skipped.
-        """
+        """Return a unique name for each node, in the order of ``nodes()``: of two ``"fc"`` the second is ``"fc:1"``."""
         nodes = list(self.nodes())
         taken = {node.name for node in nodes}
         met: dict[str, int] = {}
@@ -178,7 +132,6 @@ class Graph:
         return names
 
     def to_json(self) -> str:
-        """Return the graph as Symbol JSON, which ``mx.sym.load_json`` reads."""
         number: dict[Node, int] = {}
         items: list[dict[str, Any]] = []
         for node in self.nodes():
@@ -203,15 +156,11 @@ class Graph:
         )
 
     def to_symbol(self) -> mx.sym.Symbol:
-        """Return the graph as a new Symbol, of ``mx.sym.np`` where ``numpy`` is True."""
         symbol = mx.sym.load_json(self.to_json())
         return symbol.as_np_ndarray() if self.numpy else symbol
 
     def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
-        """Return a dict from each tensor to the places where nodes read it: pairs ``(node, position of the input)``.
-
-        A tensor that no node reads, such as most graph outputs, is not in the dict.
-        """
+        """Return the places ``(node, position)`` where each tensor is read; a tensor that no node reads is missing."""
         users: dict[Entry, list[tuple[Node, int]]] = {}
         for node in self.nodes():
             for position, entry in enumerate(node.inputs):
@@ -219,13 +168,8 @@ class Graph:
         return users
 
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
-        """Let all nodes that read the first output of one of ``nodes`` read ``made(node)`` instead; change this graph.
-
-        ``made`` is called once for each of ``nodes``. It makes new nodes that compute a tensor from the node's first
-        output, such as a relu, and returns this tensor. The new nodes still read the first output. Returns a dict from
-        each of ``nodes`` to its ``made(node)``. Outputs of the graph stay as they are: to replace them too, pass the
-        dict to ``casts.replace_heads``.
-        """
+        """Let all that read the first output of one of ``nodes`` read ``made(node)`` instead; return what was made.
+        ``made`` makes nodes that read this output. Outputs of the graph stay: see ``casts.replace_heads``."""
         readers = self.consumers() if nodes else {}
         entries = {}
         for node in nodes:
@@ -236,11 +180,7 @@ class Graph:
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
-    """Return a shape that a user wrote, a non-empty tuple or list of positive integers, as a tuple of int.
-
-    Raises ``ValueError`` for anything else. The message says how to write a shape, and begins with ``name``, the name
-    of the input, unless ``name`` is empty.
-    """
+    """Return a shape that a user wrote for the input ``name`` as a tuple of int; raise ``ValueError`` if it is none."""
     start = f"{name}=" if name else ""
     if isinstance(value, (tuple, list)):
         sizes = tuple(int(size) for size in value if isinstance(size, Integral) and not isinstance(size, bool))
@@ -257,13 +197,13 @@ def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
 
 
 def data_inputs(graph: Graph) -> list[str]:
-    """Return the names of the variables that are the first input of an operator: data, rarely a weight or a label."""
+    """Return the variables that are the first input of an operator: data, rarely a weight or a label."""
     first = (node.inputs[0].node for node in graph.nodes() if node.inputs)
     return list(dict.fromkeys(node.name for node in first if node.is_variable))
 
 
 def wanted_shapes(names: Sequence[str]) -> str:
-    """Return the end of a message about inputs of a Symbol whose shape is not known: their names, how to give it."""
+    """Return the end of a message about inputs whose shapes are not known."""
     return (
         f"{', '.join(names[:5])}: give those of all inputs, such as {names[0]}=(32, 3, 224, 224), or "
         f"--shape {names[0]}=32,3,224,224 on the command line"
@@ -271,13 +211,7 @@ def wanted_shapes(names: Sequence[str]) -> str:
 
 
 def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
-    """Raise ``ValueError`` if a name or a shape in ``shapes``, which a user wrote as keywords, is wrong for a Symbol.
-
-    Each name must be one of ``inputs``, the names of the Symbol's inputs; not every input needs a shape. Each shape
-    must be one that ``as_shape`` accepts, and small enough for MXNet. It must have fewer than 2**63 elements. Each size
-    must be below 2**31, or below 2**63 if MXNet was built with ``USE_INT64_TENSOR_SIZE``. ``keywords`` are the calling
-    function's other keyword arguments, such as ``"policy"``: the message suggests one if an unknown name resembles it.
-    """
+    """Raise ``ValueError`` if a name or shape that a user wrote is wrong; ``keywords`` is what else may be meant."""
     largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
     for name, shape in shapes.items():
         if name not in inputs:
@@ -292,10 +226,7 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:
-    """Return the shapes of a Symbol's outputs, as far as MXNet infers them from ``shapes``, the inputs' shapes by name.
-
-    A size that cannot be inferred is 0, and a shape of which nothing is known is ``()``. Names that are no inputs of
-    the Symbol are ignored. Raises ``MXNetError`` if the shapes contradict the Symbol.
-    """
+    """Return the outputs' shapes, as far as they follow from those of inputs: 0 for an unknown size, ``()`` for all.
+    Raises ``MXNetError`` if ``shapes`` contradict the Symbol."""
     inputs = set(symbol.list_inputs())
     return symbol.infer_shape_partial(**{k: v for k, v in shapes.items() if k in inputs})[1]

@@ -17,23 +17,12 @@ from .rule_table import LINEAR_ALGEBRA
 
 
 class Call(NamedTuple):
-    """One operator of a graph, with all that the conditions in the table of missing kernels may depend on.
-
-    Attributes
-    ----------
-    op, attrs
-        The operator's name in Symbol JSON, and its parameters: ``"Convolution"``, ``{"kernel": "(3, 3)"}``.
-    channels : int or None
-        How many channels its first input has, if ``num_filter`` of convolutions before it determines this; otherwise
-        None, as shapes are not inferred.
-    data_shape : tuple of int
-        The shape of the data of a FullyConnected that trains in bfloat16, if it follows from the shapes of the graph's
-        inputs; a size that does not follow is 0. ``()`` for every other operator, and if nothing follows.
-    """
+    """One operator of a graph, with what the conditions of the table may depend on."""
 
     op: str
     attrs: Mapping[str, str]
-    channels: int | None
+    channels: int | None  # of the first input, if ``num_filter`` of convolutions determines them
+    # Of the data of a FullyConnected that trains in bfloat16; a size that is not known is 0.
     data_shape: tuple[int, ...] = ()
 
 
@@ -43,38 +32,15 @@ def _always(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class MissingKernel:
-    """One row of the table of missing kernels: operators that stay in FP32 on a device, and why.
+    """One row of the table: operators that stay in FP32 on a device, and why."""
 
-    The dict ``TABLE`` maps each pair of a device and a compute dtype to its rows.
-
-    Attributes
-    ----------
-    reason : str
-        The reason in one line, which ``explain`` shows to the user. ``{op}``, ``{channels}`` and the operator's
-        parameters in braces, such as ``{act_type}``, are replaced by their values.
-    operators : frozenset of str
-        Names of operators in Symbol JSON, with their aliases.
-    where : callable
-        The condition: takes an operator that the row is about (a ``Call``) and returns whether the row applies to it.
-        Default: it always applies.
-    all_others : bool
-        Whether the row is about all operators except ``operators``.
-    slow : bool
-        True: the low-precision kernel exists and is right, but is slower than FP32's with casts around it; only
-        ``mxmp.tune`` may choose it. False: the kernel is missing or wrong.
-    """
-
-    reason: str
+    reason: str  # {op}, {channels} and parameters such as {act_type} stand for their values
     operators: frozenset[str]
     where: Callable[[Call], bool] = _always
-    all_others: bool = False
-    slow: bool = False
+    all_others: bool = False  # about all operators except ``operators``
+    slow: bool = False  # right, but slower than FP32's with casts around it: only ``mxmp.tune`` may choose it
 
     def reason_for(self, call: Call) -> str:
-        """Return ``reason``, with ``{op}``, ``{channels}`` and parameters in braces replaced by the values of ``call``.
-
-        Raises ``KeyError`` if ``reason`` names a parameter that ``call.attrs`` does not have.
-        """
         return self.reason.format_map({**call.attrs, "op": call.op, "channels": call.channels})
 
 
@@ -83,11 +49,7 @@ class MissingKernel:
 
 @dataclass(frozen=True)
 class HasAttribute:
-    """A condition of a row in the table of missing kernels: the operator's parameter ``attr`` has one of ``values``.
-
-    The values are strings as in Symbol JSON. The JSON may leave out a parameter that has its default, so ``values``
-    must not contain the default.
-    """
+    """A condition: ``attr`` has one of ``values``, never its default, as Symbol JSON may leave that out."""
 
     attr: str
     values: tuple[str, ...]
@@ -97,36 +59,29 @@ class HasAttribute:
 
 
 def spatial_axes(attrs: Mapping[str, str]) -> int:
-    """Return how many sizes an operator's parameter ``kernel`` has, such as 2 for a 2-D convolution; 0 without it."""
+    """Return how many axes the parameter ``kernel`` has, such as 2 for a 2-D convolution; 0 without it."""
     return len(numbers_in(attrs.get("kernel")))
 
 
 def is_global_average(attrs: Mapping[str, str]) -> bool:
-    """Return whether an AdaptiveAvgPooling2D averages each channel to one value: its output size is 1, or not given."""
+    """Return whether an AdaptiveAvgPooling2D averages each channel to one value."""
     return set(numbers_in(attrs.get("output_size"))) <= {1}
 
 
 def _is_unmeasured_volume(call: Call) -> bool:
-    """Return whether the convolution ``call`` is 3-D, and is either dilated or has a kernel longer than 7 in an axis.
-
-    Such a convolution stays in FP32, because its bfloat16 gradients in oneDNN were never checked. Those of other 3-D
-    convolutions are right; for small inputs, they are so only with the workarounds of ``kernels/padding.py``.
-    """
+    # oneDNN's bfloat16 gradients of the other 3-D convolutions are right, at small inputs with kernels/padding.py.
     if spatial_axes(call.attrs) != 3:
         return False
     return bool(set(numbers_in(call.attrs.get("dilate"))) - {1}) or max(numbers_in(call.attrs["kernel"])) > 7
 
 
 def _scales_inexactly(call: Call) -> bool:
-    """Return whether ``call``, which multiplies or divides a tensor by a constant, may have an inexact bfloat16 result.
-
-    MXNet's kernel would truncate this result instead of rounding it. False only for a constant that is, up to its sign,
-    a power of two from 2**-17 to 2**15: then only the exponent changes, and it rarely leaves bfloat16's range.
-    """
+    """Return whether a product with the constant of ``call`` needs rounding in bfloat16: MXNet's kernel truncates."""
     try:
         mantissa, exponent = math.frexp(abs(float(call.attrs.get("scalar", ""))))
     except ValueError:
         return True
+    # A power of two changes the exponent only, and from 2**-17 to 2**15 that rarely leaves bfloat16's range.
     return mantissa != 0.5 or not -16 <= exponent <= 16
 
 
@@ -136,10 +91,7 @@ def _truncates_a_bound(call: Call) -> bool:
 
 
 def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number in ``text`` exactly: the lower 16 bits of the FP32 number are zero.
-
-    Returns False for NaN, and for a text that is no number.
-    """
+    """Return whether bfloat16 holds the number in ``text`` exactly; False for NaN, and for no number."""
     try:
         return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
     except (OverflowError, ValueError):
@@ -147,23 +99,16 @@ def _is_bfloat16(text: str) -> bool:
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:
-    """Return whether an ``UpSampling`` can be computed in steps of scale 2 (``kernels.cuda.double_in_steps``).
-
-    It can if it has scale 2, 4, 8, ..., reads one tensor and is not bilinear. Each gradient of a step is then a float16
-    sum of only 4 terms. Of several tensors, the smaller ones are enlarged by more than the scale.
-    """
+    """Return whether an ``UpSampling`` can be computed in steps of scale 2 (``kernels.cuda.double_in_steps``)."""
+    # Each gradient of a step is a float16 sum of 4 terms. Of several tensors, smaller ones are enlarged by more.
     scale, is_nearest = int(attrs["scale"]), attrs.get("sample_type") != "bilinear"
     return scale > 1 and scale & (scale - 1) == 0 and is_nearest and attrs.get("num_args", "1") == "1"
 
 
 def leaves_cudnn(attrs: Mapping[str, str]) -> bool:
-    """Return whether a GPU computes a BatchNorm with these parameters by MXNet's own kernel instead of cuDNN's.
-
-    That is so if ``use_global_stats`` or ``cudnn_off`` is set. In float16, MXNet's kernel sums in FP32 too, but rounds
-    gamma, beta, the mean and the terms of gamma's gradient to float16 (``src/operator/nn/batch_norm.cu``); cuDNN's
-    rounds none of these. So such a BatchNorm reads float16 only if the policy has ``norm="compute"``, or names it in
-    ``low_ops``.
-    """
+    """Return whether a GPU computes such a BatchNorm by MXNet's own kernel instead of cuDNN's."""
+    # In float16 MXNet's kernel sums in FP32 too, but rounds gamma, beta, the mean and the terms of gamma's gradient
+    # (src/operator/nn/batch_norm.cu), which cuDNN's does not. So it reads float16 only by norm="compute" or low_ops.
     return any(is_true(attrs.get(attr)) for attr in ("use_global_stats", "cudnn_off"))
 
 
@@ -174,12 +119,10 @@ CHANNEL_BLOCK = 16
 
 
 def _is_unblocked(call: Call) -> bool:
-    """Return whether the number of channels of the operator's first input is known, and no multiple of 16."""
     return call.channels is not None and call.channels % CHANNEL_BLOCK != 0
 
 
 def _is_unblocked_depthwise(call: Call) -> bool:
-    """Return whether the convolution ``call`` is depthwise, and its ``num_filter`` is no multiple of 16."""
     filters = call.attrs["num_filter"]
     return call.attrs.get("num_group", "1") == filters != "1" and int(filters) % CHANNEL_BLOCK != 0
 
@@ -197,12 +140,7 @@ FEW_ROWS = (
 
 
 def _has_few_rows(call: Call) -> bool:
-    """Return whether the FullyConnected ``call`` trains with few rows for its many weights.
-
-    It does if, for one of the pairs in ``_FEW_ROWS``, it has at least the first number of weights and fewer rows than
-    the second number. The number of rows is the batch size or, with ``flatten=False``, the product of all sizes of the
-    data but the last. Returns False if a size of the data is not known.
-    """
+    """Return whether the FullyConnected ``call`` trains with few rows for its weights; False if that is not known."""
     if not call.data_shape or not all(call.data_shape):
         return False
     flattens = is_true(call.attrs.get("flatten", "True"))

@@ -1,8 +1,6 @@
 """Translates what MXNet's monitor reports of a graph with casts to the FP32 network's operators and values.
 
-MXNet calls a monitor's callback with a name and an array for every node that runs: ``fc_output``,
-``fc_backward_output0``, ``fc_weight``. Here nodes that mxmp inserted are left out, operators that it renamed have their
-own names, and values arrive as FP32 arrays, rounded as the network rounds them.
+MXNet calls a monitor's callback with a name (``fc_output``, ``fc_backward_output0``, ``fc_weight``) and an array.
 """
 
 from __future__ import annotations
@@ -43,13 +41,8 @@ _Report = Tuple[str, Optional[str], NDArray]
 
 
 def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
-    """Return a dict from each of the network's operators in ``graph`` to its name in the FP32 graph.
-
-    ``graph`` is the graph with casts that follows ``plan``. Inserted nodes, variables and the operators in bodies of
-    control flow are not in the dict. An operator ``"fc"`` whose name an inserted cast has taken is called
-    ``"fc_float16"`` in ``graph``, and ``"fc"`` in the dict. Two operators named ``"fc"`` both have ``"fc"`` there,
-    although the plan calls the second ``"fc:1"``.
-    """
+    """Return the FP32 graph's name of each of the network's operators in ``graph``: ``"fc"`` for ``"fc_float16"``.
+    A second ``"fc"`` is ``"fc"`` too, although ``plan`` calls it ``"fc:1"``. Operators in bodies are left out."""
     names = {}
     for node in graph.nodes():
         if node.name in plan.decisions and not is_ours(node):
@@ -60,10 +53,7 @@ def network_names(graph: Graph, plan: Plan) -> dict[Node, str]:
 
 
 def in_full(array: NDArray) -> NDArray:
-    """Return an FP32 copy of a float16 or bfloat16 array, and ``array`` itself if it has another dtype.
-
-    Does not wait for the device.
-    """
+    """Return a float16 or bfloat16 array in FP32, and any other as it is; does not wait for the device."""
     dtype = np.dtype(array.dtype)
     if dtype == np.float16:
         return array.astype("float32")
@@ -72,48 +62,21 @@ def in_full(array: NDArray) -> NDArray:
 
 class GraphListener:
     """Base class of mxmp's own monitor callbacks, which get names and values as they are in the graph with casts.
-
-    A subclass defines ``__call__`` with MXNet's arguments: ``(name, op, handle)`` in Gluon, ``(name, handle)`` for an
-    executor. A callback of any other class is a user's: it is called through a ``NetworkView``, which translates to
-    names and values of the FP32 network.
-    """
+    Any other callback is a user's, called through a ``NetworkView``. MXNet's arguments: ``(name, op, handle)`` in
+    Gluon, ``(name, handle)`` for an executor."""
 
 
 class Place(NamedTuple):
-    """The tensor that MXNet's monitor reports under a name such as ``"fc_output"``, as ``place_of`` reads the name.
-
-    Attributes
-    ----------
-    node : Node
-        The node to which the tensor belongs, ``"fc"``.
-    what : {"output", "gradient", "input"}
-        Whether the tensor is an output of the node, the gradient of one of its inputs, or an input.
-    number : int or None
-        The position of that output or input, from 0. For ``"input"``, it is 0 for the names ``data``, ``lhs`` and
-        ``input0``, 1 for ``weight``, ``rhs`` and ``input1``, and None for any other, as in ``"fc_bias"``.
-    suffix : str
-        What follows the node's name and an underscore: ``"output"`` in ``"fc_output"``.
-    """
+    """The tensor that MXNet's monitor reports under a name such as ``"fc_output"``."""
 
     node: Node
-    what: str
-    number: int | None
-    suffix: str
+    what: str  # "output", "gradient" (of an input) or "input"
+    number: int | None  # position of the output or input; None for an input that ``_INPUTS`` lacks, ``"fc_bias"``
+    suffix: str  # ``"output"`` in ``"fc_output"``
 
 
 class NetworkView:
-    """Translates what MXNet's monitor reports of one graph with casts to names and values of the FP32 network.
-
-    A monitor callback that a user wrote for the FP32 network then works unchanged. One object is made for each callback
-    that is installed on a graph.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        The graph that runs, with casts.
-    plan : Plan
-        The plan that the graph follows.
-    """
+    """Translates, for one callback that a user wrote for the FP32 network, what MXNet reports of a graph with casts."""
 
     def __init__(self, symbol: mx.sym.Symbol, plan: Plan) -> None:
         graph = Graph.from_symbol(symbol)
@@ -138,13 +101,7 @@ class NetworkView:
         self._inputs: dict[tuple, NDArray] = {}
 
     def translated(self, callback: Callable) -> Callable:
-        """Return a function to register with MXNet as the monitor callback in place of a user's ``callback``.
-
-        It calls ``callback`` as MXNet does, with ``(name, op, handle)`` in Gluon, ``(name, handle)`` for an executor.
-        Names and types are those of the FP32 network, and float16 and bfloat16 values are in FP32. A tensor of an
-        inserted node is left out or, if the node changes shapes or values, may be reported as a tensor of the operator
-        next to it (see ``_read_change``).
-        """
+        """Return a function to register in place of ``callback``, which gets the FP32 network's names and values."""
 
         def report(name: bytes, *op_and_handle: Any) -> None:
             # MXNet calls this with the tensor's name, the operator's type (in Gluon only), and the array's handle.
@@ -163,11 +120,7 @@ class NetworkView:
         return report
 
     def _read(self, name: str, array: NDArray, in_gluon: bool) -> _Report | None:
-        """Return what a user's callback gets for the tensor that MXNet calls ``name``, or None not to call it.
-
-        ``array`` has the tensor's values. ``in_gluon`` says whether Gluon's CachedOp reports it; otherwise an executor
-        of a Symbol does, which names some outputs differently.
-        """
+        """Return what a user's callback gets for the tensor that MXNet calls ``name``, or None not to call it."""
         if name in self._nodes and self._nodes[name].is_variable:
             return None if name == SCALE_NAME else (name, None, array)
         place = place_of(self._nodes, name)
@@ -190,15 +143,9 @@ class NetworkView:
         return self._report(place, array)
 
     def _read_change(self, place: Place, array: NDArray) -> _Report | None:
-        """Return what a user's callback gets for ``place``, a tensor of an inserted node that changes values or shapes.
-
-        Such a node is, for example, a Pad in front of a convolution, which then pads no more itself, or a slice behind
-        a deconvolution. The callback shall get the tensors of the convolution and the deconvolution as in the FP32
-        network. So the gradient of the Pad's input is reported as that of the convolution's input, and the slice's
-        output as the deconvolution's output. A copy of the Pad's input is kept for ``_read``, which reports it later
-        in place of the convolution's input. For this input, and for all other tensors of such nodes, the result is
-        None, and the callback is not called.
-        """
+        """Return what a callback gets for a tensor of an inserted node that changes values or shapes, or None."""
+        # The callback gets the output of a slice behind a deconvolution as that of the deconvolution. Of a Pad in front
+        # of a convolution, the gradient of the input is that of the convolution's; ``_read`` reports the input.
         key = node, what, number = self._stands_for[place.node]
         passed = int(place.node.attrs.get(PASSED, "0"))
         if what == "output":
@@ -210,15 +157,11 @@ class NetworkView:
         return None
 
     def _report(self, place: Place, array: NDArray) -> _Report:
-        """Return name, type and values that a user's callback gets for ``place``, a tensor of the network's operators.
-
-        The type is None for a gradient, which keeps the type that MXNet reports. ``array`` has the values as MXNet
-        reports them. In emulation (float16 on a CPU) an output or a gradient is in FP32 there, before a cast rounds
-        it. So each output or gradient that is float16 by the plan is rounded to float16 here.
-        """
+        """Return what a callback gets for ``place``, a tensor of the network's operators; type None is MXNet's."""
         name = self._names[place.node]
         decision = self._plan.decisions[name]
         op = None if place.what == "gradient" else decision.op
+        # In emulation (float16 on a CPU) an output or a gradient is in FP32 here, before a cast rounds it.
         # In bfloat16 the operator itself makes rounded values, and its inputs were rounded by casts.
         rounded = decision.low and self._plan.policy.compute == "float16" and place.what != "input"
         rule = rule_under(self._plan.policy, decision.op)
@@ -235,12 +178,7 @@ def _is_of_scale(place: Place) -> bool:
 
 
 def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
-    """Return which tensor MXNet's monitor reports under ``name``; None if it does not begin with a node's name and "_".
-
-    ``"fc_output"`` is output 0 of the node ``"fc"``, ``"fc_backward_output1"`` the gradient of its input 1, and
-    ``"fc_data"`` its input 0. ``"where0_cond_backward_0"`` is the gradient of a condition, which is all zeros.
-    ``nodes`` maps the names of the graph's nodes to the nodes.
-    """
+    """Return which tensor MXNet's monitor reports under ``name``; None if no node's name and "_" begin it."""
     node, suffix = _longest(nodes, name)
     if node is None:
         return None
@@ -260,11 +198,7 @@ def place_of(nodes: Mapping[str, Node], name: str) -> Place | None:
 
 @lru_cache(maxsize=None)
 def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
-    """Return the names of an operator's inputs, auxiliary states too, as MXNet declares them.
-
-    ``op`` and ``attrs`` are the operator's name and its parameters, as in Symbol JSON. Returns ``[]`` for an operator
-    that is neither in ``mx.sym`` nor in ``mx.sym.contrib``.
-    """
+    """Return the names of an operator's inputs, auxiliary states too, as MXNet declares them; ``[]`` if not known."""
     home, name = (mx.sym.contrib, op[len("_contrib_") :]) if op.startswith("_contrib_") else (mx.sym, op)
     if not hasattr(home, name):
         return []
@@ -273,11 +207,7 @@ def _input_names(op: str, attrs: frozenset[tuple[str, str]]) -> list[str]:
 
 
 def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
-    """Return the node with the longest name that ``name`` begins with, and what follows that name and an underscore.
-
-    For ``"fc1_output0"`` these are the node ``"fc1"`` and ``"output0"``. ``nodes`` maps names to nodes. Returns
-    ``(None, "")`` if ``name`` does not begin with a node's name and an underscore, as ``"fc1"`` does not.
-    """
+    """Return the node with the longest name that begins ``name``, and the rest: ``"output0"`` of ``"fc1_output0"``."""
     parts = name.split("_")
     for end in range(len(parts) - 1, 0, -1):
         node = nodes.get("_".join(parts[:end]))
@@ -287,11 +217,7 @@ def _longest(nodes: Mapping[str, Node], name: str) -> tuple[Node | None, str]:
 
 
 def _changes(entry: Entry) -> Iterator[Node]:
-    """Yield the inserted nodes that change values or shapes on the way from the network's own tensor to ``entry``.
-
-    The Pad in front of a convolution is such a node; a cast or a copy (``_COPIES``) is none. The node nearest to
-    ``entry`` comes first.
-    """
+    """Yield the inserted nodes that change values or shapes on the way to ``entry``, the nearest first."""
     while is_ours(entry.node) and entry.node.inputs:
         if entry.node.op not in _COPIES:
             yield entry.node

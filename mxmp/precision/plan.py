@@ -32,14 +32,8 @@ NOTHING_LOW = "it has no matrix operator (convolution, dense layer, dot, recurre
 class Decision:
     """Whether an operator computes in low precision, and why.
 
-    Attributes
-    ----------
-    op : str
-        The operator's name in Symbol JSON, ``"Convolution"``.
-    low : bool
-        True: in the compute dtype of the plan's policy; False: in FP32.
-    reason : str
-        Why, in one line, which ``explain`` shows to the user.
+    ``op`` is the operator's name in Symbol JSON, ``"Convolution"``. ``low`` is True for the compute dtype of the plan's
+    policy, False for FP32. ``reason`` is one line, which ``explain`` shows to the user.
     """
 
     op: str
@@ -90,23 +84,17 @@ class Plan:
     def avoids_slow_kernels(self) -> bool:
         """Return whether a graph that follows this plan also gets the workarounds that change nothing but its speed.
 
-        It gets them if an operator computes in low precision, or if ``mxmp.tune`` measured that the FP32 graph is
-        faster with them. Otherwise it gets only the workarounds without which it fails or gives wrong numbers.
+        It does if an operator computes in low precision, or if ``mxmp.tune`` measured that they make the FP32 graph
+        faster. Otherwise it gets only those without which it fails or gives wrong numbers.
         """
         return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
 
     def within(self, body: Body, name: str) -> Plan:
         """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
 
-        An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, because a body
-        returns FP32 to the graph around it.
-
-        ``low_variables`` is empty unless the compute dtype is float16 and ``body`` is that of a ``foreach``. Then it
-        has the body's variables, such as weights, that all their readers in the body read in float16 (``_read_low``).
-        The ``foreach`` reads these in float16, so a weight is cast once. A cast in the body would run in each
-        iteration, and each copy would be kept for the backward. But MXNet then sums a weight's gradients over the
-        iterations in float16, as if the loop were unrolled. In bfloat16 such a sum stops growing after 256 equal terms,
-        so weights are cast in the body.
+        An operator ``"loop/fc"`` of this plan is ``"fc"`` there. The policy has ``output="float32"``, as a body returns
+        FP32. ``low_variables`` has the body's variables that a ``foreach`` reads in float16, such as weights; for
+        another operator, or in bfloat16, it is empty.
         """
         prefix = body.prefix(name)
         own = {prefix + inner for inner in body.graph.names().values()}
@@ -116,6 +104,9 @@ class Plan:
             if key.startswith(prefix) and (key in own or not own.isdisjoint(_parents(key)))
         }
         plan = Plan(replace(self.policy, output="float32"), self.device, decisions)
+        # A cast in the body would run in each iteration, and each copy be kept for the backward. But MXNet sums the
+        # gradients of a weight that is cast outside in low precision, as if the loop were unrolled. In bfloat16 such a
+        # sum stops growing after 256 equal terms, so weights are cast in the body.
         return plan if self.policy.compute != "float16" else replace(plan, low_variables=_read_low(body, plan))
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
@@ -222,43 +213,19 @@ class Plan:
         )
 
     def __hash__(self) -> int:
-        """Return a hash of the policy, the device and the decisions; equal plans have equal hashes.
-
-        The hash that ``dataclass`` makes would fail at ``decisions``, a dict.
-        """
+        # The hash that ``dataclass`` makes would fail at ``decisions``, a dict.
         return hash((self.policy, self.device, frozenset(self.decisions.items())))
 
 
 class PlannedGraph:
-    """An FP32 graph together with its plan, so that decisions and rules can be looked up by node instead of by name.
-
-    Attributes
-    ----------
-    graph, plan
-        The FP32 graph and its plan, not copied.
-    names : dict of Node to str
-        From each node to its unique name (see ``Graph.names``), which is its key in ``plan.decisions``.
-    decisions : dict of Node to Decision
-        From each operator to its decision. Operators in bodies of control flow are not in it.
-    rules : dict of Node to Rule
-        From each operator to its rule.
-    within : dict of Node to list of (Body, Plan)
-        From each control-flow operator to its bodies, in the order of ``bodies``, each with its own plan
-        (``Plan.within``).
-    low_variables : set of Node
-        The parameters that are stored in float16.
-
-    Raises
-    ------
-    ValueError
-        The plan is of another graph (see ``check_fit``), or ``rule_under`` refuses an operator.
-    """
+    """An FP32 graph with its plan, looked up by node; ``ValueError`` if the plan does not fit, or as ``rule_under``."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        self.names = names = graph.names()
+        self.names = names = graph.names()  # the keys of ``plan.decisions``
         check_fit(names, plan)
         self.graph = graph
         self.plan = plan
+        # Operators in bodies of control flow are in ``within`` only.
         self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
         self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
         loops = [n for n in self.decisions if n.subgraphs]
@@ -267,34 +234,20 @@ class PlannedGraph:
         self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
 
     def is_low(self, entry: Entry) -> bool:
-        """Return whether the tensor ``entry`` of the FP32 graph is in low precision by the plan.
-
-        A variable is if it is in ``low_variables``. An operator's output is if the operator computes in low precision,
-        unless its rule keeps this output in FP32 (``Rule.keep_outputs``).
-        """
+        """Return whether the tensor ``entry`` of the FP32 graph is in low precision by the plan."""
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
-        """Return whether the operator ``node`` is to read its input at ``position`` in low precision.
-
-        A tensor that is in the other precision (see ``is_low``) needs a cast. Returns False if the node computes in
-        FP32, and for inputs in ``Rule.keep``, such as indices. A control-flow node reads those inputs in low precision
-        whose positions ``low_inputs`` returns.
-        """
+        """Return whether ``node`` reads its input at ``position`` in low precision, perhaps behind a cast."""
         if node in self._low_inputs:
             return position in self._low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
 
 
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
-    """Return the positions of the inputs that a control-flow operator reads in float16; the others it reads in FP32.
-
-    A position is in the set if a variable of a body stands for this input, and the body's plan has the variable in
-    ``low_variables``. ``within`` are the operator's bodies, each paired with its plan (``Plan.within``). The set is
-    empty for ``while_loop`` and ``cond``, and in bfloat16.
-    """
+    """Return the positions of the inputs that a control-flow operator reads in float16; see ``Plan.within``."""
     found: set[int] = set()
     for body, plan in within:
         names = body.graph.names()
@@ -303,11 +256,7 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
 
 
 def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables of ``body`` that all operators in it that read them read in float16.
-
-    ``plan`` is the body's own plan, a float16 one, in which ``low_variables`` is still empty. Left out are variables
-    that are not in ``body.castable``, that no operator reads, or that are outputs of ``body``.
-    """
+    """Return the names of the variables of ``body`` that all operators in it that read them read in float16."""
     planned = PlannedGraph(body.graph, plan)
     heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
     return frozenset(
@@ -318,25 +267,8 @@ def _read_low(body: Body, plan: Plan) -> frozenset[str]:
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
-    """Return the Policy that a user's ``policy`` argument means, and the Plan, which is None if it means no plan.
-
-    Parameters
-    ----------
-    policy : str, os.PathLike, Policy or Plan
-        A recipe's name or other text for ``Policy.parse``, such as ``"float16-fast,exclude=*head*"``; the path of a
-        file that ``Plan.save`` wrote; or a Policy or Plan itself. A string that ends in ``.json``, or names a file, is
-        a path, unless its first word, up to a comma or ``=``, is the name of a recipe or a field of Policy. For a plan,
-        the first value returned is the plan's policy.
-    exclude : iterable of str
-        Patterns to add to ``exclude`` of the policy.
-
-    Raises
-    ------
-    ValueError
-        ``policy`` is none of these, or ``exclude`` is given beside a plan, which has its patterns already.
-    OSError
-        The file of a plan cannot be read.
-    """
+    """Return the Policy and, if it means one, the Plan that a user's ``policy`` argument means: a text, path or object.
+    Raises ``ValueError`` for anything else or ``exclude`` beside a plan, ``OSError`` for a file that cannot be read."""
     if isinstance(policy, os.PathLike) or (
         isinstance(policy, str) and not is_policy_text(policy) and (policy.endswith(".json") or os.path.isfile(policy))
     ):
@@ -349,12 +281,7 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 
 
 def summed_in_fp32(plan: Plan) -> Plan:
-    """Return ``plan``, or a copy with softmax and LayerNorm in FP32 if they would sum in float16 in this process.
-
-    A plan that was made with ``MXNET_SAFE_ACCUMULATION=1`` may have these operators in float16. In a process where the
-    variable is not set, their float16 kernels sum in float16, so the copy is returned. In it, the operators that
-    ``low_ops`` of the policy names are as they were.
-    """
+    """Return ``plan`` with softmax and LayerNorm in FP32 if they would sum in float16 in this process."""
     unsafe = safe_sums.OPERATORS.difference(plan.policy.low_ops)
     found = {name: decision for name, decision in plan.decisions.items() if decision.low and decision.op in unsafe}
     if plan.policy.compute != "float16" or safe_sums.is_set() or not found:
@@ -365,13 +292,8 @@ def summed_in_fp32(plan: Plan) -> Plan:
 
 
 def rule_under(policy: Policy, op: str) -> Rule:
-    """Return the rule of the operator ``op`` in a graph with this policy.
-
-    An operator that the rule table does not have, such as one of a plug-in, gets a rule of ``Kind.FULL`` if the
-    policy's ``full_ops`` or ``low_ops`` names it; ``decide`` lets these lists overrule the kind of any rule. Raises
-    ``ValueError`` if neither the table nor one of these lists has it (``UnknownOperator``), or for
-    ``IdentityAttachKLSparseReg``, which cannot be trained with loss scaling.
-    """
+    """Return the rule of ``op``; an operator that only the policy knows, such as a plug-in's, has one too.
+    Raises ``UnknownOperator`` for any other without a rule, and ``ValueError`` for one of ``REFUSED``."""
     if op in REFUSED:
         raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
     if op not in RULES and op in policy.full_ops + policy.low_ops:
@@ -380,18 +302,12 @@ def rule_under(policy: Policy, op: str) -> Rule:
 
 
 def _parents(name: str) -> Iterator[str]:
-    """Yield what stands before each slash in ``name``: ``"a"`` and ``"a/b"`` for ``"a/b/c"``.
-
-    For an operator's name in a plan, the names of the control-flow nodes around it are among these.
-    """
+    """Yield what stands before each slash in ``name``: ``"a"`` and ``"a/b"`` for ``"a/b/c"``."""
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
 
 def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
-    """Return a dict from the name to the type of each operator, those in bodies of control flow included.
-
-    ``names`` maps the nodes of one graph to their unique names; ``prefix`` is put in front of each (``"loop/"``).
-    """
+    """Return the type of each operator by name, those in bodies included; ``prefix`` begins each name."""
     found = {}
     for node, name in names.items():
         if not node.is_variable:
@@ -402,11 +318,7 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
 
 
 def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
-    """Raise ``ValueError`` unless a plan has exactly the operators of a graph, with the same names and types.
-
-    The message names the first operators that differ. ``names`` are the unique names of the graph's nodes, as
-    ``Graph.names`` returns them.
-    """
+    """Raise ``ValueError`` unless the plan has exactly a graph's operators; ``names`` are of ``Graph.names``."""
     operators = _operators(names)
     planned: dict[str, Any] = {name: decision.op for name, decision in plan.decisions.items()}
     if operators == planned:
@@ -431,14 +343,9 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
 
 
 def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
-    """Return ``plan`` with the names that its operators have in another Gluon net, which the same code built.
-
-    Gluon numbers the blocks of a process: ``"dense0_fwd"`` of one net is ``"dense2_fwd"`` in the next. ``blocks`` are
-    the name prefixes of the other net's blocks, ``"dense2_"``, in the order of ``plan.blocks``. The names of operators
-    and parameters and the ``exclude`` patterns are changed, not the texts of reasons. ``plan`` is returned as it is if
-    the names are the same or cannot be changed: it has no ``blocks``, the other net has more or fewer, or two blocks or
-    operators would get one name. Whether the result fits is not checked (see ``check_fit``).
-    """
+    """Return ``plan`` with the names of another net of the same code, or unchanged where they cannot be changed.
+    ``blocks`` are the other net's prefixes, in the order of ``plan.blocks``. ``check_fit`` says whether it fits."""
+    # Gluon numbers the blocks of a process: "dense0_fwd" of one net is "dense2_fwd" in the next.
     pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
     prefixes = dict(pairs)
     one_to_one = len(pairs) == len(prefixes) == len(set(prefixes.values()))
@@ -470,13 +377,9 @@ def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
 
 
 def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return patterns that match the new names of exactly those blocks and nodes whose old names ``pattern`` matches.
-
-    The list has a single pattern if one is enough: ``pattern`` as it is (``"*head*"``), or with the new prefix of a
-    block (``"net1_*"`` for ``"net0_*"``). Otherwise it has the new name of each block and node that ``pattern``
-    matches. ``names`` are the old names of all blocks and nodes. ``rename`` returns the new name for an old one; both
-    end in an underscore that the names in ``names`` do not have (``"net1_dense0_"`` for ``"net0_dense0_"``).
-    """
+    """Return patterns that match the new names of exactly those of ``names`` that ``pattern`` matches."""
+    # ``rename`` needs an underscore behind a name. One pattern is enough if it fits as it is ("*head*"), or with the
+    # new prefix of a block ("net1_*" for "net0_*").
     new = re.sub("_$", "", rename(pattern + "_"))
     before, after = pattern_of(pattern), pattern_of(new)
     if all(bool(before.match(name)) == bool(after.match(rename(name + "_")[:-1])) for name in names):

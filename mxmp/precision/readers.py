@@ -44,16 +44,7 @@ def deciding_inputs(node: Node, rule: Rule) -> list[Entry]:
 
 
 def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
-    """Return the operators in low precision that are to compute in FP32 because of their readers, each with the reason.
-
-    - One whose values matter by their last digits (``_fine``), where anything reads these in FP32.
-    - One behind the last matrix operator, where all that reads it is FP32: rounding its output, or the output's
-      gradient, would save nothing. Operators that round nothing stay, as their values are rounded already, and sums
-      of several tensors, which would cost a cast for each.
-    - A product that cancels against squares of its operands (``_distance``).
-
-    Behind a loop's body (``is_body``) comes its next iteration, with matrix operators.
-    """
+    """Return the operators in low precision that are to be FP32 because of their readers, each with the reason."""
     walk = _Walk(graph, draft, is_body)
     nodes = [node for node in graph.nodes() if not node.is_variable]
     fine = _fine(nodes, draft)
@@ -77,7 +68,7 @@ class _Walk:
             self._readers.setdefault(entry.node, []).extend(read)
         heads = {entry.node for entry in graph.heads}
         self._full_heads, self._low_heads = (heads, set()) if draft.policy.output == "float32" else (set(), heads)
-        self._not_last = heads if is_body else self._low_heads
+        self._not_last = heads if is_body else self._low_heads  # behind a body comes its next iteration
         # Behind which no matrix operator computes in low precision.
         self._last: set[Node] = set()
         # What only FP32 reads, and is not worth casts of its own; of these, in front of which a cast would cost more.
@@ -98,6 +89,8 @@ class _Walk:
             return
         if node in fine and (node in self._full_heads or any(map(self._reads_full, self._readers.get(node, ())))):
             self.found[node] = f"{fine[node]}, and FP32 reads it"
+        # Behind the last matrix operator, rounding what only FP32 reads, or its gradient, saves nothing. What rounds
+        # nothing stays: its values are rounded already. So do sums of several tensors: they would need a cast for each.
         elif self._is_read_full_alone(node):
             if _rounds_nothing(node, rule) or rule.shrinks or not _is_cheaper_before(node, draft, fine):
                 self._through.add(node)
@@ -111,7 +104,6 @@ class _Walk:
         return node in self._through and node in self._last
 
     def is_full(self, entry: Entry) -> bool:
-        """Return whether an operator makes the tensor in FP32."""
         node = entry.node
         if node.is_variable or node in self.found:
             return not node.is_variable
@@ -133,16 +125,14 @@ class _Walk:
 
 
 def _fine(nodes: list[Node], draft: Draft) -> dict[Node, str]:
-    """Return the operators whose values lose to rounding what matters of them (``Rule.loses``), each with what that is.
-
-    With them those that pass such values on: they move them, or compute from nothing else (1 - p).
-    """
+    """Return the operators from whose values rounding takes what matters (``Rule.loses``), each with what it takes."""
     found: dict[Node, str] = {}
     for node in nodes:
         rule = draft.rules[node]
         lost = rule.loses(node.attrs, draft.policy.compute)
         if lost:
             found[node] = lost
+        # It passes such values on: it moves them, or computes from nothing else (1 - p).
         elif rule.kind is Kind.FOLLOW:
             read = dict.fromkeys(deciding_inputs(node, rule))
             sources = [found[entry.node] for entry in read if entry.node in found]
@@ -162,15 +152,11 @@ def _is_cheaper_before(node: Node, draft: Draft, fine: Mapping[Node, str]) -> bo
 
 
 def is_square(node: Node) -> bool:
-    """Return whether ``node`` multiplies a tensor by itself."""
     return node.op in _TIMES and node.inputs[0] == node.inputs[1]
 
 
 def _distance(product: Node, readers: _Readers, draft: Draft) -> list[Node]:
-    """Return ``product`` and what leads from it to an FP32 sum with squares of its operands, or an empty list.
-
-    Attention with a mask or a bias is no such sum: these do not depend on queries and keys.
-    """
+    """Return ``product`` and what leads from it to an FP32 sum with squares of its operands, or an empty list."""
     operands = {_moved_from(entry, draft) for entry in product.inputs[:2]}
     came_from: dict[Node, Node | None] = {product: None}
     stack = [product]
@@ -179,6 +165,7 @@ def _distance(product: Node, readers: _Readers, draft: Draft) -> list[Node]:
         for user, position in readers.get(node, ()):
             if user.op in _SUMS:
                 others = [entry for i, entry in enumerate(user.inputs) if i != position]
+                # Attention with a mask or a bias is no such sum: these do not depend on queries and keys.
                 if not draft.decisions[user].low and any(_has_square_of(entry, operands, draft) for entry in others):
                     return _way_back(node, came_from)
             elif user not in came_from and _computes_from_one(user, draft):

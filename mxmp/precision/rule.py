@@ -14,129 +14,59 @@ _HALF_ULP = 2.0**-11  # float16's rounding of a normal number, relative to it
 
 
 class Kind(enum.Enum):
-    """How an operator takes part in mixed precision.
+    """How an operator takes part in mixed precision."""
 
-    ==========  ===========================================================================================
-    ``LOW``     reads and writes the compute dtype and sums in FP32: convolutions and matrix products
-    ``FOLLOW``  computes in low precision if all its inputs are in low precision, else in FP32. Inputs in
-                ``Rule.keep`` (indices) and ``Rule.params`` do not count; see ``Rule.normalized`` for an exception
-    ``FULL``    reads, computes and writes FP32
-    ``NORM``    BatchNorm: ``FULL``, or ``FOLLOW`` if the policy has ``norm="compute"``
-    ``HEAD``    a loss head, which ignores the gradient of its output: computes in FP32, and ``scale_heads`` has the
-                gradient that it writes multiplied by the loss scale
-    ``ALONE``   reads and writes the dtypes of the FP32 graph, and ``low_ops`` must not name it: it works on indices,
-                masks or integers, creates a tensor, or runs user code (Custom)
-    ==========  ===========================================================================================
-    """
-
-    LOW = "low"
-    FOLLOW = "follow"
-    FULL = "full"
-    NORM = "norm"
-    HEAD = "head"
+    LOW = "low"  # reads and writes the compute dtype, sums in FP32: convolutions and matrix products
+    FOLLOW = "follow"  # in low precision if all ``deciding_inputs`` are, else FP32; see ``Rule.normalized``
+    FULL = "full"  # reads, computes and writes FP32
+    NORM = "norm"  # BatchNorm: ``FULL``, or ``FOLLOW`` with the policy's norm="compute"
+    HEAD = "head"  # a loss head, which ignores its output's gradient: FP32, and ``scale_heads`` scales what it writes
+    # In the dtypes of the FP32 graph, never by ``low_ops``: on indices, masks or integers, creation, Custom.
     ALONE = "alone"
 
 
 @dataclass(frozen=True)
 class When:
-    """An exception to a rule for operators with certain values of one parameter, such as ``act_type="softrelu"``.
-
-    Attributes
-    ----------
-    attr : str
-        The parameter's name.
-    values : tuple of str
-        The values for which the exception applies, as Symbol JSON writes them. The JSON may leave out a parameter that
-        has its default, so the default must not be among them.
-    kind : Kind
-        How such an operator takes part in mixed precision, in place of the rule's kind.
-    reason : str
-        Why, in one line, which ``explain`` shows to the user.
-    saturates : bool
-        As ``Rule.saturates``, for such operators.
-    """
+    """An exception to a rule for certain values of one parameter, such as ``act_type="softrelu"``."""
 
     attr: str
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # as in Symbol JSON, which may leave out the default: it must not be among them
     kind: Kind
     reason: str
     saturates: bool = False
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
-        """Return whether this exception to a rule applies to an operator with the parameters ``attrs``.
-
-        These are strings as in Symbol JSON.
-        """
         return attrs.get(self.attr) in self.values
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the rule table: operators that are safe in the same precision for the same reason.
-
-    Attributes
-    ----------
-    kind : Kind
-        How the operators take part in mixed precision.
-    reason : str
-        Why, in one line, which ``explain`` shows to the user.
-    operators : str
-        Names in Symbol JSON, with their aliases, separated by white space.
-    keep : tuple of int
-        Positions of the inputs that are never cast to low precision, even where the operator computes in it: indices,
-        labels, lengths, conditions, gamma, beta and running statistics.
-    keep_outputs : tuple of int
-        Positions of the outputs that are FP32 even where the operator computes in low precision.
-    params : tuple of int
-        For ``Kind.FOLLOW``, the positions of the inputs that are parameters. They are cast to the dtype in which the
-        operator computes; the dtypes of the other inputs determine it.
-    normalized : bool
-        Whether the values of the first output are about 1 or less, as after a normalization or softmax, and so are safe
-        in float16. A ``Kind.FOLLOW`` operator that reads such an FP32 output beside float16 inputs still computes in
-        float16. One that reads only such outputs does so in the three cases that ``settle`` in ``decide.py`` lists,
-        such as where an operator reads its output in float16. Has no effect in bfloat16, or if ``full_ops`` names
-        the operator that has this rule.
-    exact : bool
-        Whether each output value is an input value, perhaps with another sign, or zero, and gradients likewise (relu,
-        reshape, transpose, concat, slice...). Rounding before such an operator gives what rounding after it gives.
-    when : tuple of When
-        Exceptions for certain values of parameters; the first one that applies counts.
-    scalars : tuple of str
-        Names of the parameters that hold a constant which the kernel casts to the dtype of the data. In a float16
-        network the operator stays in FP32 if float16 cannot hold the constant to a rounding (-1e18 for a mask, 1e-12
-        for a logarithm, 9e-8 for small targets).
-    limits : tuple of str
-        Those of ``scalars`` that must be exact where the operator's values are read in FP32: the limits of a clip, what
-        is added or subtracted.
-    saturates : bool
-        Whether the first output comes near a limit, so that what matters is the distance to it, which low precision
-        rounds away: ``sigmoid(9.5)`` is 1 in bfloat16. ``readers.py`` keeps it for those that read it in FP32.
-    shrinks : bool
-        Whether the output is smaller than the input, so that a cast in front of the operator costs more than one
-        behind.
-    """
+    """One row of the rule table: operators that are safe in the same precision for the same reason."""
 
     kind: Kind
-    reason: str
-    operators: str = field(default="", repr=False, compare=False)
+    reason: str  # in one line, which ``explain`` shows to the user
+    operators: str = field(default="", repr=False, compare=False)  # with aliases, separated by white space
+    # Positions of inputs that are never cast to low precision: indices, labels, lengths, conditions, gamma, statistics.
     keep: tuple[int, ...] = ()
-    keep_outputs: tuple[int, ...] = ()
-    params: tuple[int, ...] = ()
+    keep_outputs: tuple[int, ...] = ()  # positions of outputs that are always FP32
+    params: tuple[int, ...] = ()  # for ``FOLLOW``: positions of inputs that get the dtype that the others determine
+    # The first output is about 1 or less, as after a normalization or softmax, and so is safe in float16: operators
+    # that read it beside float16 inputs stay float16, others as ``_Draft.settle`` says. Not in bfloat16 or by
+    # ``full_ops``.
     normalized: bool = False
+    # Each output value is an input value, perhaps negated, or zero, and gradients likewise: rounding before such an
+    # operator gives what rounding after it gives.
     exact: bool = False
-    when: tuple[When, ...] = ()
+    when: tuple[When, ...] = ()  # the first that holds counts
+    # Constants that the kernel casts to the dtype of the data: FP32 where float16 cannot hold one (a mask's -1e18).
     scalars: tuple[str, ...] = ()
-    limits: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()  # those of ``scalars`` that must be exact where FP32 reads the values
+    # The first output comes near a limit, and the distance to it matters: ``sigmoid(9.5)`` is 1 in bfloat16.
     saturates: bool = False
-    shrinks: bool = False
+    shrinks: bool = False  # the output is smaller than the input, and so a cast of it costs less
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
-        """Return how an operator of this rule with the parameters ``attrs`` takes part in mixed precision, and why.
-
-        ``attrs`` are strings as in Symbol JSON. The first exception in ``when`` that applies counts. If none does, a
-        constant that float16 cannot hold (see ``scalars``) gives ``Kind.FULL`` where ``compute`` is ``"float16"``. In
-        all other cases the rule's own ``kind`` and ``reason`` are returned.
-        """
+        """Return how an operator of this rule with these parameters takes part in mixed precision, and why."""
         for exception in self.when:
             if exception.holds(attrs):
                 return exception.kind, exception.reason
@@ -159,18 +89,13 @@ class Rule:
 
 
 def is_true(text: str | None) -> bool:
-    """Return whether the text of an operator's boolean parameter in Symbol JSON says True; False for None.
-
-    True is ``"1"`` or, as in MXNet, ``"true"`` in upper or lower case: R writes ``"TRUE"``.
-    """
+    """Return whether a boolean parameter is true for MXNet; False for None. R writes ``"TRUE"``."""
     return text is not None and text.lower() in ("true", "1")
 
 
 def numbers_in(text: str | None) -> tuple[int, ...]:
-    """Return the numbers in the text of an operator's tuple parameter: (3, 3) for ``"(3, 3)"``; ``()`` for None.
-
-    MXNet also reads ``"3"``, a tuple of one number, and the ``"(3L, 3L)"`` that Python 2 wrote. Signs are ignored.
-    """
+    """Return the numbers of a tuple parameter, without signs: (3, 3) for ``"(3, 3)"``; ``()`` for None."""
+    # MXNet also reads "3", a tuple of one number, and the "(3L, 3L)" that Python 2 wrote.
     return tuple(map(int, re.findall("[0-9]+", text or "")))
 
 

@@ -1,17 +1,15 @@
-"""Which precision each MXNet operator is safe in: data, one row for operators with the same reason.
+"""Which precision each operator of MXNet 1.9.1 is safe in: data, one row for operators with the same reason.
 
-The table has all operators of MXNet 1.9.1. A rule says what is *safe*; ``decide.py`` turns rules into a dtype per node.
-
-Sources: "Mixed Precision Training" (Micikevicius et al., ICLR 2018) for the division into matrix,
-pointwise and reducing operators; NVIDIA's mixed-precision guide and ``mxnet.contrib.amp``'s operator
-lists; issues of apache/mxnet, by number. "Measured" means on MXNet 1.9.1's CPU build.
-
-Symbol JSON holds canonical names only; aliases have the rows of their canonical operators.
+A rule says what is *safe*; ``decide.py`` turns rules into a dtype per node. Aliases have the rows of their operators.
 """
 
 from __future__ import annotations
 
 from .rule import Kind, Rule, When
+
+# Sources: "Mixed Precision Training" (Micikevicius et al., ICLR 2018) for the division into matrix, pointwise and
+# reducing operators; NVIDIA's mixed-precision guide and ``mxnet.contrib.amp``'s operator lists; issues of apache/mxnet,
+# by number. "Measured" means on MXNet 1.9.1's CPU build.
 
 # MXNet 1.9.1 registers kernels of these for float32 and float64 only.
 LINEAR_ALGEBRA = """

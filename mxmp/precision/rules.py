@@ -28,10 +28,7 @@ __all__ = [
 
 
 class UnknownOperator(KeyError, ValueError):  # noqa: N818
-    """Raised for an operator without a rule, because MXNet 1.9.1 does not register it: a plug-in may have done so.
-
-    ``name`` is the operator's name. The message says how to set its dtype by ``low_ops`` or ``full_ops`` of a policy.
-    """
+    """Raised for an operator without a rule: MXNet 1.9.1 does not register it, but a plug-in may have done so."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -46,10 +43,6 @@ class UnknownOperator(KeyError, ValueError):  # noqa: N818
 
 
 def _by_operator(table: Iterable[Rule]) -> dict[str, Rule]:
-    """Return a dict from each name and alias in ``Rule.operators`` of ``table`` to its rule.
-
-    Raises ``ValueError`` if a name occurs twice.
-    """
     found: dict[str, Rule] = {}
     for rule in table:
         for name in rule.operators.split():
@@ -63,13 +56,10 @@ RULES = _by_operator(rule_table.TABLE)
 
 
 def rule_of(name: str) -> Rule:
-    """Return the rule of an operator, by its name or an alias; raises ``UnknownOperator`` if it has none.
-
-    Names such as ``"_backward_Convolution"``, which contain "backward" and are not in the rule table, have one rule in
-    common, of ``Kind.ALONE``: autograd makes these operators in the dtype of their forward operators.
-    """
+    """Return the rule of an operator, by its name or an alias; raises ``UnknownOperator`` if it has none."""
     if name in RULES:
         return RULES[name]
+    # Autograd makes "_backward_Convolution" in the dtype of its forward operator.
     if "backward" in name:
         return rule_table.BACKWARD
     raise UnknownOperator(name)
@@ -85,14 +75,8 @@ def missing_kernel(
     data_shape: tuple[int, ...] = (),
     slow_too: bool = False,
 ) -> str:
-    """Return why an operator must stay in FP32 on a device although its rule allows low precision, or ``""``.
-
-    It must if the device has no kernel for it in the compute dtype, or if that kernel is wrong, or is slower than
-    FP32's and ``slow_too`` is False. ``op`` and ``attrs`` are its name and parameters as in Symbol JSON, ``compute`` is
-    ``"float16"`` or ``"bfloat16"``, ``device`` ``"cpu"`` or ``"gpu"``. Some kernels are slow for some numbers of
-    channels, or for few rows in training: ``channels`` is the number of channels of the first input, and ``data_shape``
-    the first input's shape in training. None and ``()`` mean that these are not known; such a kernel then is no reason.
-    """
+    """Return why an operator stays in FP32 on ``device`` although its rule allows ``compute``, or ``""``.
+    ``channels`` and ``data_shape``, the shape in training, are of the first input; None and ``()`` if not known."""
     call = Call(op, attrs, channels, data_shape)
     for row in missing_kernels.TABLE.get((device, compute), ()):
         if (op in row.operators) is not row.all_others and not (slow_too and row.slow) and row.where(call):

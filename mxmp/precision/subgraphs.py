@@ -10,38 +10,17 @@ from .graph import Entry, Graph, Node
 
 
 class Body(NamedTuple):
-    """One of the graphs that a control-flow node runs: a loop's body or condition, or a branch of ``cond``.
+    """One of the graphs that a control-flow node runs: a loop's body or condition, or a branch of ``cond``."""
 
-    Attributes
-    ----------
-    role : str
-        What follows the control-flow node's name and a slash in a plan's names for the body's nodes: ``""`` in the body
-        of a loop (``"loop/fc"``), ``"while/"`` in its condition (``"loop/while/fc"``), and ``"if/"`` (the condition),
-        ``"then/"`` or ``"else/"`` for ``cond``.
-    graph : Graph
-        A copy of the body. ``set_bodies`` writes a changed one into the node.
-    steers : bool
-        Whether the graph is a condition: it computes whether a loop goes on, or which branch runs.
-    positions : dict of Node to int
-        From each variable of ``graph`` to the position of the control-flow node's input that the variable stands for.
-    castable : set of Node
-        The variables whose inputs the control-flow node may read in another dtype, if the body does. In a ``foreach``
-        these are the data that it iterates over and what all iterations read, such as weights; not the states, whose
-        dtype is the one in which the body returns them. Empty for ``while_loop`` and ``cond``.
-    """
-
-    role: str
-    graph: Graph
-    steers: bool
-    positions: dict[Node, int]
+    role: str  # "", "while/", "if/", "then/" or "else/": see ``prefix``
+    graph: Graph  # a copy: ``set_bodies`` writes a changed one into the node
+    steers: bool  # computes whether a loop goes on, or which branch runs
+    positions: dict[Node, int]  # of the node's input that each variable stands for
+    # Variables that a foreach may read in another dtype: data and weights, not states, whose dtype the body returns.
     castable: set[Node]
 
     def prefix(self, name: str) -> str:
-        """Return the beginning of a plan's names for the body's nodes, where ``name`` is the control-flow node's name.
-
-        For a loop ``"loop"`` it is ``"loop/"`` or, for the condition, ``"loop/while/"``; for a ``cond`` of the name
-        ``"a"`` it is ``"a/if/"`` (the condition), ``"a/then/"`` or ``"a/else/"``.
-        """
+        """Return how a plan's names for the body's nodes begin: ``"loop/"``, or ``"a/then/"`` in a branch."""
         return f"{name}/{self.role}"
 
 
@@ -66,11 +45,7 @@ _PLACES: dict[str, list[list[str]]] = {
 
 
 def bodies(node: Node) -> Iterator[Body]:
-    """Yield the bodies of a control-flow node in MXNet's order, and nothing for any other node.
-
-    They are the body of a ``_foreach``, condition and body of a ``_while_loop``, or condition and branches of a
-    ``_cond``.
-    """
+    """Yield the bodies of a control-flow node in MXNet's order, and nothing for any other node."""
     if node.op not in _ROLES or not node.subgraphs:
         return
     for number, ((role, steers), raw) in enumerate(zip(_ROLES[node.op], node.subgraphs)):
@@ -81,29 +56,23 @@ def bodies(node: Node) -> Iterator[Body]:
 
 
 def has_control_flow(graph: Graph) -> bool:
-    """Return whether ``graph`` has a ``_foreach``, ``_while_loop`` or ``_cond``.
-
-    If it has one, the caller must not set the flag ``static_shape`` of a CachedOp. With this flag, MXNet 1.9.1 counts a
-    control-flow operator as done before the operators of its bodies have run (src/imperative/imperative_utils.h,
-    CreateEngineOpSeg), so an operator that reads its outputs may run too early, in FP32 too. An operator that oneDNN
-    fused has a subgraph, but is no control flow, and needs the flag: without it, each call prepares the weights anew.
-    """
+    """Return whether ``graph`` has control flow: then its CachedOp must not get the flag ``static_shape``."""
+    # With the flag, MXNet 1.9.1 counts control flow as done before its bodies have run (CreateEngineOpSeg in
+    # src/imperative/imperative_utils.h): what reads its outputs may run too early, in FP32 too. What oneDNN fused has a
+    # subgraph as well, but needs the flag: without it, each call prepares the weights anew.
     return any(node.op in _ROLES for node in graph.nodes())
 
 
 def wrongly_differentiated(graph: Graph, grad_req: Mapping[str, str]) -> list[str]:
-    """Return the names of the operators in ``graph`` through which MXNet 1.9.1 gives wrong gradients, in FP32 too.
-
-    A ``_while_loop`` adds gradients to memory that it never clears. A ``_cond`` does not write the gradient of what
-    only the branch reads that did not run: it stays as it was, or is whatever was in memory. Only operators count that
-    read a variable with a gradient by ``grad_req``, or what is computed from one; of a ``_cond``, in one branch only.
-    """
+    """Return the control flow in ``graph`` through which MXNet 1.9.1 gives wrong gradients, in FP32 too."""
     trained = {node for node in graph.nodes() if node.is_variable and grad_req.get(node.name, "null") != "null"}
     found = []
     for node in graph.nodes():
         positions = {at for at, entry in enumerate(node.inputs) if entry.node in trained}
         if positions:
             trained.add(node)
+        # A _while_loop adds gradients to memory that it never clears. A _cond does not write the gradient of what only
+        # the branch reads that did not run: it is what was in memory.
         if node.op == "_while_loop" and positions:
             found.append(node.name)
         elif node.op == "_cond":
@@ -114,36 +83,25 @@ def wrongly_differentiated(graph: Graph, grad_req: Mapping[str, str]) -> list[st
 
 
 def rows(node: Node, body: Body) -> tuple[set[str], int]:
-    """Return which tensors of a loop's ``body`` are rows of arrays: the names of variables, and a number of outputs.
-
-    ``node`` is the loop. The variables stand for a row of each array that a ``foreach`` iterates over. The first
-    outputs, as many as the number says, become rows of the loop's outputs; the others are the states.
-    """
+    """Return which tensors of a loop's ``body`` are rows of arrays: variables by name, and how many first outputs."""
     num_read = len(_numbers(node, "in_data_locs"))
     read = {variable.name for variable, position in body.positions.items() if position < num_read}
     return read, int(node.attrs["num_out_data"])
 
 
 def set_bodies(node: Node, graphs: list[Graph]) -> None:
-    """Replace the bodies of a control-flow node, in place, by ``graphs``, in the order of ``bodies(node)``.
-
-    Raises ``RuntimeError`` if the variables of a body have other names or another order than before: the node's
-    attributes refer to them by position.
-    """
+    """Replace the bodies of ``node``, in place, in the order of ``bodies(node)``."""
     for raw, graph in zip(node.subgraphs or (), graphs):
         before, after = ([v.name for v in _variables(g)] for g in (Graph.from_json(json.dumps(raw)), graph))
+        # The node's attributes refer to the variables by position.
         if before != after:
             raise RuntimeError(f"{node.name}: the variables of a body were {before}, and are {after}")
     node.subgraphs = [json.loads(graph.to_json()) for graph in graphs]
 
 
 def feed_bodies(node: Node, graphs: list[Graph], variable: str, value: Entry) -> None:
-    """Replace the bodies of a control-flow node, in place, by ``graphs``, where ``variable`` stands for ``value``.
-
-    ``graphs`` are the graphs of ``bodies(node)``, in this order, of which some now read a new variable of the name
-    ``variable``. ``value``, a tensor of the graph around the node, becomes the node's last input; all iterations of a
-    loop read it.
-    """
+    """Replace the bodies of ``node``, in place, by some that read a new ``variable``, which stands for ``value``.
+    ``value`` becomes the node's last input, which all iterations of a loop read."""
     end = len(node.inputs)
     node.inputs.append(value)
     node.attrs["num_args"] = str(int(node.attrs["num_args"]) + 1)
@@ -164,16 +122,13 @@ def feed_bodies(node: Node, graphs: list[Graph], variable: str, value: Entry) ->
 
 
 def _variables(graph: Graph) -> list[Node]:
-    """Return the variables of a body in the order in which a control-flow node's attributes number them."""
+    """Return the variables of a body in the order in which the node's attributes number them."""
     return [node for node in graph.nodes() if node.is_variable]
 
 
 def _positions(node: Node, number: int) -> list[int]:
-    """Return, for each variable of a body of ``node``, the position of the node's input whose value it gets.
-
-    ``number`` is the index of the body in ``bodies(node)``, from 0. The result is in the order of ``_variables``. The
-    attributes of ``_foreach`` have the inverse: for each input of the node, the index of the variable.
-    """
+    """Return the position of the input of ``node`` that each variable of its body ``number`` stands for."""
+    # The attributes of _foreach have the inverse: for each input of the node, the index of the variable.
     if node.op == "_foreach":
         places = [p for key in ("in_data_locs", "in_state_locs", "remain_locs") for p in _numbers(node, key)]
         return sorted(range(len(places)), key=places.__getitem__)
@@ -181,5 +136,5 @@ def _positions(node: Node, number: int) -> list[int]:
 
 
 def _numbers(node: Node, key: str) -> list[int]:
-    """Return the integers in the attribute ``key`` of a node: ``[0, 2]`` for ``"(0, 2)"``, ``[]`` if it is absent."""
+    """Return the attribute ``key``: ``[0, 2]`` for ``"(0, 2)"``, ``[]`` if it is absent."""
     return [int(n) for n in literal_eval(node.attrs.get(key, "[]"))]

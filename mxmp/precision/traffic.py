@@ -13,34 +13,23 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class CastSize(NamedTuple):
-    """One cast of a graph, and how many bytes it reads and writes together in one forward.
+    """One cast of a graph, and how many bytes it reads and writes together in one forward."""
 
-    ``tensor`` is the name of what is cast, an operator or variable: ``"fc"``, or ``"split[1]"`` for the second output
-    of ``"split"``. ``dtype`` is the dtype to which it is cast. ``bytes`` is None where the shape is not known.
-    """
-
-    tensor: str
+    tensor: str  # "fc", or "split[1]" for the second output of "split"
     dtype: str
-    bytes: int | None
+    bytes: int | None  # None where the shape is not known
 
 
 def casts_left(planned: PlannedGraph, fitted: CastGraph) -> CastGraph:
-    """Return ``planned`` with casts, and in its list of casts those that are left in ``fitted``, the graph that runs.
-
-    A workaround has removed the others, because a kernel of the device casts inside.
-    """
+    """Return ``planned`` with casts, and in its list those left in ``fitted``: kernels of the device cast inside."""
     casted, left = insert_casts(planned), set(fitted.graph.nodes())
     casted.casts = [cast for cast, same in zip(casted.casts, fitted.casts) if same in left]
     return casted
 
 
 def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
-    """Return how many bytes each cast of a converted graph reads and writes, in the order of ``casted.casts``.
-
-    ``shapes`` maps names of the graph's inputs to their shapes; those of the data are enough where MXNet infers the
-    parameters' from them. ``CastSize.bytes`` is None for every cast if ``shapes`` is empty. Raises ``MXNetError`` if
-    the shapes contradict the graph.
-    """
+    """Return the size of each of ``casted.casts``, as far as it follows from the inputs' ``shapes``.
+    Raises ``MXNetError`` if these contradict the graph."""
     casts = casted.casts
     sizes: list[int | None] = [None] * len(casts)
     if casts and shapes:
@@ -53,5 +42,4 @@ def cast_sizes(casted: CastGraph, shapes: Mapping[str, tuple]) -> list[CastSize]
 
 
 def _name(entry: Entry) -> str:
-    """Return the name of a tensor: its node's, with ``"[1]"`` behind it for the node's second output."""
     return entry.node.name + (f"[{entry.index}]" if entry.index else "")

@@ -12,10 +12,7 @@ FULL, CONVERTED = "float32", "float32, converted"
 
 
 def texts(values: Any) -> tuple[str, ...]:
-    """Return a tuple of the strings in ``values``, a list read from JSON; raise ``ValueError`` for anything else.
-
-    A list with a string that cannot be encoded in UTF-8 is refused too: JSON can hold half a surrogate pair.
-    """
+    """Return a list of texts, read from JSON, as a tuple; raise ``ValueError`` for anything else."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts, got {values!r:.200}")
     "".join(values).encode()  # JSON may hold half a character
@@ -23,23 +20,17 @@ def texts(values: Any) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> Any:
-    """Return ``value``, read from JSON, if it is a finite int or float and no bool; else raise ``ValueError``."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value!r:.200}")
     return value
 
 
 def _quartiles(values: Any) -> tuple[float, float, float]:
-    """Return three numbers read from JSON (lower quartile, median, upper quartile) as a tuple.
-
-    Raises ``OverflowError``, ``TypeError`` or ``ValueError`` for anything else.
-    """
     low, middle, high = map(_number, values)
     return low, middle, high
 
 
 def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a copy of a dict that was read from JSON, with ``read(value)``, which may raise, for each value."""
     return dict(zip(texts(list(values)), map(read, values.values())))
 
 
@@ -47,28 +38,27 @@ def _by_name(values: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str,
 class Tuned:
     """The ways to run a network that ``mxmp.tune`` compared, what it measured of each, and which one it chose.
 
-    Each of these ways, below called candidates, has a name: ``"float32"`` is the FP32 graph as it is,
-    ``"float32, converted"`` the FP32 graph with the workarounds against slow kernels, ``"rules"`` the plan that the
-    rules make. All others, such as ``"least time"``, are plans that tuning itself made.
+    Each way, a candidate, has a name: ``"float32"`` is the FP32 graph as it is, ``"float32, converted"`` the FP32 graph
+    with the workarounds against slow kernels, ``"rules"`` the plan of the rules. All others, such as ``"least time"``,
+    tuning made.
 
     Attributes
     ----------
     chosen : str
-        The name of the candidate that tuning chose.
+        The candidate that tuning chose.
     training : bool
         Whether a forward and a backward were timed; otherwise a forward alone.
     steps : mapping of str to float
-        From each candidate that was timed to the median time of its steps, in seconds. Empty if nothing was timed.
+        The median time of a step in seconds, for each candidate that was timed.
     gains : mapping of str to (float, float, float)
-        From each candidate in ``steps`` to how many times as fast as ``"float32"`` it was: lower quartile, median and
-        upper quartile over the rounds of timing. All three are 1 for ``"float32"`` itself.
+        How many times as fast as ``"float32"`` each candidate in ``steps`` was: lower quartile, median and upper
+        quartile over the rounds of timing. All three are 1 for ``"float32"`` itself.
     predicted : mapping of str to float
-        From a candidate to how many times as fast as ``"float32"`` it should be, by the sum of the times of its
-        operators and casts; 1 for ``"float32"`` itself. Left out are ``"float32, converted"`` and each candidate of
-        which one of these times was not measured.
+        How many times as fast as ``"float32"`` a candidate should be by the sum of the times of its operators and
+        casts. Left out are ``"float32, converted"`` and each candidate of which one of these times was not measured.
     cast_bytes : mapping of str to int
-        From a candidate to the bytes that its casts read and write in one forward. ``"float32, converted"`` is left
-        out; so is ``"float32"`` if ``mxmp.tune`` was called with ``measure=False``.
+        The bytes that a candidate's casts read and write in one forward. ``"float32, converted"`` is left out; so is
+        ``"float32"`` if ``mxmp.tune`` was called with ``measure=False``.
     notes : tuple of str
         Remarks for the user: where low precision does not pay, what failed.
     """
@@ -87,11 +77,7 @@ class Tuned:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Tuned:
-        """Return the ``Tuned`` whose ``to_dict()`` was written to JSON and read again as ``raw``.
-
-        Raises ``AttributeError``, ``OverflowError``, ``TypeError`` or ``ValueError`` for anything else. A dict straight
-        from ``to_dict`` is refused, as its ``notes`` are still a tuple.
-        """
+        """Return what ``to_dict`` wrote to JSON; raise Attribute-, Overflow-, Type- or ValueError for anything else."""
         if set(raw) != {f.name for f in fields(cls)} or type(raw["training"]) is not bool:
             raise ValueError(f"'tuned' is {raw!r:.200}")
         (chosen,) = texts([raw["chosen"]])
