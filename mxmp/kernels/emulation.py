@@ -67,7 +67,7 @@ def compute_in_float64(fitted: FittedGraph) -> list[Node]:
 
 
 def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
-    """Raise the output of each max pooling that may have windows in padding alone to at least -65504; return the nodes."""
+    """Raise the output of max poolings that may have windows in padding alone to -65504; return these poolings."""
 
     def may_cover_padding(node: Node) -> bool:
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"

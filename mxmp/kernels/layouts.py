@@ -43,7 +43,7 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 
 
 def copy_inputs(fitted: FittedGraph) -> list[Node]:
-    """Let each reshape that depends on a 3-D operator read a plain copy of its data, in place; return these reshapes."""
+    """Let each reshape that depends on a 3-D operator read a plain copy of its data; return these reshapes."""
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
     for node in reshapes:
@@ -66,11 +66,7 @@ def copy_reshaped(fitted: FittedGraph) -> list[Node]:
 
 
 def copy_around_norms(fitted: FittedGraph) -> list[Node]:
-    """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms.
-
-    With these copies, neither the BatchNorm's data nor the gradient of its output has oneDNN's blocked layout of five
-    axes, on which the backward of BatchNorm raises an error; both have the plain (row-major) layout.
-    """
+    """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms."""
     norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
     for norm in norms:

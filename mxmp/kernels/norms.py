@@ -45,7 +45,7 @@ def _may_be_between(node: Node, graph: Graph) -> bool:
 
 
 def separate_casts(fitted: FittedGraph) -> list[Node]:
-    """Let the casts around each BatchNorm round as cuDNN's kernel does, in place; return the norms that were changed."""
+    """Let the casts around each BatchNorm round as cuDNN's kernel does; return the norms that were changed."""
     readers = fitted.graph.consumers()
     norms = [
         node

@@ -20,7 +20,7 @@ from .workaround import FittedGraph
 
 
 def select_used_taps(fitted: FittedGraph) -> list[Node]:
-    """Make the weight gradient 0 for taps that read only padding, in bfloat16 convolutions; return the rewritten ones."""
+    """Make the weight gradient 0 for taps that read only padding; return the bfloat16 convolutions with such taps."""
     convolutions = [node for node in _may_read_padding(fitted.graph) if node in fitted.low and not fitted.large_inputs]
     for node in convolutions:
         # The graph compares these with the size of the data at each run: about 2 ns per weight and training step.

@@ -34,7 +34,7 @@ _CANNOT_ADD = {
 
 
 def request_both_gradients(fitted: FittedGraph) -> list[Node]:
-    """Let MXNet request both gradients that a kernel writes together, though one input is frozen; return the operators."""
+    """Let MXNet request both gradients that a kernel writes together, if one is frozen; return the operators."""
     found = []
     for node in fitted.graph.nodes():
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
