@@ -46,7 +46,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
     "check audit": ("checks.audit", "counts planted operators that audit names first, and healthy nets it is quiet on"),
     "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
-    "check words": ("checks.words", "lists names and docstrings that the language rules exclude"),
+    "check words": ("checks.words", "lists private words and docstrings that are too long, and counts their lines"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
     "check gpu-acceptance": ("checks.gpu_acceptance", "tries mxmp on a GPU; scripts/gpu_acceptance.sh sets it up"),
     "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),

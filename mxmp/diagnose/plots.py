@@ -140,11 +140,7 @@ def plot_loss_scale(
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:
-    """Return a list of Axes (pictures), one below the other in a new matplotlib Figure, with a common x axis.
-
-    ``size`` is the Figure's (width, height) in inches, ``heights`` has the relative height of each Axes, and ``xlabel``
-    is the text below the last one.
-    """
+    """Return pictures one below the other in a new Figure, whose ``size`` is in inches, with a common x axis."""
     grid = {"height_ratios": heights}
     found = new_figure(*size).subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=grid)[:, 0]
     found[-1].set_xlabel(xlabel)
@@ -152,13 +148,9 @@ def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> l
 
 
 def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]) -> None:
-    """Draw, for each exponent, the share of all gradients' values that have it, with the loss scale and without it.
-
-    ``unscaled`` has the histograms of ``snapshot.gradients`` without the loss scale.
-    The background is red at exponents that round to zero or overflow in the compute dtype, and yellow where values
-    become subnormal and lose bits.
-    """
+    """Draw the share of all gradients' values at each exponent, with the loss scale and without (``unscaled``)."""
     form, (tiny, normal, top) = snapshot.format, _edges(snapshot.format)
+    # Red: rounds to zero or overflows; yellow: becomes subnormal and loses bits.
     for start, stop, color in ((-200, tiny, _LOST), (tiny, normal, _WEAK), (top, 200, _LOST)):
         axis.axvspan(start, stop, color=color, zorder=0, linewidth=0)
     for edge, text in _edges(form).items():
@@ -179,10 +171,7 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
 
 
 def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor: the darker an exponent, the larger the share of the tensor's values that have it.
-
-    The exponents are those from ``low`` to ``high - 1``.
-    """
+    """Draw a row for each tensor, from exponent ``low`` to ``high - 1``: the darker, the more values have it."""
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])
@@ -193,10 +182,7 @@ def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) 
 
 
 def _edges(form: Format) -> dict[int, str]:
-    """Return a dict from the exponents of two that limit a 16-bit format's range to the texts to draw there.
-
-    For float16 it is ``{-25: "zero below", -14: "float16: subnormal below", 16: "overflow above"}``.
-    """
+    """Return the exponents of two that limit a 16-bit format's range, with the texts to draw there."""
     return {
         form.tiny - 1: "zero below",
         form.normal: f"{form.name}: subnormal below",
@@ -205,11 +191,7 @@ def _edges(form: Format) -> dict[int, str]:
 
 
 def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int, int]:
-    """Return the range of exponents on the x axis of ``plot_histograms``: the lowest, and one more than the highest.
-
-    It has all exponents that occur in the histograms; for float16 also -26 to 17, two more at each end than the format
-    has. For bfloat16, which has nearly all exponents of FP32, it is (-1, 1) if no exponent occurs.
-    """
+    """Return the lowest exponent on the x axis of ``plot_histograms``, and one more than the highest."""
     found = [e for h in histograms for e in h.exponents()[h.counts > 0]]
     narrow = form.name == "float16"  # bfloat16's range is FP32's: only the exponents that occur are drawn
     ends = [*found, *((form.tiny - 2, form.top + 2) if narrow else ())]
@@ -217,12 +199,11 @@ def _exponent_range(histograms: Sequence[Histogram], form: Format) -> tuple[int,
 
 
 def _scale_text(scale: float) -> str:
-    """Return the label for a loss scale: ``"$2^{10}$"`` for 1024, and ``"1000"`` for 1000, which is no power of two."""
+    """Return ``"$2^{10}$"`` for 1024, and ``"1000"`` for 1000, which is no power of two."""
     exponent = math.log2(scale)
     return f"$2^{{{exponent:.0f}}}$" if exponent == round(exponent) else f"{scale:g}"
 
 
 def _row_label(name: str) -> str:
-    """Return a tensor's name as the label of a row; of one longer than 48 characters the middle is left out."""
     short = name if len(name) <= 48 else f"{name[:23]}…{name[-24:]}"
     return short.replace("$", r"\$")  # matplotlib would read what follows as a formula

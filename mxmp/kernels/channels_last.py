@@ -20,13 +20,11 @@ _NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_npx_batch_norm")
 
 
 def norms_over_rows(graph: Graph) -> list[str]:
-    """Return the names of the BatchNorms of a graph, and of its bodies, whose axis is not 1.
-
-    ``axis=-1`` counts where a convolution or pooling has its channels last; of a matrix it is axis 1.
-    """
+    """Return the names of the BatchNorms of a graph, and of its bodies, whose axis is not 1."""
     nodes = list(_all(graph))
     is_last = any(node.attrs.get("layout", "").endswith("C") for _, node in nodes)
     norms = [(name, node.attrs.get("axis", "1")) for name, node in nodes if node.op in _NORMS]
+    # axis=-1 is 1 of a matrix, and another axis where a convolution or pooling has its channels last.
     return [name for name, axis in norms if axis != "1" and (axis != "-1" or is_last)]
 
 

@@ -1,6 +1,6 @@
 """Operators that MXNet's CUDA build lacks or sums in float16, or that its pointwise fusion breaks.
 
-Each public function is the rewrite of a row of ``table.py``, which says what is wrong.
+``table.py`` says of each rewrite what is wrong without it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from .workaround import FittedGraph
 
 
 def write_steps(fitted: FittedGraph) -> list[Node]:
-    """Give each ``slice`` that has no attribute ``step`` a step of 1 for each axis of ``begin``; return these slices.
-
-    1 is the default, so the result stays the same. But MXNet's pointwise fusion on a GPU, which fails to compile or
-    is wrong for some slices, does not fuse a slice whose ``step`` is set.
-    """
+    """Give each ``slice`` without ``step`` the default, 1 for each axis of ``begin``; return these slices."""
     slices = [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
     for node in slices:
         ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
+        # MXNet's pointwise fusion does not fuse a slice whose step is set.
         replace_operator(node, "slice", **{**node.attrs, "step": f"({ones},)"})
     return slices
 
@@ -33,10 +30,7 @@ _LOOKED_UP = {"LeakyReLU": ("act_type", "leaky"), "smooth_l1": ("scalar", "1.0")
 
 
 def write_defaults(fitted: FittedGraph) -> list[Node]:
-    """Write the default of ``act_type`` into each ``LeakyReLU`` without it, and of ``scalar`` into each ``smooth_l1``.
-
-    Returns these operators. MXNet's pointwise fusion on a GPU fails where it does not find them.
-    """
+    """Write out each attribute of ``_LOOKED_UP`` that an operator lacks; return these operators."""
     found = [n for n in fitted.graph.nodes() if n.op in _LOOKED_UP and _LOOKED_UP[n.op][0] not in n.attrs]
     for node in found:
         name, default = _LOOKED_UP[node.op]
@@ -45,7 +39,7 @@ def write_defaults(fitted: FittedGraph) -> list[Node]:
 
 
 def _items(text: str) -> list[str]:
-    """Return the items of a tuple in Symbol JSON as texts: ``["1", "None"]`` for ``"(1, None)"``, ``[]`` for ``""``."""
+    """Return the items of a tuple in Symbol JSON: ``["1", "None"]`` for ``"(1, None)"``."""
     return re.findall(r"-?\d+|None", text)
 
 
@@ -62,27 +56,20 @@ def split_norms_with_relu(fitted: FittedGraph) -> list[Node]:
 
 
 def use_global_pooling(fitted: FittedGraph) -> list[Node]:
-    """Turn each float16 ``AdaptiveAvgPooling2D`` into a global average ``Pooling``, in place; return these nodes.
-
-    The output size of these nodes is 1 x 1 (nodes with other sizes stay in FP32), so both operators compute the average
-    of each channel. But cuDNN's kernel of ``Pooling`` sums in FP32 instead of float16.
-    """
+    """Turn each float16 ``AdaptiveAvgPooling2D`` into a global average ``Pooling``, in place; return these nodes."""
     poolings = [node for node in fitted.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
     for node in poolings:
+        # The plan keeps nodes with another output than 1 x 1 in FP32. cuDNN's Pooling sums in FP32.
         replace_operator(node, "Pooling", kernel="(1, 1)", global_pool="True", pool_type="avg")
     return poolings
 
 
 def double_in_steps(fitted: FittedGraph) -> list[Node]:
-    """Double the size step by step for each float16 ``UpSampling`` of scale 4, 8, 16, ...; return these operators.
-
-    The operator itself becomes the last step, with scale 2; the steps before it are new ``UpSampling`` nodes. The
-    result is the same, since each step copies the nearest value (a bilinear operator, or one with another scale above
-    2, stays in FP32). But the backward sums the gradients of a value's copies in float16, which loses small terms if
-    there are many, such as 64 for scale 8; in steps, each sum has 4 terms.
-    """
+    """Double the size step by step for each float16 ``UpSampling`` of scale 4, 8, 16, ...; return these operators."""
     upsamplings = [node for node in fitted.low if node.op == "UpSampling" and node.attrs["scale"] != "2"]
     for node in upsamplings:
+        # In steps of 2 the backward sums 4 gradients at a time in float16, instead of 64 for scale 8. The result is the
+        # same: bilinear operators, and those with other scales, stay in FP32.
         attrs = {**node.attrs, "scale": "2"}
         for step in range(int(node.attrs["scale"]).bit_length() - 2):
             node.inputs[0] = inserted("UpSampling", f"{node.name}_step{step}", [node.inputs[0]], **attrs)
@@ -91,33 +78,25 @@ def double_in_steps(fitted: FittedGraph) -> list[Node]:
 
 
 def sum_float16(fitted: FittedGraph) -> list[Node]:
-    """Let each ``sum`` that reads mxmp's cast to FP32 read the float16 input of the cast; return these ``sum`` nodes.
-
-    This saves the FP32 copy that the cast writes. Each of these nodes becomes an ``_np_sum``, which adds in FP32 and,
-    by its parameter ``dtype``, returns FP32. But if only casts to float16 read the node, and it is no output of the
-    graph, it returns float16, and the readers of these casts read it directly. The gradient that it sends back is
-    rounded to float16 once, like the gradient that the cast would send back.
-
-    Without ``keepdims``, ``_np_sum`` over all axes has the shape ``()``, which MXNet's other operators do not know. So
-    the node gets ``keepdims="True"``. If the ``sum`` did not have it, a new ``squeeze`` removes the summed axes (for a
-    sum over all axes, a ``Reshape`` to ``(1,)``). A ``sum`` with ``exclude=True`` stays as it is, since ``_np_sum`` has
-    no such parameter.
-    """
+    """Let each ``sum`` behind mxmp's cast to FP32 read float16 and add in FP32, as ``_np_sum``; return these nodes."""
     sums = [
         node
         for node in fitted.graph.nodes()
         if node.op in ("sum", "sum_axis")
         and casts_to(node.inputs[0].node, FULL)
+        # _np_sum has no such parameter.
         and not is_true(node.attrs.get("exclude"))
     ]
     squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
     readers, heads = fitted.graph.consumers(), {entry.node for entry in fitted.graph.heads}
     for node in sums:
         node.inputs[0] = node.inputs[0].node.inputs[0]
+        # Where only casts to float16 read the sum, it returns float16. Its gradient is rounded once either way.
         is_rounded = node not in heads and all(casts_to(user, "float16") for user, _ in readers.get(Entry(node), ()))
         if is_rounded:
             skip_casts(node, readers)
         dtype = "float16" if is_rounded else FULL
+        # Over all axes and without keepdims, its shape would be (), which MXNet's other operators do not know.
         replace_operator(node, "_np_sum", axis=_axes(node) or "None", keepdims="True", dtype=dtype)
 
     def shaped(node: Node) -> Entry:
@@ -130,25 +109,21 @@ def sum_float16(fitted: FittedGraph) -> list[Node]:
 
 
 def _axes(node: Node) -> str:
-    """Return the axes over which a ``sum`` adds as the text of a tuple, ``"(1,)"``; ``""`` if it adds over all."""
+    """Return the axes over which a ``sum`` adds: ``"(1,)"``, or ``""`` for all."""
     axes = re.findall(r"-?\d+", node.attrs.get("axis", "()"))
     return f"({', '.join(axes)},)" if axes else ""
 
 
 def copy_rows(fitted: FittedGraph) -> list[Node]:
-    """Copy each row of an array that a fused kernel in the body of a loop might read or write; return these loops.
-
-    A ``foreach`` passes its body one row of each array that it iterates over, and the body writes its outputs into rows
-    of the loop's outputs; a ``while_loop`` reads rows of its outputs' gradients. Rows that matrix products alone read
-    are not copied, nor those of a body that computes nothing in low precision, not even in a loop within it, of which a
-    row may be the state. The copy is a ``concatenate`` of one tensor: MXNet fuses neither this operator nor its
-    backward.
-    """
+    """Copy each row of an array that a fused kernel in a loop's body might read or write; return these loops."""
+    # A foreach reads rows of the arrays that it iterates over and writes rows of its outputs; a while_loop reads rows
+    # of its outputs' gradients.
     loops = [node for node in fitted.graph.nodes() if node.op in ("_foreach", "_while_loop")]
     changed = []
     for loop in loops:
         bodies = fitted.casted.bodies[fitted.casted.source[loop]]
         body, _, low = bodies[-1]  # in front of it a while_loop has its condition
+        # A loop within counts too: a row may be its state.
         if not _computes_low(low):
             continue
         graph, (read, num_written) = low.graph, rows(loop, body)
@@ -167,7 +142,7 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
 
 
 def _computes_low(casted: CastGraph) -> bool:
-    """Return whether a graph has a cast or an operator in low precision, also in a body of its control flow."""
+    """Return whether a graph, or a body of its control flow, has a cast or an operator in low precision."""
     inside = (each for bodies in casted.bodies.values() for *_, each in bodies)
     return bool(casted.casts or casted.low) or any(map(_computes_low, inside))
 
@@ -176,5 +151,5 @@ _PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")
 
 
 def _copy_of(node: Node, index: int = 0) -> Entry:
-    """Return a copy of an output of ``node`` by an operator that MXNet never fuses."""
+    # MXNet fuses neither this operator nor its backward.
     return inserted("_npi_concatenate", f"{node.name}_copy{index}", [Entry(node, index)], num_args="1", axis="0")

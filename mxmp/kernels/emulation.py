@@ -1,8 +1,7 @@
 """float16 on a CPU, where MXNet has no float16 kernels for matrix operators: emulation of a Tensor Core.
 
 Each low-precision operator reads float16, computes in FP32 and rounds its result once, forward and backward. The
-tensors between operators are real float16. So where a tensor has several readers, their gradients are rounded and then
-summed in float16, as on a GPU. Afterwards casts that change no value are skipped, to save time.
+tensors between operators are float16, so gradients of several readers are summed in float16, as on a GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +13,7 @@ from .workaround import FittedGraph
 
 
 def round_every_node(fitted: FittedGraph) -> list[Node]:
-    """Emulate each float16 operator: cast its inputs to FP32, its outputs to float16, in place; return these operators.
-
-    The operator then computes in FP32 and rounds its result once, as a Tensor Core does. Inputs and outputs that its
-    rule does not take in float16 (``Rule.keep``, ``Rule.keep_outputs``) get no cast. The outputs of the graph keep
-    their names, except those of an operator with several outputs. The new casts to FP32 are added to
-    ``fitted.widenings``, those to float16 to ``fitted.roundings``.
-    """
+    """Cast the inputs of each float16 operator to FP32 and its outputs to float16, in place; return these operators."""
     graph, low = fitted.graph, fitted.low
     heads = set(graph.heads)
     outputs: dict[Node, list[Entry]] = {}
@@ -41,12 +34,7 @@ def round_every_node(fitted: FittedGraph) -> list[Node]:
 
 
 def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
-    """Return the output of a new cast, called ``name``, of the float16 tensor ``entry`` to FP32.
-
-    The cast is added to ``fitted.widenings``. Each input of an operator gets its own cast: if several operators read
-    one cast, MXNet would sum the gradients of these operators in FP32 and round the sum, where a GPU rounds each
-    gradient.
-    """
+    # A cast for each input: MXNet would sum the gradients of a shared cast's readers in FP32, where a GPU rounds each.
     cast = inserted("Cast", name, [entry], dtype=FULL)
     cast.node.attrs[APART] = name
     fitted.widenings.add(cast.node)
@@ -54,12 +42,7 @@ def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
 
 
 def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
-    """Return the output of a new cast of ``entry``, an operator's output, to float16, recorded in ``fitted.roundings``.
-
-    The cast is called ``"fc_rounded"``, that of an operator's second output ``"split_1_rounded"``. But if ``entry`` is
-    an output of the graph (``is_head``) and the first of its operator, the cast takes the operator's name, ``"fc"``,
-    and the operator is renamed ``"fc_float32"``.
-    """
+    """Return ``entry`` cast to float16; a cast of the graph's output takes the name of its operator."""
     node, dtype = entry.node, fitted.casted.compute
     suffix = f"_{entry.index}" if entry.index else ""
     cast = inserted("Cast", f"{node.name}{suffix}_rounded", [entry], dtype=dtype).node
@@ -71,12 +54,9 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
 
 
 def compute_in_float64(fitted: FittedGraph) -> list[Node]:
-    """Change the casts to FP32 in front of each float16 deconvolution to casts to float64; return the deconvolutions.
-
-    MXNet then computes the deconvolutions by its own float64 kernel: the backward of oneDNN's FP32 kernel raises an
-    error if the weight is the output of a cast. The casts behind the deconvolutions round to float16 as before. 3-D
-    deconvolutions are not changed, since the plan keeps them in FP32.
-    """
+    """Let each float16 deconvolution compute in float64 instead of FP32; return the deconvolutions."""
+    # The backward of oneDNN's FP32 kernel fails if the weight is the output of a cast; float64 is MXNet's own kernel.
+    # The plan keeps 3-D ones in FP32.
     operators = ("Deconvolution", "_npx_deconvolution")
     deconvolutions = [node for node in fitted.low if node.op in operators and spatial_axes(node.attrs) != 3]
     for node in deconvolutions:
@@ -87,15 +67,11 @@ def compute_in_float64(fitted: FittedGraph) -> list[Node]:
 
 
 def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
-    """Raise the output of each max pooling that may have windows in padding alone to at least -65504; return the nodes.
-
-    Only ``pooling_convention="full"``, which rounds the number of windows up, may have such windows. For such a window
-    the FP32 kernel returns FP32's lowest value, which a cast to float16 would turn into -inf; -65504 is float16's
-    lowest value.
-    """
+    """Raise the output of max poolings that may have windows in padding alone to -65504; return these poolings."""
 
     def may_cover_padding(node: Node) -> bool:
         is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
+        # Only this convention rounds the number of windows up.
         return is_max and node.attrs.get("pooling_convention") == "full"
 
     poolings = [node for node in fitted.low if may_cover_padding(node)]
@@ -103,19 +79,14 @@ def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
         for cast in fitted.roundings.get(node, ()):
             name = cast.name if cast.attrs[MARK] == "head" else node.name
             name = f"{name}_of_{fitted.casted.compute}"
+            # The kernel returns FP32's lowest value there, which would be -inf in float16; -65504 is float16's lowest.
             cast.inputs[0] = inserted("_maximum_scalar", name, cast.inputs, scalar=-65504.0)
     return poolings
 
 
 def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
-    """Skip the cast to float16 behind each operator that only selects values, and the cast back to FP32 behind that.
-
-    These operators (``Rule.exact``), such as relu, reshape and concat, read float16 numbers, so their FP32 outputs are
-    float16 numbers too; in the backward, the casts in front of the operators round their gradients. So no number
-    changes. Both casts stay if the output is one of the graph, or if anything but a single cast to FP32 reads it. A
-    cast back that ``insert_casts`` inserted stays, too, but reads the operator's FP32 output. Returns all operators
-    that only select values, also those whose casts stay.
-    """
+    """Skip the casts behind operators that only select values; return these operators, also where casts stay."""
+    # They read float16, so their FP32 outputs are float16 numbers too. The casts in front round their gradients.
     nodes = [node for node in fitted.roundings if fitted.low[node].exact]
     readers = fitted.graph.consumers()
     heads = set(fitted.graph.heads)
@@ -124,6 +95,7 @@ def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
             users = readers.get(Entry(rounding), [])
             if len(users) == 1 and Entry(rounding) not in heads and casts_to(users[0][0], FULL):
                 widening, position = users[0]
+                # A cast back by insert_casts stays, but reads the FP32 output.
                 if widening in fitted.widenings:
                     ((widening, position),) = readers[Entry(widening)]
                 widening.inputs[position] = rounding.inputs[0]

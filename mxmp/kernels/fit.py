@@ -17,17 +17,14 @@ from .table import WORKAROUNDS
 from .workaround import FittedGraph
 
 # A ``grad_req`` for ``fit_to_device`` by which no variable's requested gradient is known.
+# Then every workaround is applied that any request would need.
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
 # The environment variable that names the workarounds to leave out, separated by commas.
 SWITCH = "MXMP_WITHOUT"
 
 
 def device_of(ctx: mx.Context | None) -> str:
-    """Return ``"gpu"`` or ``"cpu"``: the device whose kernels compute a graph on ``ctx``.
-
-    ``None`` stands for the current context. A context of another type, such as ``cpu_pinned``, counts as ``"cpu"``.
-    Raises ``TypeError`` if ``ctx`` is no context.
-    """
+    """Return ``"gpu"`` or ``"cpu"`` for a context; None stands for the current one, and ``cpu_pinned`` is a CPU."""
     if not isinstance(ctx, (mx.Context, type(None))):
         raise TypeError(f"expected an mxnet Context, such as mx.cpu() or mx.gpu(0), got {ctx!r}")
     kind = (ctx or mx.context.current_context()).device_type
@@ -42,32 +39,8 @@ def fit_to_device(
     large_inputs: bool = False,
     avoid_slow_kernels: bool = True,
 ) -> Graph:
-    """Apply to a converted graph, in place, the workarounds that a device needs; return that graph, ready to run.
-
-    The workarounds are applied in the order of ``WORKAROUNDS``. ``casted.workarounds`` then maps the name of each one
-    that the graph needed to the nodes that needed it. On a CPU one of the workarounds emulates float16. Warns, once in
-    a process, if bfloat16 is to run on a CPU without bfloat16 instructions, and so saves no time. No operator runs
-    here.
-
-    Parameters
-    ----------
-    casted : CastGraph
-        The graph as ``insert_casts`` returned it.
-    device : {"cpu", "gpu"}
-        Where the graph will run.
-    grad_req : mapping of str to str
-        From the name of a variable to its requested gradient: "write", "add" or "null". For a variable that is not in
-        it, every workaround is applied that one of the three requests would need.
-    large_inputs : bool
-        True if the caller runs the graph only with inputs for which ``LargeInputs.at`` returned True: workarounds for
-        wrong gradients around padding are left out.
-    avoid_slow_kernels : bool
-        False leaves out the workarounds that change nothing but speed.
-
-    Raises
-    ------
-    ValueError
-        The environment variable ``MXMP_WITHOUT`` names a workaround that does not exist.
+    """Apply the workarounds that a device needs to a converted graph, in place; return the graph, ready to run.
+    ``large_inputs``: it runs only where ``LargeInputs.at`` is True. ``casted.workarounds`` gets the nodes of each.
     """
     if device == "cpu" and casted.compute == "bfloat16" and casted.low:
         _warn_of_slow_bfloat16()
@@ -83,10 +56,7 @@ def fit_to_device(
 
 
 def _switched_off(text: str) -> set[str]:
-    """Return the names of the workarounds to leave out, from the text of ``MXMP_WITHOUT``, ``"amp_cast,split_casts"``.
-
-    The set is empty for ``""``. Raises ``ValueError`` if one of the names is not a workaround's.
-    """
+    """Return the workarounds that the text of ``MXMP_WITHOUT`` names, separated by commas."""
     names = set(filter(None, text.split(",")))
     known = [row.name for row in WORKAROUNDS]
     if names - set(known):
@@ -96,7 +66,6 @@ def _switched_off(text: str) -> set[str]:
 
 @lru_cache(maxsize=None)
 def _warn_of_slow_bfloat16() -> None:
-    """Warn, once in a process, if this CPU has no bfloat16 instructions: oneDNN then computes bfloat16 in FP32."""
     if cpu.lacks("avx512_bf16", "amx_bf16"):
         warnings.warn(
             "this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated: expect no gain over FP32",

@@ -14,25 +14,12 @@ _TAKEN_FOR_GRADIENTS = ("_npi_gather_nd", "_npx_gather_nd", "gather_nd", "scatte
 
 class Unfused(mx.sym.Symbol):
     """A copy of a Symbol whose ``bind`` and ``simple_bind`` do not let MXNet fuse operators by oneDNN.
-
-    That fusion gives wrong numbers for some graphs. MXNet fuses a graph on a CPU if the context that ``bind`` gets is
-    ``cpu(0)``. The only switch for the fusion is an environment variable for the whole process, by which MXNet prints a
-    line at every bind. So here MXNet gets another context, ``cpu(1)`` for ``cpu(0)``, on which nothing runs: variables
-    and operators without inputs are put into one context group, which is placed on the context that the caller passes
-    to ``bind``. Operators that MXNet takes for gradients by mistake, such as ``gather_nd``, are put into this group
-    too: MXNet crashes if one is in no group. All other operators run where their inputs are.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        Is copied, and stays as it is.
-    group2ctxs : dict of str to Context, or list of such dicts, or None
-        As for ``mx.mod.Module``: from the name of a context group to its context; None stands for no groups. Only the
-        names are used; pass the contexts to ``bind`` too. Nodes in these groups stay in them; nodes in other groups,
-        which MXNet ignores, are taken out. (The other operators are put into no group, as a Custom operator would take
-        the name of its group for an argument.)
+    ``group2ctxs`` is that of ``mx.mod.Module``; only its names count, and nodes in other groups lose theirs.
     """
 
+    # MXNet fuses where bind gets cpu(0); its only switch is an environment variable for the process, with a line
+    # printed at every bind. So bind gets cpu(1), and this group the real context: it has all nodes without inputs, and
+    # the other operators run where their inputs are.
     GROUP = "mxmp"
 
     def __init__(self, symbol: mx.sym.Symbol, group2ctxs: Any = None) -> None:
@@ -43,6 +30,7 @@ class Unfused(mx.sym.Symbol):
             attrs = node.setdefault("attrs", {})
             if attrs.get("__ctx_group__") not in groups:
                 attrs.pop("__ctx_group__", None)
+                # No others: a Custom operator would take the name of its group for an argument.
                 if not node["inputs"] or node["op"] in _TAKEN_FOR_GRADIENTS:
                     attrs["__ctx_group__"] = self.GROUP
         grouped = mx.sym.load_json(json.dumps(raw, ensure_ascii=False))  # MXNet cannot read the escape \u
@@ -50,19 +38,14 @@ class Unfused(mx.sym.Symbol):
         grouped.handle = None
 
     def bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        """Return an executor on ``ctx`` without oneDNN fusion; all arguments are those of ``mx.sym.Symbol.bind``."""
         group2ctx = {**(group2ctx or {}), self.GROUP: ctx}
         return super().bind(_next_context(ctx), *args, group2ctx=group2ctx, **kwargs)
 
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        """Return an executor on ``ctx`` without oneDNN fusion; arguments as for ``mx.sym.Symbol.simple_bind``."""
         group2ctx = {**(group2ctx or {}), self.GROUP: ctx}
         return super().simple_bind(_next_context(ctx), *args, group2ctx=group2ctx, **kwargs)
 
 
 def _next_context(ctx: mx.Context) -> mx.Context:
-    """Return the context of the same type with the next number: ``cpu(1)`` for ``cpu(0)``.
-
-    ``Unfused`` gives it to MXNet's ``bind``, so that MXNet does not fuse operators. No operator runs there.
-    """
+    """Return ``cpu(1)`` for ``cpu(0)``: a context on which no operator runs."""
     return mx.Context(ctx.device_type, ctx.device_id + 1)

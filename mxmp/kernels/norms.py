@@ -13,13 +13,8 @@ from .workaround import FittedGraph
 
 
 def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
-    """Return the BatchNorms between casts by mxmp: they read a cast to FP32, and a cast to float16 reads their output.
-
-    One float16 kernel of cuDNN does the same as the cast, the BatchNorm and the other cast together. Further operators
-    may read the output too. Left out are BatchNorms with ``use_global_stats`` or ``cudnn_off``, which a GPU computes
-    without cuDNN, and those whose output is an output of the graph. The list is empty if the user's policy sets
-    ``norm``, as then the user has decided whether there are casts.
-    """
+    """Return the BatchNorms that read a cast to FP32 and are read by one to float16: all is one kernel of cuDNN."""
+    # The user's policy says whether there are casts.
     if fitted.casted.norm is not None:
         return []
     readers = fitted.graph.consumers()
@@ -34,10 +29,7 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def casts_inside(graph: Graph, policy: Policy, device: str) -> list[Node]:
-    """Return the BatchNorms of an FP32 graph around which ``drop_casts`` takes the casts out, if a plan has them there.
-
-    It does not if the environment leaves this workaround out.
-    """
+    """Return the BatchNorms of an FP32 graph around which ``drop_casts`` takes casts out, unless it is switched off."""
     if device != "gpu" or policy.compute != "float16" or policy.norm is not None:
         return []
     return [node for node in graph.nodes() if _is_norm(node) and _may_be_between(node, graph)]
@@ -53,13 +45,7 @@ def _may_be_between(node: Node, graph: Graph) -> bool:
 
 
 def separate_casts(fitted: FittedGraph) -> list[Node]:
-    """Let the casts around each BatchNorm round as cuDNN's kernel does, in place; return the norms that were changed.
-
-    A norm of ``_norms_between_casts`` is changed if its cast to FP32 has other readers, or if FP32 operators read its
-    output directly. It gets a cast to FP32 of its own, because the gradients of all readers of a shared cast would be
-    summed before they are rounded. Its FP32 readers now read the output rounded to float16 and cast back to FP32. The
-    emulation on a CPU then gives a GPU's numbers; on a GPU, the kernel can then replace the casts (``drop_casts``).
-    """
+    """Let the casts around each BatchNorm round as cuDNN's kernel does; return the norms that were changed."""
     readers = fitted.graph.consumers()
     norms = [
         node
@@ -67,11 +53,13 @@ def separate_casts(fitted: FittedGraph) -> list[Node]:
         if len(readers[node.inputs[0]]) > 1 or not all(casts_to(user, "float16") for user, _ in readers[Entry(node)])
     ]
     for node in norms:
+        # The gradients of a shared cast's readers would be summed before they are rounded.
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
         node.inputs[0] = inserted("Cast", name, shared.inputs, dtype=FULL, **{APART: name})
         users = readers[Entry(node)]
         rounded = next(user for user, _ in users if casts_to(user, "float16"))
+        # FP32 readers read what the kernel has rounded.
         widened = inserted("Cast", f"{node.name}_to_{FULL}", [Entry(rounded)], dtype=FULL)
         for user, position in users:
             if not casts_to(user, "float16"):
@@ -80,11 +68,7 @@ def separate_casts(fitted: FittedGraph) -> list[Node]:
 
 
 def drop_casts(fitted: FittedGraph) -> list[Node]:
-    """Take out the casts around each BatchNorm that ``_norms_between_casts`` returns, in place; return these norms.
-
-    The norms then read and return float16; FP32 readers of the output read it through a cast to FP32. This is for a
-    GPU, where cuDNN's float16 kernel itself computes in FP32; gamma, beta and the running statistics stay FP32.
-    """
+    """Take out the casts around each BatchNorm that ``_norms_between_casts`` returns, in place; return these norms."""
     norms = _norms_between_casts(fitted)
     separate_casts(fitted)
     readers = fitted.graph.consumers()

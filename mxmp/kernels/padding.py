@@ -20,27 +20,16 @@ from .workaround import FittedGraph
 
 
 def select_used_taps(fitted: FittedGraph) -> list[Node]:
-    """Make the weight gradient 0 for taps that read only padding, in 1-D and 2-D bfloat16 convolutions.
-
-    oneDNN may leave the gradient of these taps (kernel positions) unwritten. Which taps they are depends on the size of
-    the data, which the rewritten graph reads at each run. So every convolution in which a tap may read only padding at
-    some size (``_may_read_padding``) is rewritten and returned, but none if ``fitted.large_inputs``. Forward values
-    stay the same. Costs about 2 ns per weight and training step.
-    """
+    """Make the weight gradient 0 for taps that read only padding; return the bfloat16 convolutions with such taps."""
     convolutions = [node for node in _may_read_padding(fitted.graph) if node in fitted.low and not fitted.large_inputs]
     for node in convolutions:
+        # The graph compares these with the size of the data at each run: about 2 ns per weight and training step.
         _select(node, [least_inputs(*axis) for axis in _axes(node)])
     return convolutions
 
 
 def pad_separately(fitted: FittedGraph) -> list[Node]:
-    """Set ``pad`` of 3-D convolutions and deconvolutions to 0, with a new node for each that pads or crops instead.
-
-    Only those that ``_around_both_ends`` finds are changed, and returned: where the inputs are so small that a kernel
-    covers padding at both ends of an axis at once, oneDNN may get the weight gradient wrong; it is right without
-    padding. A new ``Pad`` in front of a convolution pads its data; a new ``slice`` behind a deconvolution crops its
-    output. Nothing changes if ``fitted.large_inputs``, as then the graph gets no small inputs.
-    """
+    """Let new nodes pad or crop instead of 3-D convolutions and deconvolutions; return the changed ones."""
     volumes = [] if fitted.large_inputs else _around_both_ends(fitted.graph)
     for node in volumes:
         if node.op == "Convolution":
@@ -52,20 +41,7 @@ def pad_separately(fitted: FittedGraph) -> list[Node]:
 
 class LargeInputs:
     """A check whether a network's inputs are so large that oneDNN's faults around padding do not occur.
-
-    If ``at(shapes)`` returns True, the graph needs neither of the workarounds ``unused_taps`` and ``padded_volumes`` at
-    these shapes, and ``fit_to_device(large_inputs=True)`` leaves them out. A converted block makes one such object for
-    each FP32 graph that it traces on a CPU. ``bool`` of the object is False if no shape is too small for the graph;
-    ``at`` then always returns True.
-
-    Parameters
-    ----------
-    graph : Graph
-        In FP32, without mxmp's casts.
-    names : sequence of str
-        The names of the graph's inputs, in the order of the shapes that ``at`` gets.
-    compute : str
-        The compute dtype of the conversion; only bfloat16 has the fault ``unused_taps``.
+    ``graph`` is in FP32, without casts; ``names`` has the inputs in the order of the shapes that ``at`` gets.
     """
 
     def __init__(self, graph: Graph, names: Sequence[str], compute: str) -> None:
@@ -78,20 +54,15 @@ class LargeInputs:
         self._known: dict[tuple, bool] = {}
 
     def __bool__(self) -> bool:
-        """Return whether an input can be too small for the graph; if False, ``at`` always returns True."""
+        # False: no input can be too small.
         return bool(self._least)
 
     def at(self, shapes: Sequence[tuple]) -> bool:
-        """Return True if inputs of these shapes are large enough for the graph to run without the two workarounds.
-
-        The workarounds are ``unused_taps`` and ``padded_volumes``. ``shapes`` holds one shape for each of the ``names``
-        of the constructor. Returns False also if the sizes that a convolution reads do not follow from ``shapes``, or
-        if ``shapes`` do not fit the graph. The answer for ``shapes`` that fit is kept, so that a block can ask at every
-        call.
-        """
+        """Return True if the graph needs no workaround around padding at these shapes; False if that is not known."""
         if not self:
             return True
         key = tuple(shapes)
+        # Kept, as a block asks at every call.
         if key not in self._known:
             try:
                 found = output_shapes(self._read, dict(zip(self._names, shapes)))
@@ -103,30 +74,22 @@ class LargeInputs:
 
 
 def _may_read_padding(graph: Graph) -> list[Node]:
-    """Return the 1-D and 2-D convolutions, of any dtype, in which a tap (kernel position) may read only padding.
-
-    Whether a tap does so depends on the input size. If it does, oneDNN may leave the tap's bfloat16 weight gradient
-    unwritten. Left out are convolutions for which oneDNN was measured to write it at any size (``_is_written``).
-    """
+    """Return the 1-D and 2-D convolutions, of any dtype, in which a tap may read only padding at some input size."""
     flat = (node for node in graph.nodes() if node.op == "Convolution" and spatial_axes(node.attrs) != 3)
     return [node for node in flat if not all(_is_written(*axis) for axis in _axes(node))]
 
 
 def _around_both_ends(graph: Graph) -> list[Node]:
-    """Return the 3-D convolutions and deconvolutions whose kernel may cover padding at both ends of an axis at once.
-
-    oneDNN then computes a wrong weight gradient. Left out are operators without padding; those with a ``target_shape``,
-    for which MXNet ignores ``pad``; and those with stride 1, padding at most 1 and ``kernel`` at most 3 along each
-    axis, at any dilation, for which oneDNN was measured to be right. (With dilation, this was measured in FP32 alone:
-    the plan keeps a 3-D convolution with dilation in FP32 where other operators compute in bfloat16.)
-    """
+    """Return the 3-D convolutions and deconvolutions whose kernel may cover padding at both ends of an axis at once."""
 
     def is_right(kernel: int, stride: int, pad: int, dilate: int) -> bool:
+        # Measured, with dilation in FP32 alone: a dilated 3-D convolution stays in FP32 beside bfloat16.
         return kernel <= 3 and stride == 1 and pad <= 1
 
     found = []
     for node in graph.nodes():
         if node.op in ("Convolution", "Deconvolution") and spatial_axes(node.attrs) == 3:
+            # With a target_shape MXNet ignores pad.
             padded = any(pad for _, _, pad, _ in _axes(node)) and not _read(node, "target_shape", 0)[0]
             if padded and not all(is_right(*axis) for axis in _axes(node)):
                 found.append(node)
@@ -134,25 +97,18 @@ def _around_both_ends(graph: Graph) -> list[Node]:
 
 
 def _least_sizes(node: Node) -> list[int]:
-    """Return, for each spatial axis, the least input size at which oneDNN's weight gradient of a convolution is right.
-
-    At this size each tap reads some of the input. A 3-D operator also needs a size of at least kernel - 1 + stride
-    along an axis with padding and a stride above 1. For a deconvolution, the sizes are those of its output.
-    """
+    """Return, for each spatial axis, the least input size (a deconvolution's output) with a right weight gradient."""
     seen = [max(least_inputs(*axis)) for axis in _axes(node)]
     if spatial_axes(node.attrs) != 3:
         return seen
     # With a stride of 1, oneDNN counts the taps rightly if each reads some of the input.
+    # With another, the kernel must not reach both ends at once.
     apart = [kernel - 1 + stride if pad and stride > 1 else 1 for kernel, stride, pad, _ in _axes(node)]
     return list(map(max, seen, apart))
 
 
 def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
-    """Return, for each kernel position (tap) along one axis, the least input size at which it reads some of the input.
-
-    At a smaller size the tap reads nothing but padding, or there is no output. The arguments are the convolution's
-    attributes along the axis.
-    """
+    """Return, for each tap along one axis, the least input size at which it reads some of the input."""
     # Tap t reads, for output p, input p * stride - pad + t * dilate. ``first`` is the first p for which that is not
     # in front of the input: such an output must exist, and what it reads must not be behind the input.
     least = []
@@ -164,12 +120,8 @@ def least_inputs(kernel: int, stride: int, pad: int, dilate: int) -> list[int]:
 
 
 def _is_written(kernel: int, stride: int, pad: int, dilate: int) -> bool:
-    """Return True if, along one axis of a convolution, ``pad`` is 0, or ``stride`` is 1 and ``kernel`` is at most 3.
-
-    If this is so for each axis, oneDNN writes the bfloat16 weight gradient of every tap (kernel position) at any input
-    size. Without padding, no tap reads padding. The other case was measured: of 10,800 random 1-D and 2-D
-    convolutions, 100 were wrong, none of them of this kind.
-    """
+    """Return whether oneDNN writes the bfloat16 weight gradient of every tap along an axis, at any input size."""
+    # The second case was measured: of 10,800 random convolutions 100 were wrong, none of them of this kind.
     return pad == 0 or (stride == 1 and kernel <= 3)
 
 
@@ -180,21 +132,13 @@ def _axes(node: Node) -> list[tuple[int, int, int, int]]:
 
 
 def _read(node: Node, name: str, default: int) -> Sequence[int]:
-    """Return the attribute ``name`` of a convolution, such as ``"pad"``, as one number per spatial axis.
-
-    ``default`` is the number along each axis where the attribute is missing or empty.
-    """
     return numbers_in(node.attrs.get(name)) or (default,) * spatial_axes(node.attrs)
 
 
 def _pad(node: Node, low: bool) -> None:
-    """Let a 3-D convolution read data that a new ``Pad`` has padded with zeros, and set its own padding to 0, in place.
-
-    oneDNN's weight gradient may be wrong for a convolution that pads by itself, but not without padding. ``low`` says
-    whether the convolution computes in bfloat16. ``Pad`` has no bfloat16 kernel, so it then pads the data in FP32, and
-    a cast to bfloat16 follows it.
-    """
+    """Let a 3-D convolution read data that a new ``Pad`` has padded, and set its own padding to 0, in place."""
     given = node.inputs[0]
+    # Pad has no bfloat16 kernel, so it pads in FP32.
     if low and is_ours(given.node):
         given = given.node.inputs[0]
     elif low:
@@ -215,20 +159,13 @@ def _crop(node: Node) -> Entry:
 
 
 def _drop_padding(volume: Node) -> None:
-    """Set the padding of a 3-D convolution or deconvolution to 0, in place.
-
-    The node keeps its former attributes, so ``strip``, which removes workarounds from a graph, can restore the padding.
-    """
+    # The node keeps its former attributes, from which strip restores the padding.
     replace_operator(volume, volume.op, **{**volume.attrs, "pad": "(0, 0, 0)"})
 
 
 def _select(node: Node, least: list[list[int]]) -> None:
-    """Insert nodes between a bfloat16 convolution and its weight, so that taps that read only padding get gradient 0.
-
-    ``least`` holds, for each spatial axis and each tap (kernel position) along it, the least input size at which the
-    tap reads some of the input (``least_inputs``). At each run the new nodes compare these with the size of the data.
-    They take the taps that read only padding from a copy of the weight that passes no gradient on, the others from the
-    weight.
+    """Take the taps that read only padding from a copy of the weight that passes no gradient on, in place.
+    ``least``: for each axis and tap, the least size of the data at which the tap reads some of it.
     """
 
     def op(kind: str, role: str, inputs: Sequence[Entry], **attrs: object) -> Entry:

@@ -34,18 +34,11 @@ _CANNOT_ADD = {
 
 
 def request_both_gradients(fitted: FittedGraph) -> list[Node]:
-    """Insert a node in front of two inputs whose gradients an operator's kernel writes together; return the operators.
-
-    The two are, for example, weight and bias of a FullyConnected; the kernel writes the gradient of the second only if
-    that of the first is requested. The new node is an ``amp_multicast``, which copies both. Its backward needs the
-    gradients of both its outputs, so MXNet requests both from the operator, even if one of the inputs is frozen
-    (``grad_req="null"``). An operator stays as it is if it has no second input or one that gets no gradient by
-    ``fitted.grad_req``, or if its first input is a variable that gets one. A first input that is computed, or not in
-    ``grad_req``, may be frozen.
-    """
+    """Let MXNet request both gradients that a kernel writes together, if one is frozen; return the operators."""
     found = []
     for node in fitted.graph.nodes():
         first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
+        # A first input that is computed, or not in grad_req, may be frozen.
         wanted = first < second < len(node.inputs) and _may_be_trained(node.inputs[second], fitted.grad_req)
         if wanted and not _is_trained(node.inputs[first], fitted.grad_req):
             found.append(node)
@@ -56,6 +49,7 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
             inserted("_copy", f"{e.node.name}_asked", [e]) if e.node.is_variable else e
             for e in (node.inputs[first], node.inputs[second])
         ]
+        # Its backward needs the gradients of both outputs, so MXNet requests both from the operator.
         both = inserted("amp_multicast", f"{node.name}_asked", read, num_outputs=2).node
         both.attrs[PASSED] = "each"
         node.inputs[first], node.inputs[second] = Entry(both, 0), Entry(both, 1)
@@ -63,29 +57,20 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
 
 
 def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return True if ``weight`` is a variable, or mxmp's cast of one, with another ``grad_req`` than "null".
-
-    Returns False for a variable whose name ``grad_req`` does not have, and for a tensor that the network computes.
-    """
+    """Return whether ``weight`` is a variable, or mxmp's cast of one, that is known to get a gradient."""
     while is_ours(weight.node):
         weight = weight.node.inputs[0]
     return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
 
 
 def _may_be_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return False if ``weight`` is a variable, or mxmp's cast of one, whose ``grad_req`` is "null", else True."""
+    """Return False if ``weight`` is a variable, or mxmp's cast of one, that is known to get no gradient."""
     variable = source_of(weight).node
     return not variable.is_variable or grad_req.get(variable.name, "write") != "null"
 
 
 def copy_summands(fitted: FittedGraph) -> list[Node]:
-    """Copy the variables that an ``elemwise_add`` reads if MXNet may add to the gradient of one; return these sums.
-
-    MXNet may add to a variable's gradient if its ``grad_req`` is "add" or not known. If this is so for one input of a
-    sum, each input that is a variable is copied. Without copies, MXNet takes the array that holds the gradient of such
-    a variable for the gradient of the sum, too. With copies, the gradient of the sum has an array of its own, and the
-    backward of a copy adds it to the variable's gradient.
-    """
+    """Copy the variables that an ``elemwise_add`` reads if MXNet may add to the gradient of one; return these sums."""
 
     def is_added_to(entry: Entry) -> bool:
         return entry.node.is_variable and fitted.grad_req.get(entry.node.name, "add") == "add"
@@ -94,16 +79,13 @@ def copy_summands(fitted: FittedGraph) -> list[Node]:
     for node in sums:
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable:
+                # Without it MXNet takes the array of the variable's gradient for that of the sum, too.
                 node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_accumulated", [entry])
     return sums
 
 
 def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
-    """Let each operator whose kernel cannot add to a gradient read copies where MXNet may add; return these operators.
-
-    ``_CANNOT_ADD`` lists them, and ``FittedGraph.may_be_added_to`` says where MXNet may add. The backward of a copy
-    adds. Nothing is copied in a graph without a backward.
-    """
+    """Let the operators of ``_CANNOT_ADD`` read copies where MXNet may add to a gradient; return these operators."""
     if not fitted.has_gradients:
         return []
     readers = fitted.graph.consumers()
@@ -118,12 +100,7 @@ def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
 
 
 def train_slopes_apart(fitted: FittedGraph) -> list[Node]:
-    """Let a second PReLU compute the gradient of the slopes where a PReLU's slopes may be trained; return the first.
-
-    The first one, in place, reads the slopes without a gradient, and gives output and the gradient of its input. The
-    second one reads the input without a gradient, so its kernel writes nothing over the gradient that it reads. Only
-    its gradient counts: what is added to the first one's output is zero (``zero_with_gradient``).
-    """
+    """Let a second PReLU compute the slopes' gradient where they may be trained; return the first ones."""
 
     activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
     trained = [node for node in activations if _may_be_trained(node.inputs[1], fitted.grad_req)]
@@ -132,35 +109,27 @@ def train_slopes_apart(fitted: FittedGraph) -> list[Node]:
 
 
 def _with_slopes(node: Node) -> Entry:
-    """Rewrite one PReLU in place; return the sum of it and its slopes' own PReLU, of which only the gradient counts."""
+    """Rewrite one PReLU in place; return its sum with the slopes' own PReLU, of which only the gradient counts."""
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
         return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
 
     x, slopes = node.inputs
+    # It reads x without a gradient, so its kernel writes nothing over the gradient that it reads.
     own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
     node.inputs[1] = op("BlockGrad", "frozen_slopes", slopes)
     return op("elemwise_add", "sum", Entry(node), zero_with_gradient(own, op))
 
 
 def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:
-    """Make the output of each ``ROIAlign`` 0 for regions whose batch index is negative, in place; return these nodes.
-
-    A negative batch index marks a region that belongs to no image here, but for example to another level of a feature
-    pyramid. MXNet's kernel does not write the output of this region.
-    """
+    """Make the output of each ``ROIAlign`` 0 for regions with a negative batch index, in place; return these nodes."""
     aligns = [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
     return aligns
 
 
 def _assigned_only(node: Node) -> Entry:
-    """Rewrite one ``ROIAlign`` in place; return a tensor with its output, but 0 where a batch index is negative.
-
-    ``node`` then reads a valid box in the place of each such region (for region ``n``, the kernel would set value ``n``
-    of the flattened output to 0 and write nothing else), and new nodes behind ``node`` replace by zeros what it
-    computes from that box.
-    """
+    """Rewrite one ``ROIAlign`` in place; return its output, with 0 where a batch index is negative."""
 
     def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
         return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
@@ -168,6 +137,7 @@ def _assigned_only(node: Node) -> Entry:
     rois = node.inputs[1]
     index = op("slice_axis", "index", rois, axis="1", begin="0", end="1")
     assigned = op("_greater_equal_scalar", "assigned", op("Reshape", "indices", index, shape="(-1,)"), scalar="0")
+    # A valid box for each region of no image here; its output is replaced by zeros behind the node.
     box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of image 0, from (1, 2) to (3, 4)
     boxes = op("broadcast_add", "boxes", op("zeros_like", "none", rois), op("Reshape", "row", box, shape="(1, 5)"))
     node.inputs[1] = op("where", "rois", assigned, rois, boxes)

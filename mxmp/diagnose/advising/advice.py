@@ -267,11 +267,7 @@ class Advice:
         )
 
     def _table(self) -> Iterator[str]:
-        """Yield the lines of a table of the matrix operators, the row with most FLOPs first.
-
-        Operators with the same ``op``, ``gemms``, ``sizes``, ``layout``, ``dtype`` and ``times`` share a row. Rows
-        after the 20th are only counted.
-        """
+        """Yield a table of the matrix operators, alike ones in one row, the row with most FLOPs first."""
         kinds: dict[tuple, list[MatrixReport]] = {}
         for m in self.matrices:
             kinds.setdefault((m.op, m.gemms, m.sizes, m.layout, m.dtype, m.times), []).append(m)
@@ -294,11 +290,7 @@ class Advice:
             yield f"BatchNorm with another axis than 1: {some(self.slow_norms, 3)}. {WHY_SLOW}"
 
     def _paddings(self) -> Iterator[str]:
-        """Yield a line for each Padding, with its cost: the share by which it raises the FLOPs of its operator.
-
-        Operators with equal Paddings and the same ``multiple`` share a line. Operators that cannot run on Tensor Cores
-        are left out.
-        """
+        """Yield a line for each Padding of operators that Tensor Cores can compute; equal ones share a line."""
         found: dict[tuple, list[str]] = {}
         for m in self.matrices:
             for padding in m.paddings if m.on_tensor_cores(self.gpu) else ():
@@ -309,11 +301,7 @@ class Advice:
             yield f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})"
 
     def _off_tensor_cores(self) -> Iterator[str]:
-        """Yield a line for each reason for which operators cannot run on Tensor Cores.
-
-        The line has the names of at most three of the operators, the share of all matrix FLOPs in these operators, and
-        the reason: no INT8 Tensor Cores, a depthwise convolution, or the operator's ``reason``.
-        """
+        """Yield a line for each reason for which operators cannot run on Tensor Cores."""
         reasons: dict[str, list[MatrixReport]] = {}
         for m in self.matrices:
             if not m.on_tensor_cores(self.gpu):
@@ -325,10 +313,7 @@ class Advice:
 
 
 def _shape(gemms: Sequence[Gemm]) -> str:
-    """Return a text on the Gemm with most FLOPs, and how many others there are; ``gemms`` has at least one.
-
-    ``"96 of 128 x 128 x 64 and 1 more"``: its ``times``, M, N and K, and one other Gemm.
-    """
+    """Return the Gemm with most FLOPs, and how many others there are: ``"96 of 128 x 128 x 64 and 1 more"``."""
     first = max(gemms, key=lambda gemm: gemm.flops)
     times = f"{first.times} of " if first.times > 1 else ""
     more = f" and {len(gemms) - 1} more" if len(gemms) > 1 else ""

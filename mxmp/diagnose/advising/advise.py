@@ -118,11 +118,7 @@ def advise(
 
 
 def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs whose matrix operators ``advise`` counts; arguments and errors are those of ``advise``.
-
-    A Symbol, or a net that runs as one graph, gives one; a net of which a part runs as Python gives one for each of its
-    outermost blocks that run as a graph.
-    """
+    """Return the graphs to count: one, or of a net with Python parts each outermost block that runs as a graph."""
     if isinstance(target, mx.sym.Symbol):
         if inputs:
             raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
@@ -140,11 +136,7 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
 
 
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
-    """Return the operators of a graph with their shapes, and the plan that says which of them compute in low precision.
-
-    ``called`` holds the graph and the shapes of its inputs and parameters. Raises ``ValueError`` if these shapes, or
-    the Plan ``policy``, do not fit the graph.
-    """
+    """Return the operators of a graph with their shapes, and the plan that says which compute in low precision."""
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
     plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
     known = {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in called.known.items()}
@@ -160,11 +152,7 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
 
 
 def _matrix(shaped: ShapedNode, found: Products, plan: Plan, prefix: str) -> MatrixReport:
-    """Return the MatrixReport on an operator with the matrix products ``found``, in its dtype under ``plan``.
-
-    ``prefix`` is put before the operator's name: the graph's name and ``"/"`` if the net has several graphs, otherwise
-    an empty string.
-    """
+    """Return the report on an operator; ``prefix`` is ``""``, or the graph's name and ``"/"`` if there are several."""
     elements = sum(tensor.size for tensor in [*shaped.ins, *shaped.outs] if tensor)
     if shaped.node.op == "RNN":  # no cache holds the weights from one time step to the next
         elements = sum(g.times * (g.m * g.k + g.k * g.n + g.m * g.n) for g in found.gemms)
@@ -184,12 +172,7 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 
 
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
-    """Yield each group of matrix operators that could be one larger operator, because they read the same tensor.
-
-    These are FullyConnected layers, ungrouped convolutions or ``dot``. The tensor is the first input of each; all other
-    inputs are variables, and no two operators share the second one, the weight. The number of outputs and ``no_bias``
-    may differ, no other attribute. ``prefix`` is put before each name.
-    """
+    """Yield each group of matrix operators that could be one, because they read the same tensor."""
     groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
     for shaped in nodes:
         node = shaped.node
@@ -200,6 +183,7 @@ def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
             same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
             groups[node.inputs[0], node.op, same].append(shaped)
     for (entry, op, _), members in groups.items():
+        # No two of them share the second input, the weight.
         if len({shaped.node.inputs[1] for shaped in members}) == len(members) > 1:
             outputs = sum(found.gemms[0].n for shaped in members if (found := shaped.products()))
             names = tuple(prefix + shaped.name for shaped in members)

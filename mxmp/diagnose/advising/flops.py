@@ -24,31 +24,18 @@ class Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
 
 class ShapedNode(NamedTuple):
-    """One operator of a graph, with the shapes and dtypes of its inputs and outputs.
+    """One operator of a graph, with the shapes and dtypes of its inputs and outputs; None for what is not known."""
 
-    Attributes
-    ----------
-    name : str
-        The operator's name as in a Plan: unique in the graph, and ``"loop/name"`` for an operator in the body of the
-        loop ``"loop"``.
-    node : Node
-        The operator.
-    ins, outs : list of Tensor or None
-        The shapes and dtypes of its inputs and outputs; None for one that cannot be inferred.
-    times : float
-        How often the operator runs in one forward: the number of iterations of the loops around it (of ``while_loop``
-        the maximum), times 0.5 for each branch of ``cond`` that it is in.
-    """
-
+    # As in a Plan: "loop/fc" in the body of the loop "loop".
     name: str
     node: Node
     ins: list[Tensor | None]
     outs: list[Tensor | None]
+    # In one forward: the iterations of the loops around it (of while_loop the maximum), and 0.5 for a branch of cond.
     times: float
 
     def products(self) -> Products | None:
@@ -60,12 +47,7 @@ class ShapedNode(NamedTuple):
 
 
 def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[ShapedNode]:
-    """Yield every operator of a graph in graph order; after a control-flow operator, the operators of its bodies.
-
-    ``known`` maps the names of inputs and parameters to their shapes and dtypes, as far as these are known. ``prefix``
-    is put before each operator's name. ``times`` is how often the graph runs in one forward of the network. Raises
-    ``mx.MXNetError`` if ``known`` does not fit the graph.
-    """
+    """Yield every operator of a graph, and those of its bodies behind it; ``times`` is how often the graph runs."""
     found = _infer(graph, known)
     for node, name in graph.names().items():
         if node.is_variable:
@@ -79,12 +61,7 @@ def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", ti
 
 
 def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor | None]]:
-    """Return the shape and dtype of every output of every node; None for one that cannot be inferred.
-
-    ``known`` maps names of variables to their shapes and dtypes; variables may be missing. The attribute ``__dtype__``
-    of a variable, if it has one, is used instead of the dtype in ``known``. Raises ``mx.MXNetError`` if the shapes and
-    dtypes do not fit the graph.
-    """
+    """Return the shape and dtype of each output of each node, None for unknown ones; ``known`` may lack variables."""
     nodes = list(graph.nodes())
     raw = json.loads(graph.to_json())
     inputs = {node.name: node.attrs for node in nodes if node.is_variable}
@@ -97,6 +74,7 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     if graph.numpy:
         symbol = symbol.as_np_ndarray()
     shapes = {name: tensor.shape for name, tensor in known.items() if name in inputs}
+    # Instead of their dtype in known.
     typed = {name for name, attrs in inputs.items() if "__dtype__" in attrs}
     dtypes = {name: numpy_dtype(known[name].dtype) for name in known.keys() & (inputs.keys() - typed)}
     try:
@@ -113,42 +91,36 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
     return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
 
 
+# MXNet's bfloat16, which NumPy does not have.
 _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype: ``"bfloat16"`` for MXNet's bfloat16, which NumPy does not have, or NumPy's name."""
     dtype = np.dtype(dtype)
     return "bfloat16" if dtype == _BFLOAT16 else dtype.name
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype with the name ``name``; for ``"bfloat16"`` MXNet's ``[("bfloat16", numpy.uint16)]``."""
     return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:
-    """Return how often a body of a control-flow node runs when the node runs once; ``number`` counts its bodies from 0.
-
-    Of ``foreach`` it is the length of the array, or 1 if that is not known; of ``while_loop`` the maximum; of ``cond``
-    1 for the condition (``number`` 0), and 0.5 for each branch.
-    """
+    """Return how often a body runs when its node runs once; ``number`` counts the node's bodies from 0."""
     if node.op == "_foreach":
         return ins[0].shape[0] if ins and ins[0] else 1
     if node.op == "_while_loop":
         return float(node.attrs["max_iterations"])
+    # Of cond: first the condition, then the branches, of which one runs.
     return 0.5 if number else 1
 
 
 def _inner(node: Node, body: Body, ins: list[Tensor | None]) -> dict[str, Tensor]:
-    """Return the known shapes and dtypes of the variables in a control-flow node's body, from the node's inputs.
-
-    If ``foreach`` iterates over an input of shape (T, N, C), the body's variable has shape (N, C).
-    """
+    """Return the known shapes and dtypes of the variables in a control-flow node's body."""
     sliced = literal_eval(node.attrs["in_data_locs"]) if node.op == "_foreach" else ()
     known = {}
     for place, (variable, position) in enumerate(body.positions.items()):
         tensor = ins[position]
         if tensor:
+            # A foreach iterates over the first axis.
             known[variable.name] = Tensor(tensor.shape[1:], tensor.dtype) if place in sliced else tensor
     return known

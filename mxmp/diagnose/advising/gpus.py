@@ -7,24 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """The peak figures of one GPU, from its vendor's data sheets.
-
-    Attributes
-    ----------
-    name : str
-        Such as ``"V100 (SXM2)"``.
-    bandwidth : float
-        Memory bandwidth in bytes per second.
-    tensor : dict of str to float
-        Peak operations per second of the Tensor Cores, without sparsity, for each dtype that they can compute in:
-        "float16", "tf32", "int8".
-    fp32 : float
-        Peak FLOP/s of the FP32 cores.
-    """
+    """The peak figures of one GPU, from its vendor's data sheets: operations or bytes per second, without sparsity."""
 
     name: str
     bandwidth: float
-    tensor: dict[str, float]
+    tensor: dict[str, float]  # by the dtypes that the Tensor Cores can compute in: "float16", "tf32", "int8"
     fp32: float
 
     def peak(self, dtype: str) -> float:
@@ -32,10 +19,7 @@ class Gpu:
         return self.tensor.get(dtype, self.fp32)
 
     def ridge(self, dtype: str) -> float:
-        """Return the arithmetic intensity, in FLOPs per byte, at which memory and arithmetic limit a kernel equally.
-
-        A kernel with a lower intensity is limited by memory bandwidth, one with a higher by arithmetic.
-        """
+        """Return the arithmetic intensity, in FLOPs per byte, at which memory and arithmetic limit a kernel equally."""
         return self.peak(dtype) / self.bandwidth
 
 
@@ -50,10 +34,7 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the peak figures of the GPU with this name, in upper or lower case: ``"v100"``, ``"t4"`` or ``"a100"``.
-
-    Raises ``ValueError`` for any other name.
-    """
+    """Return the GPU ``"v100"``, ``"t4"`` or ``"a100"``, in upper or lower case."""
     if not isinstance(name, str) or name.lower() not in GPUS:
         raise ValueError(f"device must be one of {', '.join(map(repr, GPUS))}, got {name!r}")
     return GPUS[name.lower()]

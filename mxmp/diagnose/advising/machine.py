@@ -9,12 +9,7 @@ from ...tuning.machine import processors as available
 
 
 def slowed_by(environment: Mapping[str, str] | None = None, processors: int | None = None) -> tuple[str, ...]:
-    """Return a sentence for each of ``OMP_NUM_THREADS`` and ``OMP_WAIT_POLICY`` that slows MXNet down on a CPU.
-
-    The sentence says what to set instead. ``environment`` has the environment variables of a process, which MXNet
-    reads when it is imported, and ``processors`` is how many processors the process may use. None stands for those of
-    this process.
-    """
+    """Return what to set instead of each setting that slows MXNet down; None stands for those of this process."""
     environment = os.environ if environment is None else environment
     processors = available() if processors is None else processors
     text = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

@@ -150,7 +150,7 @@ def _audited(replays: Replays, worst: int) -> Audit:
 
 
 def pattern_for(name: str) -> str:
-    """Return the pattern of ``exclude`` for an operator of a plan, whose name may be ``"loop/fc"`` or ``"fc:1"``."""
+    """Return the pattern of ``exclude`` for an operator of a plan, such as ``"loop/fc"`` or ``"fc:1"``."""
     inner = name.rpartition("/")[2]
     stem, _, number = inner.rpartition(":")
     return escape(stem if stem and number.isdigit() else inner)
@@ -209,15 +209,13 @@ def _findings(replays: Replays, bad: Sequence[tuple[int, str, Change]], compute:
 
 
 def _leaders(nodes: Mapping[str, Node], own: Mapping[str, Change]) -> dict[str, str]:
-    """Return for each operator of ``own`` the one that it passes values on from, or itself.
-
-    It passes on if it reads another of ``own`` and changes about as much: no more than twice.
-    """
+    """Return for each operator of ``own`` the one that it passes values on from, or itself."""
     names = {node: name for name, node in nodes.items()}
     leaders: dict[str, str] = {}
     for name in nodes:  # in graph order
         if name in own:
             read = [names[entry.node] for entry in nodes[name].inputs if names.get(entry.node) in own]
+            # It passes on what it reads if it changes no more than twice as much.
             first = next((each for each in read if own[name].times_noise <= 2 * own[each].times_noise), None)
             leaders[name] = leaders[first] if first is not None else name
     leaders.update({name: name for name in own if name not in leaders})

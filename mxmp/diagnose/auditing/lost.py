@@ -43,9 +43,7 @@ def what_was_lost(
     constants: set[int],
 ) -> tuple[str, str]:
     """Return which of ``report.LOST`` an operator's rounding is, and a sentence with the tensor and its numbers.
-
-    ``around`` are FP32's values, as ``Replays.tapped`` names them; ``constants`` the positions of its inputs that are
-    constants of the network.
+    ``around`` is what ``Replays.tapped`` returns; ``constants`` are the positions of inputs that are constants.
     """
     out = around.get(name)
     inputs = {key: value for key, value in around.items() if key.startswith(f"{name} < ")}
@@ -114,7 +112,7 @@ def _scalars(attrs: Mapping[str, str]) -> list[float]:
 
 
 def _cancelled(name: str, op: str, out: np.ndarray | None, tensors: list, around: Mapping[str, np.ndarray]) -> str:
-    """Return a sentence if a difference leaves little of what the operator read or wrote, or a column has an offset."""
+    """Say if a difference leaves little of what was read or written, or a column has an offset."""
     inputs = [value for what, value in tensors if what != "its output"]
     if out is not None and _DIFFERENCES.search(op) and inputs:
         most, left = max(_size(each) for each in inputs), _size(out)

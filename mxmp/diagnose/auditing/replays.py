@@ -41,7 +41,7 @@ class Values(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """How far one replay is from FP32's: relative sizes, as ``Change`` has them, for every number that is measured."""
+    """How far one replay is from FP32's: relative sizes, as ``Change`` has them."""
 
     loss: float
     gradients: np.ndarray
@@ -55,24 +55,16 @@ class _Stilled(NamedTuple):
 
 
 class Replays:
-    """Runs the batch of a network with chosen operators in low precision, and counts the runs.
-
-    Attributes
-    ----------
-    count : int
-        How many times the batch was run.
-    graphs : list of ReplayedGraph
-        The graphs that the batch runs, known after the first replay.
-    loss_scale : float
-        Multiplies the loss in the replays; the gradients are divided by it again.
-    """
+    """Runs the batch of a network with chosen operators in low precision, and counts the runs."""
 
     def __init__(self, network: ReplayedNetwork, seed: int = 0) -> None:
         self._network = network
         self._rng = np.random.RandomState(seed)
         self._seed = seed
         self.count = 0
+        # Known after the first replay.
         self.graphs: list[ReplayedGraph] = []
+        # Multiplies the loss; the gradients are divided by it again.
         self.loss_scale = 1.0
         self._stilled: dict[tuple, _Stilled] = {}
         self._arrays: dict[str, NDArray] = {}
@@ -85,10 +77,7 @@ class Replays:
         return [(g.number, name) for g in self.graphs for name, d in g.plan.decisions.items() if d.low]
 
     def run_scaled(self, low: Collection[Candidate]) -> Values:
-        """Return what ``run(low)`` computes, at a loss scale at which no gradient is inf or NaN, if there is one >= 1.
-
-        As a dynamic scaler does, lowers ``loss_scale`` for this and all later replays where gradients overflow.
-        """
+        """Run at a loss scale at which no gradient overflows, if there is one >= 1, and keep it for later replays."""
         while True:
             values = self.run(low)
             overflows = values._replace(gradients={}).is_finite and not values.is_finite
@@ -97,10 +86,7 @@ class Replays:
             self.loss_scale = max(1.0, self.loss_scale * _BACKOFF)
 
     def run(self, low: Collection[Candidate], perturb: float = 0.0) -> Values:
-        """Run the batch with the operators ``low`` in low precision and all else in FP32, and return what it computed.
-
-        ``perturb`` is the relative size of random errors of the weights.
-        """
+        """Run the batch with ``low`` in low precision; ``perturb`` is the relative size of errors in the weights."""
         self.count += 1
         low = set(low)
         ops: dict[tuple, tuple[mx.nd.CachedOp, list[str], bool]] = {}
@@ -185,11 +171,7 @@ class Replays:
         return mx.nd.CachedOp(symbol), symbol.list_inputs(), scaled
 
     def tapped(self, graph: ReplayedGraph, names: Collection[str]) -> dict[str, np.ndarray]:
-        """Return FP32's values around the operators ``names`` of a graph: their outputs, inputs and readers' outputs.
-
-        From ``"name"`` to its first output, from ``"name < i"`` to its input i, and from ``"name > reader"`` to the
-        first output of an operator that reads it.
-        """
+        """Return FP32's values around operators: ``"name"``, ``"name < i"`` of its input i and ``"name > reader"``."""
         inputs = self._inputs[graph.number]
         key = (graph.number, tuple(array.shape for array in inputs.values()))
         still = self._stilled[key]
@@ -220,7 +202,6 @@ class Replays:
     # -- against FP32 ------------------------------------------------------------------------------
 
     def differences(self, got: Values) -> Differences:
-        """Return how far ``got`` is from FP32's values."""
         fp32 = self.reference
         losses = [_relative(a, b) for a, b in zip(fp32.losses, got.losses)]
         gradients = np.array([_relative(value, got.gradients[name]) for name, value in fp32.gradients.items()])
@@ -229,17 +210,11 @@ class Replays:
 
 
 class Noise:
-    """How far errors that no low precision could avoid move each number: the unit in which changes are counted.
-
-    All weights of two or more axes get random errors of up to two roundings, ``rounds`` times, in FP32; a number's
-    noise is the largest difference. It is at least the median noise of its kind, and one rounding. Inputs get no
-    errors: an operator that needs their last digits would then make noise by itself, and not stand out. A number that
-    moves by half of itself is not counted at all: it is zero but for FP32's own rounding, as the gradient of a bias in
-    front of BatchNorm, or that of an attention's keys.
-    """
+    """How far errors of two roundings in the weights move each number: the unit in which changes are counted."""
 
     def __init__(self, replays: Replays, compute: str, rounds: int = 3) -> None:
         least = ROUNDOFF[compute]
+        # Inputs get no errors: an operator that needs their last digits would make noise itself, and not stand out.
         found = [replays.differences(replays.run((), 2 * least)) for _ in range(rounds)]
         self._loss = float(_floored(np.array([[each.loss] for each in found]), least)[0])
         self._gradients = _floored(np.array([each.gradients for each in found]), least)
@@ -276,6 +251,7 @@ def _ratio(change: np.ndarray, noise: np.ndarray) -> np.ndarray:
 def _floored(found: np.ndarray, least: float) -> np.ndarray:
     """Return the largest of each column of ``found``, at least their median and ``least``; inf for what is unknown."""
     largest = found.max(axis=0) if found.size else np.zeros(found.shape[1:])
+    # A number that moves by half of itself is 0 but for rounding, as the gradient of a bias before BatchNorm.
     known = largest <= _UNKNOWN
     middle = float(np.median(largest[known])) if known.any() else least
     return np.where(known, np.maximum(largest, max(middle, least)), math.inf)

@@ -20,14 +20,12 @@ _PREFIX = "mxmp_drawn_"
 
 def stilled(graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int) -> tuple[Graph, Plan, dict[str, np.ndarray]]:
     """Return a copy of the FP32 graph without random operators, its plan, and the values of the variables it adds.
-
-    Dropout becomes a product with a mask; operators that draw uniform or normal numbers become variables. So no replay
-    draws from MXNet's generators, whose state cannot be read or restored. A recurrent layer's own dropout is switched
-    off. ``shapes`` are those of all variables. Raises ``ValueError`` for another random operator.
+    ``shapes`` are those of all variables.
     """
     made = strip(Graph.from_symbol(graph.symbol))
     names, decisions = made.names(), dict(graph.plan.decisions)
     drawn: dict[str, np.ndarray] = {}
+    # Not MXNet's generators: their state cannot be read or restored.
     rng = np.random.RandomState(seed)
     for node, name in names.items():
         if node.op == "RNN":

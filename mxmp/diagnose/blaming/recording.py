@@ -19,11 +19,7 @@ from .verdict import Record
 
 
 class Recording:
-    """The value ranges of the tensors of one step, with the operators that made them, in the order of recording.
-
-    A range is the lowest and the highest finite value, and the numbers of infs and NaNs. ``blame`` makes a Recording of
-    the step that it replays, and ``guard`` one of each step that it looks into.
-    """
+    """The value ranges of the tensors of one step, with the operators that made them, in the order of recording."""
 
     def __init__(self) -> None:
         # Each with a function that waits for the range, which is still being computed on its device.
@@ -31,16 +27,11 @@ class Recording:
 
     @property
     def has_operators(self) -> bool:
-        """Return whether ``note_observed`` has recorded a tensor, which an operator of the network or a cast made."""
+        """Return whether an operator of the network, or a cast, made a recorded tensor."""
         return any(observed for observed, _ in self._pending)
 
     def note(self, name: str, array: NDArray, observed: Observed | None = None) -> None:
-        """Record the range of one tensor; do nothing for an integer or empty array. Waits only for a sparse array.
-
-        ``name`` is what reports call the tensor, such as ``"fc1"`` or ``"the loss"``. ``observed`` says which operator
-        of the network, or cast by mxmp, made it. It is None for an input, a parameter, the loss, and the gradient of a
-        parameter or of the loss.
-        """
+        """Record the range of a float tensor; ``observed`` is None if no operator or cast made it. Waits if sparse."""
         with autograd.pause():
             values = values_of(array)
             if values is None:
@@ -63,23 +54,18 @@ class Recording:
         self._pending.append((observed, read))
 
     def note_observed(self, observed: Observed, array: NDArray) -> None:
-        """Record a tensor that a probe reports, made by the operator or mxmp's cast that ``observed`` describes."""
         self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
-        """Record each weight on its first device: its FP32 master if it has one, then the array that operators read.
-
-        With a master, that array is the master rounded to float16. A weight whose shape is not known yet is left out.
-        """
+        """Record each weight on its first device: its FP32 master if any, then the array that operators read."""
         for weight in weights:
             for array in [*(weight.masters or ())[:1], *weight.arrays[:1]]:  # both empty before the first forward
                 self.note(weight.name, array)
 
     def note_gradients(self, gradients: Sequence[Gradient]) -> None:
-        """Record the gradient of each parameter on each device, under the name ``"the gradient of fc_weight"``."""
         for name, array in gradients:
             self.note(f"the gradient of {name}", array)
 
     def records(self) -> list[Record]:
-        """Return one Record (``observed`` and Range) for each tensor, in order of recording. Waits for the device."""
+        """Return a Record for each tensor, in order of recording. Waits for the device."""
         return [Record(observed, read()) for observed, read in self._pending]

@@ -18,24 +18,20 @@ _OF_LOSS = "the gradient of the loss"
 
 
 class Record(NamedTuple):
-    """The range of the values of one tensor of a step, and which operator made the tensor.
-
-    ``observed`` says which operator of the network, or cast by mxmp, made it, forward or backward. It is None for any
-    other tensor: an input, a parameter, the loss computed from a net's output, and a gradient of loss or parameter.
-    """
+    """The range of a tensor of a step; ``observed`` is None if neither an operator nor a cast made the tensor."""
 
     observed: Observed | None
     range: Range
 
 
 class _Scale(NamedTuple):
-    """The loss scale of the step, and a function that replays it at another scale, or None (see ``verdict``)."""
+    """The loss scale of the step, and a function that replays it at another scale, or None."""
 
     scale: float
     replayed: Callable[[float], Sequence[Record]] | None
 
     def advice(self, found: Range, unrounded: Range | None = None) -> str:
-        """Return a sentence that says whether a lower loss scale avoids the overflow of ``found``, and which."""
+        """Say whether a lower loss scale avoids the overflow of ``found``, and which."""
         if self.scale <= MIN_SCALE:
             return f"The loss scale is {self.scale:g}, and not the cause"
         limit = FORMATS[found.dtype].largest if found.dtype in FORMATS else float(np.finfo(np.float32).max)
@@ -68,19 +64,13 @@ def verdict(
     scale: float,
     replayed: Callable[[float], Sequence[Record]] | None = None,
 ) -> Blame:
-    """Return a Blame, the report on the first tensor that is not finite; its ``reproduced`` is False if all are finite.
-
-    Since all tensors before it are finite, the operator that made it is at fault, and not the inputs of this operator.
-    A tensor that no operator of a graph made is an input, a parameter, the loss, or the gradient of a parameter or of
-    the loss; the report then names the tensor itself.
-    ``records`` has all tensors of one step, in the order in which they were computed, ``graphs`` the converted graphs
-    that computed them, and ``params`` the names of the parameters, frozen ones too; ``scale`` is the loss scale.
-    ``replayed(scale)`` returns the records of the same step at another scale. Without it, whether a lower scale helps
-    is computed from ``records`` where they have the tensor before it was rounded.
+    """Return the report on the first tensor that is not finite, of all ``records`` of a step in their order.
+    ``params`` has frozen ones too. ``replayed`` returns the records at another loss scale, None estimates them.
     """
     at = _Scale(scale, replayed)
     for i, (observed, found) in enumerate(records):
         if not found.finite:
+            # All of these are finite, so the operator that made the tensor is at fault, not its inputs.
             past = records[:i]
             if observed is None:
                 return _blame_other(past, found, params, at)
@@ -93,11 +83,7 @@ def verdict(
 
 
 def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], at: _Scale) -> Blame:
-    """Return the report on a tensor that is not finite and that neither an operator nor a cast made, such as the loss.
-
-    ``found`` is the tensor's range. ``past`` has the records of the tensors that the same step computed before it.
-    ``params`` has the names of all parameters, and ``at`` the loss scale.
-    """
+    """Report on a tensor that neither an operator nor a cast made; ``past`` has the records before it."""
     inputs: tuple[Range, ...] = ()
     if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
         inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
@@ -127,11 +113,7 @@ def _blame_operator(
     params: Sequence[str],
     at: _Scale,
 ) -> Blame:
-    """Return the report on a tensor that is not finite and that an operator of the network, or a cast by mxmp, made.
-
-    ``observed`` describes the tensor, ``graphs`` are the converted graphs of the step, and the other arguments are
-    those of ``_blame_other``.
-    """
+    """Report on a tensor that an operator of the network, or a cast, made."""
     graph = next((graph for graph in graphs if observed.node in graph), None)
     low = graphs[0].plan.policy.compute
     where = "backward" if observed.backward else "forward"
@@ -184,35 +166,25 @@ def _rounded_inputs(graph: ObservedGraph, operator: str) -> list[str]:
 
 
 def _overflow_text(unrounded: Range, dtype: str) -> str:
-    """Return a phrase such as ``"overflow: 7e+04 is rounded to float16, which ends at 65504"``."""
     return f"overflow: {unrounded.largest:.4g} is rounded to {dtype}, which ends at {FORMATS[dtype].largest:.5g}"
 
 
 def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Range | None:
-    """Return the range that a tensor had in FP32 before a cast by mxmp rounded it; None if ``past`` does not have it.
-
-    ``found`` is the range after the cast, and ``observed`` describes the tensor. A range in ``past`` fits if it is in
-    FP32, has the same shape, and has values too large for the dtype of ``found``. If ``observed`` is the gradient of
-    a graph output, a range of the gradient of the loss is preferred; then one with the label of ``observed``; then one
-    of a sum of gradients. Of several alike, the last in ``past`` is returned. If ``found`` is in FP32, none fits.
-    """
+    """Return the FP32 range in ``past`` of a tensor before a cast rounded it to ``found``; None if it is not there."""
     if found.dtype == "float32":
         return None
     fitting = [r.range for r in reversed(past) if r.range.shape == found.shape and r.range.dtype == "float32"]
     beyond = [r for r in fitting if r.largest > FORMATS[found.dtype].largest]
+    # The gradient of the loss is preferred to the tensor's own label, and this to a sum; the last of several.
     labels = [_OF_LOSS] if observed.of_output else []
     return next((r for label in [*labels, observed.label, SUM] for r in beyond if r.name == label), None)
 
 
 def _inputs_of(past: Sequence[Record], graph: ObservedGraph, observed: Observed) -> tuple[Range, ...]:
-    """Return the ranges of the tensors that the operator of ``observed`` read, each once, as far as ``past`` has them.
-
-    The operator's own inputs come last. If ``observed`` is a gradient, the gradients that were sent to the operator
-    come first. If ``past`` lacks an input of the operator, all inputs of the net come between these two, since a Gluon
-    net's are recorded under other names (``"the input"``).
-    """
+    """Return the ranges of what an operator read: gradients sent to it, then the net's inputs, then its own."""
     known = {record.range.name: record.range for record in past}
     sent = [r for name, r in known.items() if observed.backward and name.endswith(f" -> {observed.operator}")]
     names = [graph.original_name(entry.node) for entry in graph.inputs(observed.operator)]
+    # A net's inputs are recorded under other names: "the input".
     data = [] if set(names) <= set(known) else [r for n, r in known.items() if n.startswith(("the input", "input "))]
     return tuple(dict.fromkeys([*sent, *data, *(known[name] for name in names if name in known)]))

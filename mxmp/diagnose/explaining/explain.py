@@ -100,17 +100,13 @@ def explain(
 
 
 def _types(inputs: Iterable[Any]) -> str:
-    """Return the names of the types of ``inputs`` for an error message, such as ``"NDArray, str"``."""
     return ", ".join(type(each).__name__ for each in inputs)
 
 
 def _report_symbol(
     symbol: mx.sym.Symbol, policy: Policy, plan: Plan | None, ctx: mx.Context | None, shapes: dict[str, tuple]
 ) -> GraphReport:
-    """Return the GraphReport of ``explain`` on an FP32 Symbol, as ``plan`` would convert it or, if None, ``policy``.
-
-    ``ctx`` is the device for which it would be converted, None for MXNet's current one; ``shapes`` are those of inputs.
-    """
+    """Return the report on an FP32 Symbol, as ``plan`` would convert it or, if None, ``policy`` on ``ctx``."""
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
     plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
     plan = summed_in_fp32(plan)
@@ -122,7 +118,7 @@ def _report_symbol(
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:
-    """Return the report on an FP32 graph and its plan; to make it, the graph is converted once more by the plan."""
+    """Return the report on an FP32 graph, which is converted once more by its plan."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
     nodes, casts, workarounds = _described(graph, plan, fitted, shapes)
@@ -144,20 +140,18 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 def _described(
     graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize], dict[str, list[str]]]:
-    """Return the reports on the operators of a graph, on its casts, and on its workarounds, those of bodies included.
-
-    ``graph`` is the FP32 graph, ``fitted`` the graph that runs on the device by ``plan``. Casts that a workaround has
-    removed from ``fitted``, because a kernel of the device casts inside, do not count. The workarounds are a dict from
-    the name of each to the names of the operators and variables that need it; a workaround of a cast is listed at the
-    operator or variable whose output is cast. ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
+    """Return the reports on the operators of a graph, its casts, and the places of each workaround, bodies included.
+    ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
     """
 
     def source(node: Node) -> str:
+        # Of a cast: the operator or variable whose output it reads.
         while node not in fitted.source and node.inputs:
             node = node.inputs[0].node
         return prefix + (fitted.source[node].name if node in fitted.source else node.name)
 
     planned = PlannedGraph(graph, plan)
+    # Without the casts that a workaround has removed, because a kernel of the device casts inside.
     casted = casts_left(planned, fitted)
     inserted = set(casted.casts)
     names = planned.names

@@ -131,7 +131,7 @@ class GraphReport:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        """Return the lines of a table that counts the operators of each type, dtype and reason, largest count first."""
+        """Return a table that counts the operators of each type, dtype and reason, largest count first."""
         alike: dict[tuple[str, str, str], list[NodeReport]] = {}
         for node in self.nodes:
             alike.setdefault((node.dtype, node.op, node.reason), []).append(node)

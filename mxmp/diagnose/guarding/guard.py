@@ -72,12 +72,6 @@ class Guard(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, patience: int, low_scale: float) -> None:
-        """Start to watch the training of a network for operators whose overflows make it skip steps.
-
-        An operator is moved to FP32 when its overflows were counted in ``patience`` steps, in a row or not, at least
-        once in a skipped step. ``guard`` says which overflows are counted. Raises ``ValueError`` if operators of the
-        network cannot be moved.
-        """
         network.check_excludable()
         self.moved: list[Moved] = []
         self.overflows: dict[str, int] = {}
@@ -103,13 +97,7 @@ class Guard(StepObserver):
         return "\n".join(map(str, self.moved)) or "nothing was moved to FP32"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Find out which layer overflowed in this step, and count the overflow, if the probe has recorded the step.
-
-        ``gradients`` are those that the optimizer receives. ``guard`` says which overflows count; they do so in a
-        skipped step and in one that is applied. A counted one restarts the count of skipped steps in a row at the
-        lowest loss scale. If the layer now has ``patience`` overflows or more, and one of them was in a skipped step,
-        ``after_step`` will move the layer. Waits for the device if the probe has recorded the step.
-        """
+        """Count the overflow of the layer at fault, and wait for the device, if the probe has recorded the step."""
         if not self._recording.has_operators:
             return
         self._recording.note_gradients(gradients)
@@ -128,6 +116,7 @@ class Guard(StepObserver):
         layer = next(filter(None, layers), None)
         if layer is None:
             return
+        # A counted overflow is about to be cured, so skipped steps at the lowest scale are counted anew.
         self._step.restart_floor_count()
         found = verdict(records, graphs, params, self._step.loss_scale)
         for name in layer:
@@ -138,7 +127,7 @@ class Guard(StepObserver):
             self._to_move = Moved(self._step.steps + 1, tuple(layer), overflows, found)
 
     def _has_large_gradients(self, records: Sequence[Record]) -> bool:
-        """Return whether the parameters' gradients in ``records`` are large everywhere: see ``lower_scale_fits``."""
+        """Return whether the parameters' gradients are large everywhere: see ``lower_scale_fits``."""
         factor = self._step.loss_scale / self._network.gradient_scale
         found = [
             r for _, r in records if r.name.startswith("the gradient of ") and r.name != "the gradient of the loss"
@@ -147,13 +136,9 @@ class Guard(StepObserver):
         return lower_scale_fits(peaks, [i for i, each in enumerate(found) if each.finite])
 
     def after_step(self) -> None:
-        """Move the layer to FP32 that ``before_update`` found to have ``patience`` overflows, if any.
-
-        Stops the probe, which listens to the operators of a step, if it has recorded this step, or if the hook or
-        executor at which it listens was replaced. Starts it for the next step if this step was skipped, or has raised
-        the loss scale to a value of at most ``low_scale``.
-        """
+        """Move the layer that ``before_update`` has chosen, if any, and start the probe if the next step matters."""
         ran, to_move, self._to_move = self._recording.has_operators, self._to_move, None
+        # Stale: the hook or executor at which it listens was replaced.
         if ran or (self._probe.listens and self._network.is_stale):
             self._stop()
         if to_move is not None:
@@ -167,7 +152,6 @@ class Guard(StepObserver):
             self._start()
 
     def _start(self) -> None:
-        """Let the probe listen from the next forward on, with a new recording that begins with the weights."""
         super()._start()
         self._recording.note_weights(self._network.weights(frozen=True))
 
@@ -242,12 +226,7 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
 
 
 def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]) -> list[Record]:
-    """Return the ``records`` of a skipped step without operators' outputs that are not finite and did no harm.
-
-    An output did no harm if it is no output of its graph, all operators that read it returned finite values, as a
-    sigmoid of inf does, and none of them sent back the first gradient that is not finite. ``graphs`` are the training
-    graphs of the network that ran in the step; the graph of an output is the one that has its node.
-    """
+    """Return the ``records`` of a skipped step without operators' outputs that are not finite and did no harm."""
     bad = [observed for observed, found in records if observed is not None and not found.finite]
     harmed = {observed.operator for observed in bad if not observed.backward}
     harmed.update([observed.operator for observed in bad if observed.backward][:1])
@@ -258,35 +237,24 @@ def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]
             return False
         graph = next(graph for graph in graphs if observed.node in graph)
         readers = {graph.original_name(node) for node in graph.readers(observed.node)}
+        # All readers returned finite values, as a sigmoid of inf does, and sent back no gradient that began it.
         return not graph.is_output(observed.node) and harmed.isdisjoint(readers)
 
     return [record for record in records if not is_harmless(record)]
 
 
 def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
-    """Return the names in the FP32 graph of the operators to move to FP32 because ``first`` was not finite.
-
-    These are the operators at fault (``_operators_at_fault``), and those of the same type that share a parameter with
-    one of them; ``params`` has the names of all parameters. Operators in FP32 are left out: the list is empty where the
-    tensor became inf or NaN in FP32, and where ``graph`` does not have it. ``with_followers`` adds ``_followers``; it
-    is needed only where a Plan decides the dtypes, since under a policy the rules put the followers into FP32 as well.
-    """
+    """Return the FP32 names of the operators to move because of ``first``; none if FP32 or another graph made it."""
     fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
+    # A Plan keeps them in low precision; under a policy, the rules put them into FP32 as well.
     if with_followers:
         layer.update(dict.fromkeys(_followers(graph, layer)))
     return list(dict.fromkeys(graph.original_name(node) for node in graph.operators if node in layer))
 
 
 def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
-    """Return the operators, in any precision, that are at fault for ``first``, the first tensor that was not finite.
-
-    Usually this is the operator that made the tensor. If a parameter stored in low precision has overflowed, or a
-    tensor of the forward in a cast from FP32, these are the operators that read the tensor. If a gradient has
-    overflowed in a cast from FP32, it is the operator to which the gradient is sent. The list is empty for a sum of
-    gradients; for a tensor in FP32 that no operator and no cast made, such as an FP32 parameter; and for a tensor that
-    ``graph`` does not have.
-    """
+    """Return the operators, in any precision, that made ``first``, or read it where a cast or parameter overflowed."""
     observed, found = first
     if observed is None:  # a parameter that is stored in low precision, whose master is finite
         return graph.readers_of(found.name) if found.dtype != "float32" else []
@@ -299,11 +267,8 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
 
 
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:
-    """Yield ``node``, and then the operators of its type in low precision that read one of its parameters.
-
-    For example, all time steps of an unrolled cell read one weight. If ``node`` reads a parameter and is in low
-    precision, it is among these too, so it is yielded twice. ``params`` has the names of all parameters.
-    """
+    """Yield ``node``, and the operators of its type in low precision that read one of its parameters."""
+    # All time steps of an unrolled cell, for example, read one weight.
     own = _parameters_read(graph, node, params)
     yield node
     for other in graph.operators:
@@ -313,15 +278,12 @@ def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str
 
 
 def _parameters_read(graph: ObservedGraph, node: Node, params: Collection[str]) -> set[str]:
-    """Return the names, among ``params``, of the parameters that ``node`` reads directly or through casts."""
+    """Return the parameters that ``node`` reads, also through casts."""
     return {name for entry in node.inputs if (name := graph.source(entry).node.name) in params}
 
 
 def _followers(graph: ObservedGraph, layer: Iterable[Node]) -> Iterable[Node]:
-    """Yield the operators that are in low precision only because they read outputs of ``layer``.
-
-    They read them directly, or through other operators that are yielded.
-    """
+    """Yield the operators that are in low precision only because they read ``layer``, also through others."""
     stack, found = list(layer), set(layer)
     while stack:
         for reader in graph.readers(stack.pop()):

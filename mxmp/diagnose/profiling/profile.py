@@ -58,10 +58,7 @@ def profile(path: str) -> Profile:
 
 
 def _read(path: str) -> tuple[KernelReport, ...]:
-    """Return one report for each triple of kernel, operator and device, longest total time first.
-
-    Raises ``ValueError`` if the file is damaged or holds no kernels; ``profile`` adds the path to this error's message.
-    """
+    """Return a report for each kernel, operator and device, longest time first; ``profile`` adds the path to errors."""
     import sqlite3  # which not every Python has
 
     seconds: dict[tuple[str, str, str, str], float] = defaultdict(float)
@@ -84,13 +81,7 @@ def _read(path: str) -> tuple[KernelReport, ...]:
 
 
 def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, str], float]]:
-    """Yield, for each run of a GPU kernel, the tuple (name, operator, kind, device) and the duration in seconds.
-
-    The kind is what ``kind_of_kernel`` returns, but ``"cast"`` if the operator is a cast and the kernel uses no Tensor
-    Cores. The operator is the one whose NVTX range was open at the launch, empty if none is known: MXNet opens a range
-    for each operator that its profiler records (src/profiler/nvtx.h). Yields nothing if the tables of kernels or texts
-    are missing. Raises ``ValueError`` for a damaged file.
-    """
+    """Yield (name, operator, kind, device) and the seconds of each run of a kernel; nothing if tables are missing."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
         return
@@ -98,6 +89,7 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
     columns = {row[1] for row in database.execute("PRAGMA table_info(CUPTI_ACTIVITY_KIND_KERNEL)")}
     operators = {}
     if {"CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"} <= tables and {"correlationId", "globalPid"} <= columns:
+        # MXNet opens a range for each operator that its profiler records (src/profiler/nvtx.h).
         operators = dict(_launches(database, names))
     links = "globalPid, correlationId" if operators else "NULL, NULL"
     rows = database.execute(
@@ -116,12 +108,7 @@ def _runs(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str, s
 
 
 def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[tuple[tuple[int, Any], str]]:
-    """Yield, for each CUDA call on a thread with NVTX ranges, the pair (process id, correlation id) and a range's name.
-
-    Where the call launches a kernel, the row of that run in the table of kernels has the same pair. The range is the
-    innermost one that was open on the thread at that time, so MXNet's operator; the name is empty if none was open.
-    ``names`` maps the ids of the table StringIds to texts.
-    """
+    """Yield (process id, correlation id) of each CUDA call, and the innermost NVTX range that was open, or ``""``."""
     events: dict[int, list[tuple[int, bool, int, Any]]] = defaultdict(list)  # by thread: start, is a launch, -end, ...
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
     text_id = "textId" if "textId" in columns else "NULL"
@@ -153,10 +140,7 @@ def _launches(database: sqlite3.Connection, names: dict[Any, Any]) -> Iterator[t
 
 
 def _check(table: str, kind: type, **columns: Any) -> None:
-    """Raise ``ValueError`` if a value in ``columns`` is not of type ``kind``: SQLite keeps any type in any column.
-
-    ``columns`` maps the names of columns of ``table`` to the values of one row.
-    """
+    # SQLite keeps any type in any column.
     for column, value in columns.items():
         if not isinstance(value, kind):
             raise ValueError(f"is damaged: column {column} of {table} must hold {kind.__name__}, got {shorten(value)}")

@@ -37,11 +37,7 @@ _WIDTH = 72
 
 
 def kind_of_kernel(name: str) -> str:
-    """Return the kind of a GPU kernel, by its name: ``"tensor"``, ``"matrix"``, ``"cast"`` or ``"other"``.
-
-    ``"tensor"`` is a matrix product or convolution on Tensor Cores, ``"matrix"`` one without, ``"cast"`` a change of
-    dtype. ``name`` is the demangled name.
-    """
+    """Return the kind of a GPU kernel by its demangled name, as in KernelReport."""
     name = name.lower()
     if _TENSOR.search(name) and not _NOT_TENSOR.search(name):
         return TENSOR
@@ -51,7 +47,6 @@ def kind_of_kernel(name: str) -> str:
 
 
 def reads_low_precision(name: str) -> bool:
-    """Return whether a GPU kernel's name says that it reads float16 or bfloat16, as ``"half"`` or ``"bf16"`` does."""
     return _LOW.search(name.lower()) is not None
 
 

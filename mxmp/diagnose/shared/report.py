@@ -6,10 +6,7 @@ from typing import Iterable, Sequence
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Return the lines of a text table, one for each row, in which every column has the width of its longest cell.
-
-    ``align`` has a character for each column: ``<`` aligns its cells to the left, ``>`` to the right.
-    """
+    """Return the lines of a text table; ``align`` has ``<`` or ``>`` for each column."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
     for row in rows:
@@ -19,16 +16,13 @@ def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def section(title: str, entries: Iterable[str]) -> list[str]:
-    """Return the lines of a section of a report: an empty line, the title, and one line for each entry.
-
-    The list is empty if there are no entries.
-    """
+    """Return an empty line, the title and a line for each entry; nothing if there are no entries."""
     lines = [f"    {entry}" for entry in entries]
     return ["", f"  {title}", *lines] if lines else []
 
 
 def some(names: Iterable[str], limit: int = 8) -> str:
-    """Return the first ``limit`` names, separated by commas, and how many more there are: ``"a, b and 3 more"``."""
+    """Return the first ``limit`` names, and how many more there are: ``"a, b and 3 more"``."""
     names = list(names)
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -38,16 +38,12 @@ Network = Union[Block, Module, BucketingModule]
 
 
 def is_network(target: Any) -> bool:
-    """Return whether ``target`` is a Gluon Block, an mxmp.Module or an mxmp.BucketingModule."""
     return isinstance(target, (Block, Module, BucketingModule))
 
 
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
-    """Return the FP32 graphs of a converted net or a bound module, with their plans, and the names of FP32 blocks.
-
-    FP32 blocks are those of a net that run as Python, not as a graph; a module has none. A net that has no graph yet is
-    called once with ``inputs``; in all other cases ``inputs`` are not used. Raises ``ValueError`` if the net is not
-    converted, the net has no graph and there are no ``inputs`` (or the call runs no graph), or the module is not bound.
+    """Return the graphs of a converted net or bound module, with plans, and the names of blocks that run as Python.
+    A net without a graph is called once with ``inputs``, which are not used otherwise.
     """
     if not isinstance(target, Block):
         return bound_graphs(target), []
@@ -55,12 +51,7 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
 
 
 def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
-    """Return an object by which diagnostics use a network that trains, in the same way for both frontends.
-
-    ``target`` is a converted net and ``trainer`` its mxmp.Trainer; or ``target`` is an mxmp.Module or
-    mxmp.BucketingModule with an optimizer, without ``trainer``. Raises ``TypeError`` for another type of object, and
-    ``ValueError`` if the net is not converted or the module has no optimizer.
-    """
+    """Return what the diagnostics of training use of a net with its ``trainer``, or of a module."""
     if isinstance(target, (Module, BucketingModule)):
         if trainer is not None:
             raise TypeError("a module steps by itself: pass no trainer with it")
@@ -76,10 +67,7 @@ def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
 def replayed_network(
     target: Any, loss: Callable | None, batch: Any, how: Policy | Plan | None, params: Mapping[str, Any] | None
 ) -> ReplayedNetwork:
-    """Return an object by which ``audit`` replays a batch of a net, a module or a Symbol; the arguments are audit's.
-
-    Raises ``TypeError`` and ``ValueError`` where they do not fit ``target``.
-    """
+    """Return by what ``audit`` replays a batch of a net, a module or a Symbol; the arguments are audit's."""
     if isinstance(target, mx.sym.Symbol):
         if not isinstance(batch, Mapping) or how is None or params is None:
             raise TypeError("of a Symbol, audit takes a dict of arrays by name, and policy= and params=")

@@ -16,17 +16,12 @@ _INF = 0x7F800000
 
 
 class Format(NamedTuple):
-    """A 16-bit floating-point format, by the range of its numbers.
-
-    ``name`` is its dtype, ``"float16"`` or ``"bfloat16"``. ``tiny``, ``normal`` and ``top`` are exponents of two: of
-    the smallest subnormal number (-24 for float16), of the smallest normal number (-14), and of the largest number
-    (15). ``largest`` is the largest number itself (65504.0).
-    """
+    """The range of a 16-bit dtype; ``tiny``, ``normal`` and ``top`` are exponents of two."""
 
     name: str
-    tiny: int
-    normal: int
-    top: int
+    tiny: int  # of the smallest subnormal number
+    normal: int  # of the smallest normal number
+    top: int  # of the largest number
     largest: float
 
 
@@ -93,7 +88,6 @@ class Histogram:
         )
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the histogram of the values of both operands together, such as those of a tensor on two devices."""
         return Histogram(
             self.counts + other.counts,
             self.zeros + other.zeros,
@@ -176,5 +170,4 @@ class Histogram:
         return math.inf if math.isnan(self.largest) else float(math.floor(math.log2(form.largest / self.largest)))
 
     def _share(self, count: int) -> float:
-        """Return ``count`` divided by the number of counted values; 0 where no value was counted."""
         return count / self.counted if self.counted else 0.0

@@ -164,7 +164,7 @@ class Snapshot:
         return tuple(t.name for t in self.of("parameter gradient") if not t.has_gradient)
 
     def _of_lost_parameters(self) -> list[str]:
-        """Return a line on the parameters without a gradient, and the first layer of them in the backward; or none."""
+        """Return a line on the parameters without a gradient, if any, and the first layer of them in the backward."""
         names, total = self.without_gradient, len(self.of("parameter gradient"))
         if not names:
             return []
@@ -189,14 +189,11 @@ class Snapshot:
         )
 
     def _table(self) -> list[str]:
-        """Return the lines of a table with the worst tensors of every kind, at most five of a kind, worst first.
-
-        A tensor is the worse, the more of its values round to zero or overflow; those with a NaN come first, those that
-        are not rounded to the compute dtype last.
-        """
+        """Return a table of the worst tensors of every kind, at most five of a kind, the worst first."""
         form = self.format
 
         def out_of_range(tensor: TensorReport) -> float:
+            # The share of values that leave the range; NaNs come first, tensors that are not rounded last.
             found = tensor.histogram
             return tensor.to_zero(form) + found.overflow(form) + (found.nans > 0) if tensor.low else -1.0
 
@@ -215,11 +212,7 @@ class Snapshot:
 
 
 def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
-    """Return one report for each kind and name in ``tensors``, with the values of all reports on it together.
-
-    A tensor has several reports if it was computed on several devices, or in several forwards of one step. Its merged
-    report has the place of the first of them in the order, and ``op`` and ``low`` of the last.
-    """
+    """Merge the reports on one tensor, which was computed on several devices or in several forwards."""
     found: dict[tuple[str, str], TensorReport] = {}
     for tensor in tensors:
         key = (tensor.kind, tensor.name)
@@ -230,11 +223,7 @@ def merged(tensors: Iterable[TensorReport]) -> tuple[TensorReport, ...]:
 
 
 def with_lost(tensors: Iterable[TensorReport], form: Format) -> tuple[TensorReport, ...]:
-    """Return ``tensors``, in the order of their computation, with ``lost`` of each gradient.
-
-    The gradient ``"fc -> relu"`` is computed from ``"... -> fc"``, and zeros in this make zeros in it. Which of its own
-    are such zeros is not known: taken are as many as there are in the source, or all that it has.
-    """
+    """Return ``tensors``, in the order of their computation, with ``lost`` of each gradient."""
 
     def zeros(tensor: TensorReport) -> float:
         return tensor.histogram.zero_share + tensor.to_zero(form) - tensor.lost
@@ -243,6 +232,8 @@ def with_lost(tensors: Iterable[TensorReport], form: Format) -> tuple[TensorRepo
     found = []
     for tensor in tensors:
         if tensor.is_scaled:
+            # "fc -> relu" is computed from "... -> fc", whose zeros make zeros in it. Which of its own these are is not
+            # known: taken are as many as the source has, or all.
             sender, _, to = tensor.name.rpartition(" -> ")
             source = sent.get(sender or to)
             if source is not None and zeros(source):
@@ -255,7 +246,7 @@ def with_lost(tensors: Iterable[TensorReport], form: Format) -> tuple[TensorRepo
 
 
 def _headroom(tensor: TensorReport, form: Format) -> str:
-    """Return a line of text on how far the loss scale could be raised before ``tensor``, a gradient, overflows."""
+    """Return a line on how far the loss scale could rise before a gradient overflows."""
     powers = tensor.histogram.headroom(form)
     if not math.isfinite(powers):
         return f"overflow: {tensor.name} holds inf or NaN" if powers < 0 else "no gradient but zeros"

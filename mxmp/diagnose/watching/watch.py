@@ -24,8 +24,7 @@ class Watch(StepObserver):
     """Records a histogram of each tensor's values in some training steps of a net or module; ``watch`` makes it.
 
     It records the first step after the call of ``watch``, and each step whose number is a multiple of ``every``, an
-    argument of that call. A probe (``probe.Probe``) reports the tensors of these steps to it. A Watch works until
-    ``close``, or until its ``with`` block ends.
+    argument of that call. It works until ``close``, or until its ``with`` block ends.
 
     Attributes
     ----------
@@ -34,7 +33,6 @@ class Watch(StepObserver):
     """
 
     def __init__(self, network: TrainedNetwork, every: int, sample: int, keep: int, callback: Callable | None) -> None:
-        """Start to watch a network; the other arguments are those of ``watch``, which has checked them."""
         self.snapshots: deque[Snapshot] = deque(maxlen=keep)
         self._every = every
         self._sample = sample
@@ -57,12 +55,7 @@ class Watch(StepObserver):
         return str(self.snapshots[-1]) if self.snapshots else "no step was watched yet"
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
-        """Record the gradients of the parameters, and copy the weights, if this is a watched step.
-
-        A step is watched if the probe has reported tensors in it. The probe reports none, for example, if the step runs
-        another bucket of a BucketingModule than the one the probe listens to, or if a module got a batch of another
-        size.
-        """
+        """Record the gradients of the parameters, and copy the weights, if this is a watched step."""
         if not self._reported:  # another bucket ran, or a batch of another size
             return
         low = self._low_variables()
@@ -79,14 +72,11 @@ class Watch(StepObserver):
                 self._note_tensor("weight", weight.name, "", weight.name in low, array)
 
     def after_step(self) -> None:
-        """Make the Snapshot of a watched step, and start the probe if the next step is to be watched.
-
-        If the graphs that the probe listens to were replaced, because the net was converted again or a module got a
-        batch of another size, the probe starts again, and the next step is watched.
-        """
+        """Make the Snapshot of a watched step, and start the probe if the next step is to be watched."""
         if self._reported:
             self._finish(self._low_variables())
         due = (self._step.steps + 1) % self._every == 0
+        # The net was converted again, or the module got a batch of another size.
         if self._probe.listens and self._network.is_stale:
             self._stop()
             due = True
@@ -94,20 +84,11 @@ class Watch(StepObserver):
             self._start()
 
     def _low_variables(self) -> set[str]:
-        """Return the names of the variables that operators in low precision read, directly or through casts.
-
-        The operators are those of ``Probe.graphs``: of the training graphs that have reported tensors since the probe
-        was last started, as it is for each watched step.
-        """
+        """Return the variables that operators in low precision read, in the graphs that have reported tensors."""
         return {name for graph in self._probe.graphs for name in graph.low_variables}
 
     def _finish(self, low: set[str]) -> None:
-        """Stop the probe, record the updates of the weights, and append the Snapshot of the step to ``snapshots``.
-
-        If the step was skipped, there are no updates. ``low`` is the result of ``_low_variables``: the TensorReport of
-        an update has ``low=True`` if the weight's name is in it. Waits for the device, and calls the callback of
-        ``watch``.
-        """
+        """Record the updates, append the Snapshot of the step and call the callback. Waits for the device."""
         self._probe.stop()
         if not self._step.last_step_skipped:
             with autograd.pause():
@@ -125,23 +106,14 @@ class Watch(StepObserver):
             self._callback(snapshot)
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        """Record an activation or a gradient that the probe reports, as ``observed`` describes it.
-
-        Two kinds of tensors are not recorded: those of nodes that mxmp inserted, such as casts; and the sums of
-        gradients that MXNet makes where several operators read a tensor. There is one exception: where mxmp casts a
-        graph output, only the cast computes the output's gradient, which is therefore recorded.
-        """
         self._reported = True
+        # Not of casts, nor sums of gradients. But where a graph output is cast, only the cast computes its gradient.
         if not observed.inserted or observed.of_output:
             kind = "gradient" if observed.backward else "activation"
             self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
     def _note_tensor(self, kind: str, name: str, op: str, low: bool, array: NDArray) -> None:
-        """Record one tensor for the Snapshot. Does not wait for the device.
-
-        ``kind`` (``"weight"``), ``name``, ``op`` and ``low`` become the fields of its TensorReport. Integer and empty
-        arrays are ignored. Of ``array`` at most ``sample`` values (the argument of ``watch``) are kept, evenly spaced.
-        """
+        """Keep at most ``sample`` values of a float tensor, evenly spaced. Does not wait for the device."""
         with autograd.pause():
             values = values_of(array, magnitude=True)
             if values is None:
@@ -160,21 +132,16 @@ class Watch(StepObserver):
 
 
 def _largest(flat: NDArray) -> NDArray:
-    """Return the largest of the values of a vector, none of them negative, as an array of shape (1,).
-
-    A NaN in the vector may be missed, so the caller must look for NaN by itself. On a CPU a max pooling over the whole
-    vector computes the result, since MXNet's ``max`` takes five times as long.
-    """
+    """Return the largest of a vector's values, none of them negative, in shape (1,). A NaN may be missed."""
     if flat.ctx.device_type == "gpu":
         return flat.max()
+    # MXNet's max takes five times as long on a CPU.
     return mx.nd.Pooling(flat.reshape((1, 1, 1, -1)), global_pool=True, pool_type="max", kernel=(1, 1)).reshape((1,))
 
 
 def _stride(shape: Sequence[int], at_least: int) -> int:
-    """Return the smallest stride, not below ``at_least``, that has no factor in common with the length of any axis.
-
-    Every stride-th element of the flattened tensor is then a sample of all rows and channels alike.
-    """
+    """Return the smallest stride, not below ``at_least``, without a factor in common with the length of an axis."""
+    # So that a sample has values of all rows and channels.
     stride = at_least
     while stride > 1 and any(math.gcd(stride, size) > 1 for size in shape):
         stride += 1
