@@ -179,9 +179,8 @@ def norm(gradients: Sequence[Gradient]) -> float:
 
 def is_finite(array: NDArray) -> NDArray:
     """Return 1 for each finite element and 0 for each inf or NaN, in the dtype of ``array`` (bool for ``mx.np``)."""
-    # ``mx.nd.contrib.isfinite`` passes an inf to MXNet as text, which MXNet's parser refuses ("Out of range value for
-    # scalar") if an earlier operator on this thread has left ``errno`` set, as any may with
-    # MXNET_ENGINE_TYPE=NaiveEngine.
+    # ``mx.nd.contrib.isfinite`` passes an inf to MXNet as text, which the parser refuses ("Out of range value for
+    # scalar") if an operator on this thread has left ``errno`` set, as any may with MXNET_ENGINE_TYPE=NaiveEngine.
     return (array - array) == 0
 
 

@@ -88,8 +88,7 @@ class ScaledStep:
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy joins the group of the scaler that it has, makes its check in its first step, and continues the count
-        # of skips.
+        # A copy joins the group of its own scaler, makes its check in its first step, and continues the count of skips.
         own = {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
         return {**own, "skips_at_floor": self.group.skips_at_floor.get(self, 0)}
 
@@ -142,8 +141,7 @@ class ScaledStep:
 
     def restart_floor_count(self) -> None:
         """Forget the skips in a row, of all trainers with this scaler, that would end in ``FloatingPointError``."""
-        # ``guard`` calls it in a step in which it has found the layer that overflows, which it moves to FP32 after some
-        # steps.
+        # ``guard`` calls it in a step in which it has found the layer that overflows, before it moves it to FP32.
         self.group.skips_at_floor.clear()
 
     def state_dict(self) -> dict[str, Any]:

@@ -163,8 +163,7 @@ class Horovod(mx.kv.KVStoreBase):
             elif outs[0] is not total:
                 total = total.copy()
             share = 1.0 / self.num_workers
-            # Divided before the sum over workers, an average of finite float16 values is finite; after it, FP32 rounds
-            # less.
+            # Division before the sum over workers keeps an average of float16 finite; after it, FP32 rounds less.
             before, after = (share, 1.0) if total.dtype == np.float16 else (1.0, share)
             self._hvd.allreduce_(
                 total,

@@ -114,9 +114,8 @@ class Updater(mx.optimizer.Updater):
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update ``weights``, or the masters that stand for them, in place, to the same bits as MXNet's Updater."""
-        # Faster for large FP32 arrays on a CPU: new states of SGD with momentum and Adam do not begin where the weight
-        # does in a page, and SGD with momentum does not use MXNet's operator for many arrays, which takes about three
-        # times as long.
+        # Faster for large FP32 arrays on a CPU: new states of Adam and of SGD with momentum begin apart from the weight
+        # (``_zeros_apart``), and this SGD avoids MXNet's operator for many arrays, which takes three times as long.
         alone: set[int] = set()
         kind = type(self.optimizer)
         by_momentum = kind is mx.optimizer.SGD and self.optimizer.momentum > 0

@@ -188,7 +188,6 @@ def _inferred(symbol: mx.sym.Symbol, infer: Callable[..., Any], given: Mapping[s
     """Return what the method ``infer`` finds for the arguments, by name; nothing if MXNet finds a contradiction."""
     try:
         return dict(zip(symbol.list_arguments(), infer(**given)[0] or ()))
-    # It may be none in the graph with casts, as if data are float16 and labels FP32; otherwise ``bind`` says what it
-    # is.
     except mx.MXNetError:
+        # The graph with casts may have none, as if data are float16 and labels FP32; otherwise ``bind`` raises it.
         return {}

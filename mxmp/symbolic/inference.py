@@ -27,8 +27,7 @@ class InferenceGraph:
 
     def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:
         self._symbol = symbol
-        # More operators may be in bfloat16 in the folded graph than in the module's plan: rules decide for all that a
-        # Plan lacks.
+        # The folded graph may have operators that the module's plan lacks: for these the rules decide.
         self._policy, self._decided = (how.policy, how.decisions) if isinstance(how, Plan) else (how, {})
         self._parameters = parameters
         self._computed: tuple[mx.sym.Symbol, Params] | None = None
