@@ -113,13 +113,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._measured: list[tuple[float, float]] = []
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``.
-
-        Forgets measurements at the old scale, and permits rises again if a useless rise had stopped them. ``measures``
-        is then True for the next step. The headroom stays.
-        """
         super()._set(scale)
-        # Earlier measurements were made at another scale.
+        # Earlier measurements were made at another scale. The headroom stays.
         self._largest, self._before_rise, self._futile = 0.0, None, False
         self._until_measured, self._measured = 0, []
 
@@ -165,10 +160,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
             self._follow(fmean(zeros), max(largest))
 
     def _note_overflow(self) -> None:
-        """Lower the loss scale after an overflow, by rule 1 of the class; require a measurement in the next step.
-
-        The headroom stays if nothing was measured since the start, or since a user set the scale.
-        """
+        """Lower the loss scale by rule 1 of the class; require a measurement in the next step."""
+        # 0 if nothing was measured since the start, or since a user set the scale: the headroom stays.
         if self._largest:
             had = _LARGEST / (self._largest * self._scale)
             self._room = min(max(self._room, 2 * had), 2.0**64)
@@ -177,11 +170,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._until_measured = 0
 
     def _follow(self, zeros: float, largest: float) -> None:
-        """Lower the loss scale, raise it or leave it after a measurement, by rules 3 and 4 of the class.
-
-        ``largest`` has the loss scale in it; ``zeros`` is the share of elements that are 0, averaged over the
-        parameters.
-        """
+        """Change the loss scale by rules 3 and 4 of the class; ``largest`` contains the loss scale."""
         before, self._before_rise = self._before_rise, None
         self._largest = largest / self._scale
         if largest * 2 > _LARGEST:

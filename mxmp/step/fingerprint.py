@@ -17,11 +17,7 @@ _ROUNDING = 1e-6
 
 
 def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
-    """Return a row of eight FP32 values for each weight, from its middle: of the masters, where there are some.
-
-    NaN stands for what a smaller weight lacks, and for all of one that is not trained (running statistics), or has no
-    arrays yet. Waits for the device; copies no whole weight.
-    """
+    """Return eight FP32 values from the middle of each weight (of its master); NaN for what is missing."""
     rows = np.full((len(weights), _COUNT), np.nan, np.float32)
     for row, weight in zip(rows, weights):
         source = weight.masters or weight.arrays
@@ -34,29 +30,24 @@ def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
 
 
 def other_weights(saved: np.ndarray, weights: Sequence[Weight]) -> list[str]:
-    """Return the names of the weights whose values are other ones than those of ``saved``, a ``fingerprint``.
-
-    Returns ``[]`` for weights that are as initializers leave them, one all zeros or ones where the saved one is not: a
-    run may read its states before its parameters. A weight of which either has no value is passed over.
-    """
+    """Return the names of weights with other values than ``saved``; ``[]`` if one is as initializers leave it."""
     now = fingerprint(weights)
     if saved.shape != now.shape:
         return []
     known = ~(np.isnan(now).all(axis=1) | np.isnan(saved).all(axis=1))
     differ = known & ~np.isclose(now, saved, rtol=_ROUNDING, atol=0, equal_nan=True).all(axis=1)
+    # A run may read its states before its parameters.
     if any(map(_is_initial, now[differ])):
         return []
     return [weight.name for weight, other in zip(weights, differ) if other]
 
 
 def _is_initial(row: np.ndarray) -> bool:
-    """Return whether the values of a row are all 0 or all 1, as those of biases and scales before the first update."""
     values = row[~np.isnan(row)]
     return values[0] in (0, 1) and bool((values == values[0]).all())
 
 
 def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: str) -> None:
-    """Log one warning if the weights are not those with which the file of states ``path`` was saved."""
     names = other_weights(saved, weights)
     if names:
         logger.warning(

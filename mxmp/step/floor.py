@@ -17,20 +17,14 @@ _LOWER = 2.0**-10
 
 def lower_scale_fits(peaks: Sequence[float], finite: Collection[int]) -> bool:
     """Return whether gradients are large everywhere, so that a lower loss scale is the cure, and no layer in FP32.
-
-    ``peaks`` has the largest finite absolute value of each gradient, with the loss scale in it; ``finite`` the
-    positions of the gradients that have finite values only.
-    """
+    ``peaks`` contain the loss scale; ``finite`` has the positions of gradients without an overflow."""
     near = _LARGEST * _NEAR <= max(peaks, default=0.0) <= _LARGEST * _SUMMED
     return near and all(peaks[i] == 0 or peaks[i] * _LOWER >= _NORMAL for i in finite)
 
 
 def cure(gradients: Sequence[Gradient], bad: Sequence[Gradient], scale: float, scaler: Any, unscaled: bool) -> str:
     """Return which finite gradient is the largest, and what to do: lower the scale, move a layer to FP32, or look.
-
-    ``bad`` are those of ``gradients`` that are not finite. ``unscaled`` says that ``scale`` is divided out of them
-    already. Waits for the device.
-    """
+    ``bad`` are those of ``gradients`` with an overflow; ``unscaled``: ``scale`` is divided out already."""
     peaks = [peak * (scale if unscaled else 1.0) for peak in largest_finite(gradients)]
     peak, largest = max(zip(peaks, map(str, gradients)))
     wrong = {id(gradient.array) for gradient in bad}

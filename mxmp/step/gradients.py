@@ -1,8 +1,6 @@
 """Finite check, norm and unscaling of gradients; ``fetch`` is the only wait of a step with dense, finite gradients.
-
-One reduction serves check and norm: the sum of squares of each array, in FP32. It is finite where all elements are,
-unless finite elements are beyond 1e19, so a sum that overflows is confirmed element by element before it is called an
-overflow.
+One reduction serves check and norm: the FP32 sum of squares of each array. A sum that is not finite is confirmed
+element by element, since finite elements beyond 1e19 overflow it too.
 """
 
 from __future__ import annotations
@@ -29,51 +27,26 @@ Scalars = List[Tuple[NDArray, List[int]]]
 
 
 class Gradient(NamedTuple):
-    """The gradient of one parameter on one device.
+    """The gradient of one parameter on one device."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the parameter (``"fc1_weight"``).
-    array : NDArray
-        The gradient itself, not a copy: of any float dtype, dense or row-sparse.
-    """
-
-    name: str
-    array: NDArray
+    name: str  # of the parameter, such as "fc1_weight"
+    array: NDArray  # not a copy; of any float dtype, dense or row-sparse
 
     def __str__(self) -> str:
-        """Return name and device, as in errors and logs: ``"fc1_weight on gpu(0)"``."""
         return f"{self.name} on {self.array.ctx}"
 
 
 class FiniteSums:
     """Computes one FP32 number for each gradient, which is inf, -inf or NaN if the gradient holds an inf or NaN.
-
-    This is the check for overflows of every step: few operators, and no wait for dense arrays. The number is the sum of
-    the squares of the gradient's elements; with ``exact=False`` it is 0 or -inf for a float16 gradient on a CPU. A
-    finite gradient may get an inf, too (squares of elements beyond 1e19 overflow FP32), or a -inf that another gradient
-    causes (see ``exact``), so the caller must confirm these by ``non_finite``. The constructor chooses the operators;
-    each call of the object runs them on the present values. So one object serves all steps of a training run in which
-    the arrays are the same objects.
-
-    Parameters
-    ----------
-    gradients : sequence of Gradient
-        The gradients whose arrays every call reads. Large dense arrays on a CPU are summed one by one, which is faster;
-        all others with the same device, dtype and storage type by one operator.
-    exact : bool
-        False: float16 arrays on a CPU are not summed but checked, up to 200 of them by one operator. All arrays of one
-        operator get the same number: 0 if all are finite, and -inf if any is not. True: they are cast to FP32 and
-        summed, which takes longer (MXNet's CPU kernels square float16 in float16, where the square of 256 overflows);
-        and dense CPU arrays are summed one by one from 2**14 elements on, not 2**16, which is more exact.
-    """
+    A finite gradient may get such a number, too, so the caller confirms these by ``non_finite``."""
 
     def __init__(self, gradients: Sequence[Gradient], *, exact: bool = False) -> None:
         self._arrays = [gradient.array for gradient in gradients]
         self._checked: dict[mx.Context, list[int]] = {}
         rest = []
         for i, array in enumerate(self._arrays):
+            # MXNet's CPU kernels square float16 in float16, where the square of 256 overflows. Unless ``exact``, these
+            # arrays are checked, not cast and summed, which takes longer; those of one operator get one number.
             if array.dtype == np.float16 and not _on_gpu(array) and not exact:
                 self._checked.setdefault(array.ctx, []).append(i)
             else:
@@ -87,16 +60,10 @@ class FiniteSums:
             self._together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
-        """Return whether this object reads the arrays of ``gradients``: the same NDArray objects in the same order."""
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Compute for each gradient a number that is inf or NaN if the gradient holds an inf or NaN.
-
-        Returns a list of pairs: an FP32 vector on a device, and for each element of the vector the position of its
-        gradient in the constructor's ``gradients``. ``fetch`` copies the numbers to the host. Waits for row-sparse
-        gradients, not for dense ones.
-        """
+        """Compute the numbers on their devices, for ``fetch``. Waits for row-sparse gradients, not for dense ones."""
         found: Scalars = []
         for array, i in self._alone:
             flat = _for_squares(array)
@@ -109,25 +76,19 @@ class FiniteSums:
                 members = everything[start : start + _MOST_CHECKED]
                 arrays = [_dense_values(self._arrays[i]) for i in members]
                 finite = mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
+                # ``finite`` is 1 or 0, and its logarithm 0 or -inf.
                 found.append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
         return found
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
-    """Return the sum of the squares of each gradient's elements, as a group of FP32 vectors for ``fetch``.
-
-    The vectors are on the gradients' devices. A sum is inf or NaN if an element is, and inf where it exceeds FP32's
-    range. Waits for row-sparse gradients only.
-    """
+    """Return each gradient's sum of squares, for ``fetch``; inf beyond FP32's range. Waits for row-sparse ones only."""
     return FiniteSums(gradients, exact=True)()
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
-    """Compute each gradient's share of elements that are 0, and its largest absolute value, for ``AdaptiveLossScaler``.
-
-    Returns two groups for ``fetch``: the shares, from 0 to 1, and the largest values. Of a row-sparse gradient only the
-    stored rows count; both numbers are 0 if it has no stored row. Waits for row-sparse gradients, not for dense ones.
-    """
+    """Return each gradient's share of zeros, and its largest absolute value, as two groups for ``fetch``.
+    Of a row-sparse gradient only stored rows count, for which it waits; without any, both numbers are 0."""
     shares: Scalars = []
     peaks: Scalars = []
     for i, gradient in enumerate(gradients):
@@ -150,22 +111,14 @@ def largest_finite(gradients: Sequence[Gradient]) -> list[float]:
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:
-    """Return the positions in ``arrays`` of the dense CPU arrays of at least ``least`` elements, the largest first.
-
-    MXNet's operators for many arrays are slow for these, so the caller gives each an operator of its own.
-    """
+    """Return the positions of the dense CPU arrays of at least ``least`` elements, the largest first."""
+    # MXNet's operators for many arrays are slow for large ones, so each gets an operator of its own.
     dense = [i for i, array in enumerate(arrays) if array.stype == "default" and not _on_gpu(array)]
     return sorted((i for i in dense if arrays[i].size >= least), key=lambda i: -arrays[i].size)
 
 
 def fetch(*groups: Scalars) -> list[np.ndarray]:
-    """Copy numbers from devices to the host; return one float32 NumPy array per group. Waits for the devices.
-
-    A group is a list of pairs (FP32 vector on a device, list of positions): element ``k`` of the vector goes to index
-    ``positions[k]`` of the group's NumPy array. The array has as many elements as the group's vectors together, so each
-    of its indices must be in just one of the lists. All vectors are first joined on one device, so that one transfer to
-    the host is enough.
-    """
+    """Return a float32 NumPy array per group, with the vectors' elements at their positions. Waits for the devices."""
     found = [np.empty(sum(len(members) for _, members in group), np.float32) for group in groups]
     devices: dict[mx.Context, list[tuple[NDArray, list[int], np.ndarray]]] = {}
     for values, group in zip(found, groups):
@@ -173,6 +126,7 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
             devices.setdefault(array.ctx, []).append((array, members, values))
     if not devices:
         return found
+    # All vectors are joined on one device, so that one transfer to the host is enough.
     home = next(iter(devices))
     vectors = [concatenated([array for array, *_ in each]).as_in_context(home) for each in devices.values()]
     host = concatenated(vectors).asnumpy()
@@ -185,10 +139,7 @@ def fetch(*groups: Scalars) -> list[np.ndarray]:
 
 
 def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return those of ``gradients`` that hold an inf, a NaN or a float64 value beyond FP32's range.
-
-    Checks every element. Waits for the device.
-    """
+    """Return the gradients that hold an inf, a NaN or a float64 value beyond FP32's range. Waits for the device."""
     values = [_dense_values(gradient.array).astype("float32", copy=False) for gradient in gradients]
     # A row-sparse gradient may have no stored row, and a GPU cannot check an empty array.
     some = [(gradient, each) for gradient, each in zip(gradients, values) if each.size]
@@ -197,62 +148,44 @@ def non_finite(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 class Overflows:
-    """Remembers which gradients hold an inf or NaN when it is made; ``put_back`` later makes these non-finite again.
-
-    ``Trainer.unscale`` makes one, because the user may change the gradients between ``unscale`` and the step. Clipping
-    them to a range, for example, turns an inf into a large finite number, and the step would not be skipped. Row-sparse
-    gradients are not remembered: the step skips only if they still hold an inf or NaN. Does not wait for a device.
-    """
+    """Remembers which dense gradients hold an inf or NaN when it is made. Does not wait for a device."""
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
+        # The user may change gradients between ``unscale`` and the step: clipping turns an inf into a large finite
+        # number, and the step would not be skipped.
         dense = [gradient.array for gradient in gradients if gradient.array.stype == "default"]
         with autograd.pause():
             self._zeros = [0 * mx.nd.log(mx.nd.all_finite(array.astype("float32", copy=False))) for array in dense]
         self._firsts = [array.reshape((-1,))[:1] for array in dense]
 
     def put_back(self) -> None:
-        """Write a NaN into the first element of each dense gradient that was not finite when this object was made.
-
-        Leaves all other gradients as they are. The Trainer calls it before it sums gradients over devices and workers,
-        so that the NaN reaches every worker, and all skip the step. Does not wait for a device.
-        """
+        """Write a NaN into each gradient that was not finite when this object was made."""
+        # The Trainer calls it before it sums over devices and workers, so that all workers skip the step.
         with autograd.pause():
             for first, zero in zip(self._firsts, self._zeros):  # ``zero`` is 0, or NaN after an overflow
                 first += zero.astype(first.dtype, copy=False)
 
 
 def norm(gradients: Sequence[Gradient]) -> float:
-    """Return the L2 norm over all elements of all gradients, as a Python float. Waits for the device.
-
-    The norm is inf or NaN only if an element is, or is a float64 value beyond FP32's range. Where all elements are in
-    this range and a sum of their squares is not, or is so small that squares may be 0, the norm is computed again from
-    copies of the gradients that are multiplied by a power of two.
-    """
+    """Return the L2 norm over all gradients as a float; inf or NaN only if an element is. Waits for the device."""
     total = _root_of_sum(gradients)
     if _TINY < total < math.inf or (not math.isfinite(total) and non_finite(gradients)):
         return total
+    # A sum is beyond FP32's range, or so small that squares may be 0: take it of multiplied copies.
     factor = _GROW if total <= _TINY else 1 / _GROW
     moved = [Gradient(g.name, _dense_values(g.array).astype("float32") * factor) for g in gradients]
     return _root_of_sum(moved) / factor
 
 
 def is_finite(array: NDArray) -> NDArray:
-    """Return an array of the same shape with 1 for each finite element and 0 for each inf or NaN.
-
-    It has the dtype of ``array``, or is bool if that is an array of ``mx.np``. Does not wait for a device.
-
-    ``mx.nd.contrib.isfinite`` is not used, since it passes an ``inf`` to MXNet as text. If an earlier operator on this
-    thread has left the C variable ``errno`` set, MXNet's parser refuses that text ("Out of range value for scalar");
-    with ``MXNET_ENGINE_TYPE=NaiveEngine`` any operator may do so.
-    """
+    """Return 1 for each finite element and 0 for each inf or NaN, in the dtype of ``array`` (bool for ``mx.np``)."""
+    # ``mx.nd.contrib.isfinite`` passes an inf to MXNet as text, which the parser refuses ("Out of range value for
+    # scalar") if an operator on this thread has left ``errno`` set, as any may with MXNET_ENGINE_TYPE=NaiveEngine.
     return (array - array) == 0
 
 
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:
-    """Multiply every gradient in place by ``factor``, the inverse of the loss scale. Does not wait for a device.
-
-    Raises ``ValueError``, with nothing changed, if a gradient is float16, where small unscaled values would become 0.
-    """
+    """Multiply every gradient in place by ``factor``, the inverse of the loss scale. Does not wait for a device."""
     for gradient in gradients:
         if gradient.array.dtype == np.float16:
             raise ValueError(
@@ -268,10 +201,6 @@ _TINY, _GROW = 2.0**-50, 2.0**80
 
 
 def _root_of_sum(gradients: Sequence[Gradient]) -> float:
-    """Return the root of the sum of all squared elements; inf if one gradient's sum exceeds FP32's range.
-
-    Waits for the devices.
-    """
     return math.sqrt(float(np.sum(fetch(square_sums(gradients))[0], dtype=np.float64)))
 
 
@@ -285,21 +214,15 @@ def _dense_values(array: NDArray) -> NDArray:
 
 
 def _for_squares(array: NDArray) -> NDArray:
-    """Return a gradient's values as a dense array in the dtype to square them in: FP32 on a CPU, unchanged on a GPU.
-
-    Of a row-sparse array these are the stored rows, for which it waits. MXNet's CPU kernels square in the dtype of
-    their input, where 256 overflows float16; the GPU kernels square in FP32.
-    """
+    """Return a gradient's values as a dense array: FP32 on a CPU, unchanged on a GPU."""
     values = _dense_values(array)
+    # MXNet's CPU kernels square in the dtype of their input, where 256 overflows float16; the GPU kernels square in
+    # FP32.
     return values if _on_gpu(values) else values.astype("float32", copy=False)
 
 
 def concatenated(arrays: Sequence[NDArray]) -> NDArray:
-    """Return FP32 vectors of one device, joined into one vector; a single vector is returned as it is.
-
-    On a GPU each vector is copied into a part of the result, which launches no kernel. MXNet's ``concat`` would launch
-    one for each vector.
-    """
+    """Return FP32 vectors of one device, joined into one vector; a single vector is returned as it is."""
     if len(arrays) == 1:
         return arrays[0]
     if not _on_gpu(arrays[0]):
@@ -307,5 +230,5 @@ def concatenated(arrays: Sequence[NDArray]) -> NDArray:
     ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
     joined = mx.nd.empty(ends[-1], ctx=arrays[0].ctx)
     for array, start, end in zip(arrays, ends, ends[1:]):
-        array.copyto(joined[start:end])  # launches no kernel
+        array.copyto(joined[start:end])  # launches no kernel; ``concat`` launches one for each
     return joined

@@ -7,33 +7,19 @@ from typing import Any
 
 
 class Phase(enum.Enum):
-    """What has been done with the gradients of a Gluon Trainer since its last step.
+    """What has been done with the gradients of a Gluon Trainer since its last step."""
 
-    ====================  ======================================================================================
-    ``READY``             no scaled backward has run since the last step
-    ``SCALED``            the gradients contain the loss scale; each device has its own
-    ``REDUCED``           they contain the loss scale, and are summed over devices and workers
-    ``CLIPPED``           as ``REDUCED``; the update will also multiply them by ``Progress.clip``
-    ``UNSCALED``          they have been divided by the loss scale; each device has its own
-    ``UNSCALED_REDUCED``  they have been divided by the loss scale, and are summed over devices and workers
-    ``UNSCALED_CLIPPED``  as ``UNSCALED_REDUCED``; the update will also multiply them by ``Progress.clip``
-    ====================  ======================================================================================
-    """
-
-    READY = enum.auto()
-    SCALED = enum.auto()
-    REDUCED = enum.auto()
-    CLIPPED = enum.auto()
-    UNSCALED = enum.auto()
-    UNSCALED_REDUCED = enum.auto()
-    UNSCALED_CLIPPED = enum.auto()
+    READY = enum.auto()  # no scaled backward has run
+    SCALED = enum.auto()  # the gradients contain the loss scale; each device has its own
+    REDUCED = enum.auto()  # they contain the loss scale, and are summed over devices and workers
+    CLIPPED = enum.auto()  # as REDUCED; the update will also multiply them by ``Progress.clip``
+    UNSCALED = enum.auto()  # they have been divided by the loss scale; each device has its own
+    UNSCALED_REDUCED = enum.auto()  # divided by the loss scale, and summed over devices and workers
+    UNSCALED_CLIPPED = enum.auto()  # as UNSCALED_REDUCED; the update will also multiply them by ``Progress.clip``
 
 
 class Event(enum.Enum):
-    """A method of a Gluon Trainer that changes the ``Phase`` of its gradients.
-
-    The value is the method's name: ``Event.REDUCE.value`` is ``"allreduce_grads"``.
-    """
+    """A method of a Gluon Trainer, by its name, that changes the ``Phase`` of its gradients."""
 
     BACKWARD = "backward"
     REDUCE = "allreduce_grads"
@@ -63,52 +49,27 @@ _AFTER: dict[Event, dict[Phase, Phase]] = {
 
 
 class Progress:
-    """What a Gluon Trainer has done with its gradients since its last step; refuses method calls in a wrong order.
-
-    The Trainer replaces it by a new Progress after each step and after ``load_states``.
-
-    Attributes
-    ----------
-    phase : Phase
-        What has been done with the gradients; ``READY`` in a new Progress.
-    clip : float
-        The factor by which the update multiplies the gradients to clip their global norm; 1 without clipping.
-    accumulates : bool
-        Whether a parameter has ``grad_req="add"``, so that another backward would add to gradients that are summed over
-        devices already. False until the gradients are summed.
-    overflows : Overflows or None
-        Which gradients were not finite when ``unscale()`` was called. None before that call. None again once the
-        Trainer sums the gradients, since it first writes a NaN into each of them that was not finite.
-    written_by_other : bool
-        Whether the last backward that wrote gradients was that of a trainer with another scaler.
-    """
+    """What a Gluon Trainer has done with its gradients since its last step; refuses method calls in a wrong order."""
 
     def __init__(self) -> None:
         self.phase = Phase.READY
-        self.clip = 1.0
+        self.clip = 1.0  # the factor by which the update multiplies the gradients to clip their norm
+        # Whether gradients are summed and one has ``grad_req="add"``, so that another backward would add to its sum.
         self.accumulates = False
+        # Overflows, from ``unscale()`` until gradients are summed: before, the Trainer writes a NaN into each.
         self.overflows: Any = None
-        self.written_by_other = False
+        self.written_by_other = False  # whether a trainer with another scaler ran the last backward
 
     @property
     def reduced(self) -> bool:
-        """Return whether the present gradients have been summed over devices and workers already."""
         return self.phase in _SUMMED
 
     @property
     def unscaled(self) -> bool:
-        """Return whether the loss scale has been divided out of the gradients."""
         return self.phase in _TRUE
 
     def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
-        """Raise ``RuntimeError`` if the user may not call ``event``, a method of the Trainer, in the present phase.
-
-        Refused are: ``backward`` after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter
-        has ``grad_req="add"``; a second ``unscale``; and ``unscale``, ``clip_global_norm`` and the update if no scaled
-        backward has run since the last step. At a ``loss_scale`` of 1 a plain ``loss.backward()`` gives the same
-        gradients, so no scaled backward is required. ``called`` is the method's name for the message if it is not
-        ``event.value``: ``step`` checks ``Event.UPDATE``.
-        """
+        """Raise ``RuntimeError`` if the user may not call ``event`` now, which the message calls ``called``."""
         before = self._effective_phase(loss_scale)
         if event is Event.BACKWARD and before is Phase.REDUCED and self.accumulates:
             raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
@@ -132,17 +93,10 @@ class Progress:
         )
 
     def note(self, event: Event, loss_scale: float) -> None:
-        """Set ``phase`` to the one that follows ``event``, a method of the Trainer that ``check`` has permitted.
-
-        At a ``loss_scale`` of 1, ``READY`` counts as ``SCALED``. The Trainer does not note ``Event.UPDATE``, but makes
-        a new Progress after a step.
-        """
+        """Set ``phase`` to the one after ``event``, which ``check`` has permitted."""
         self.phase = _AFTER[event][self._effective_phase(loss_scale)]
         self.written_by_other = False
 
     def _effective_phase(self, loss_scale: float) -> Phase:
-        """Return ``phase``, but ``SCALED`` in place of ``READY`` (no scaled backward has run) if ``loss_scale`` is 1.
-
-        A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients then as a scaled one.
-        """
+        # A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients at a loss scale of 1.
         return Phase.SCALED if self.phase is Phase.READY and loss_scale == 1.0 else self.phase

@@ -1,14 +1,6 @@
 """Loss scalers, which are state machines that know nothing of MXNet, and the group of trainers that share a scaler.
-
-All have the same four methods, so no caller needs to know which one it has::
-
-    scaled = scaler.scale(loss)            # before backward
-    grad = scaler.unscale(scaled_grad)     # before the update
-    scaler.adjust(finite)                  # after the step: True for a clean one, False for a skipped
-    scaler.state_dict() / load_state_dict(state)
-
-Dynamic scaling follows "Mixed Precision Training" (ICLR 2018, section 3.2) with the constants of
-NVIDIA's and torch's implementations; hysteresis is Megatron-LM's.
+Dynamic scaling follows "Mixed Precision Training" (ICLR 2018, section 3.2) with the constants of NVIDIA's and torch's
+implementations; hysteresis is Megatron-LM's.
 """
 
 from __future__ import annotations
@@ -27,13 +19,12 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise ``ValueError`` with the message ``"NAME must be ALLOWED, got VALUE"`` if ``valid`` is False."""
+    """Raise ``ValueError("NAME must be ALLOWED, got VALUE")`` if ``valid`` is False."""
     if not valid:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
 def is_number(value: Any) -> bool:
-    """Return whether ``value`` is a real number of Python or NumPy. A bool does not count as a number."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -49,29 +40,18 @@ def _check_finite(name: str, value: Any) -> float:
 
 
 def check_scale(name: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ``ValueError`` unless it is a number from 2**-126 to 2**127.
-
-    Such a loss scale and its inverse are positive and finite in FP32. ``name``: the argument that the error names.
-    """
+    """Return ``value`` as a float; raise ``ValueError`` unless it and its inverse are positive and finite in FP32."""
     _check_finite(name, value)
     require(_SMALLEST <= value <= _LARGEST, name, value, "a positive number within FP32's range, 2**-126 to 2**127")
     return float(value)
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of Python or NumPy, and no bool.
-
-    ``name``: the argument that the error names.
-    """
     require(isinstance(value, Integral) and not isinstance(value, bool), name, value, "an integer")
     return int(value)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``, and no bool.
-
-    ``name``: the argument that the error names.
-    """
     require(check_integer(name, value) >= least, name, value, f"at least {least}")
     return int(value)
 
@@ -133,7 +113,6 @@ class StaticLossScaler:
         self._set(check_scale("loss_scale", value))
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to ``scale``, which ``check_scale`` has checked; subclasses refuse more values."""
         self._scale = scale
 
     if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
@@ -189,11 +168,7 @@ class StaticLossScaler:
         self._load(state, next(each for each in type(self).__mro__ if "ARGUMENTS" in vars(each)))
 
     def _load(self, state: Any, kind: Callable[..., StaticLossScaler]) -> None:
-        """Take over scale, arguments and counters from ``state``, which ``state_dict`` of the same class returned.
-
-        ``kind(scale, **arguments)`` makes a scaler with these attributes, and raises ``ValueError`` for values that are
-        not allowed. Raises ``ValueError`` also if ``state`` has other keys or another class. Nothing has changed then.
-        """
+        """Take over ``state``; raise ``ValueError``, with nothing changed, if it or a value in it is refused."""
         own = self.state_dict()
         if not isinstance(state, dict) or state.keys() != own.keys() or state["kind"] != own["kind"]:
             raise ValueError(f"not a state of {own['kind']}: expected the keys {sorted(own)}, got {state!r}")
@@ -212,7 +187,6 @@ class NoLossScaler(StaticLossScaler):
         super().__init__(1.0)
 
     def _set(self, scale: float) -> None:
-        """Raise ``AttributeError``: the scale is always 1."""
         raise AttributeError(
             f"NoLossScaler has the scale 1, always, and cannot be set to {scale:g}: give the Trainer or Module "
             "loss_scale='dynamic', a number, or mxmp.DynamicLossScaler()"
@@ -283,7 +257,6 @@ class DynamicLossScaler(StaticLossScaler):
         self._tolerance = self.hysteresis
 
     def _set(self, scale: float) -> None:
-        """Set the loss scale to ``scale``; raise ``ValueError`` unless it is from ``min_scale`` to ``max_scale``."""
         if not self.min_scale <= scale <= self.max_scale:
             limits = f"between min_scale={self.min_scale:g} and max_scale={self.max_scale:g}"
             raise ValueError(f"loss_scale must lie {limits}, got {scale:g}")
@@ -312,10 +285,7 @@ class DynamicLossScaler(StaticLossScaler):
             self._back_off()
 
     def _back_off(self) -> None:
-        """Lower the loss scale after an overflow, unless the overflow is one of the first ``hysteresis - 1``.
-
-        Restarts the count of steps in a row without overflow.
-        """
+        """Lower the loss scale, unless the overflow is one of the first ``hysteresis - 1``."""
         self._clean_steps = 0
         self._tolerance -= 1
         if self._tolerance <= 0:
@@ -329,28 +299,12 @@ Scaler = StaticLossScaler
 
 
 def as_scaler(loss_scale: Any, *, only_bfloat16: bool = False) -> Scaler:
-    """Return the scaler that a user's argument ``loss_scale`` stands for.
-
-    Parameters
-    ----------
-    loss_scale : {"dynamic"}, float, None or a scaler
-        ``"dynamic"``: a new DynamicLossScaler. A number from 2**-126 to 2**127: a StaticLossScaler. None: a
-        NoLossScaler. An object with ``loss_scale``, ``adjust``, ``state_dict`` and ``load_state_dict`` is returned as
-        it is.
-    only_bfloat16 : bool
-        Whether the network computes in bfloat16 and not in float16. ``"dynamic"`` is a NoLossScaler then, as bfloat16
-        has the range of FP32.
-
-    Raises
-    ------
-    ValueError
-        ``loss_scale`` is anything else. The message guesses what the user meant.
-    """
+    """Return the scaler for a user's ``loss_scale``; for anything else a ``ValueError`` guesses what was meant."""
     if loss_scale is None:
         return NoLossScaler()
     if isinstance(loss_scale, str):
         if loss_scale == "dynamic":
-            return NoLossScaler() if only_bfloat16 else DynamicLossScaler()
+            return NoLossScaler() if only_bfloat16 else DynamicLossScaler()  # bfloat16 has FP32's range
     elif is_number(loss_scale):
         return StaticLossScaler(check_scale("loss_scale", loss_scale))
     elif not isinstance(loss_scale, type) and all(
@@ -364,7 +318,6 @@ def as_scaler(loss_scale: Any, *, only_bfloat16: bool = False) -> Scaler:
 
 
 def _hint(loss_scale: Any) -> str:
-    """Return the end of an error message: what the user probably meant by ``loss_scale``; or an empty string."""
     if isinstance(loss_scale, type):
         return f"; a scaler is an object: {loss_scale.__name__}(...)"
     word = str(loss_scale).strip().lower()
@@ -382,52 +335,32 @@ def _hint(loss_scale: Any) -> str:
 
 
 class ScalerGroup:
-    """The trainers that have the same scaler object; the scaler is adjusted once for all of them.
-
-    A member is the ScaledStep of a Trainer or Module: the object that applies or skips its updates. One Gluon backward
-    may write the gradients of several members, and all these gradients contain one loss scale. So ``loss_scale`` does
-    not change from the backward until each of these members has made its step, applied or skipped; the last of these
-    steps calls the scaler's ``adjust``. A Module's backward writes the gradients of that Module only. Its step also
-    calls ``adjust``, unless another member must still step. A scaler that only one trainer has forms a group, too. A
-    group has only weak references to its scaler and its members.
-
-    Attributes
-    ----------
-    skips_at_floor : weak mapping of ScaledStep to int
-        How many steps in a row each member has skipped at a loss scale that an overflow cannot lower. A member without
-        an entry has skipped none.
-    """
+    """The trainers, as their ScaledSteps, that have the same scaler object, which is adjusted once for all of them.
+    The gradients of one Gluon backward contain one loss scale, which stays until all members that it reached have
+    stepped; the last of these steps adjusts the scaler. A Module's backward reaches that Module only."""
 
     def __init__(self, scaler: Scaler) -> None:
+        # Weak references only, to scaler and members.
         self._scaler = weakref.proxy(scaler)
+        # How many steps in a row each member has skipped at a loss scale that an overflow cannot lower.
         self.skips_at_floor: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finite = True
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale of the last Gluon backward while a member must still step, otherwise the scaler's own.
-
-        A member must step if a Gluon backward has written its gradients since its last step.
-        """
+        """Return the loss scale of the last Gluon backward while a member must still step, else the scaler's."""
         return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
 
     def note_backward(self, reached: Iterable[Any]) -> None:
-        """Record that a Gluon backward begins that writes the gradients of the members in ``reached``: they must step.
-
-        Sets ``scaled_by`` of each of these ScaledSteps to the loss scale of the backward.
-        """
+        """Record a Gluon backward that writes the gradients of the members in ``reached``: they must step."""
         scale = self.loss_scale
         for member in reached:
             self._waiting.add(member)
             member.scaled_by = scale
 
     def note_step(self, member: Any, finite: bool) -> None:
-        """Record that ``member`` has stepped, with an overflow if ``finite`` is False.
-
-        If no other member must still step, calls the scaler's ``adjust``: with False if any member has had an overflow
-        since the last adjustment, otherwise with True.
-        """
+        """Record a step. If no other member must still step, adjust the scaler: with False if any had an overflow."""
         self._finite = self._finite and finite
         self._stop_waiting(member)
         if not self._waiting:
@@ -435,18 +368,13 @@ class ScalerGroup:
             self._finite = True
 
     def forget_backward(self, member: Any) -> None:
-        """Record that ``member`` has no gradients to apply, so that no other member waits for its step.
-
-        Its ``load_states`` has dropped them; or its step found that no backward had written any since the last step. If
-        other members must still step, the last of them adjusts the scaler. Otherwise ``adjust`` is not called, so that
-        a loaded scaler stays as it was saved, and overflows since the last adjustment are forgotten.
-        """
+        """Record that ``member`` has no gradients to apply, so that no other member waits for its step."""
         self._stop_waiting(member)
+        # Not adjusted: its ``load_states`` may have dropped the gradients, and a loaded scaler stays as it was saved.
         if not self._waiting:
             self._finite = True
 
     def _stop_waiting(self, member: Any) -> None:
-        """Record that ``member``, a trainer's ScaledStep, has no gradients that it must still apply; adjust nothing."""
         member.scaled_by = None
         self._waiting.discard(member)
 

@@ -1,8 +1,6 @@
 """The file of optimizer states: arrays and plain data, written completely or not at all, read without running code.
-
-A file is a NumPy ``.npz`` without pickles: one JSON text that names the format and holds counters, hyper-parameters
-and the nesting of the states, and the arrays that it refers to by number. Files of MXNet's own updater are pickles;
-only MXNet's optimizers and arrays are admitted from them.
+It is a NumPy ``.npz`` without pickles: one JSON text, and the arrays that it refers to by number. Files of MXNet's own
+updater are pickles; only MXNet's optimizers and arrays are admitted from them.
 """
 
 from __future__ import annotations
@@ -24,11 +22,7 @@ FORMAT = "mxmp-states-1"
 
 
 def write(path: str, content: dict[str, Any]) -> None:
-    """Write ``content`` to the file ``path``: nested dicts, lists and tuples of arrays, numbers, strings and None.
-
-    The arrays are NumPy's. If the process dies meanwhile, the file has its old content, or all of the new content.
-    Raises ``OSError``, which names ``path``, if the file cannot be written.
-    """
+    """Write nested dicts, lists and tuples of NumPy arrays, numbers, strings and None to a file."""
     arrays: list[np.ndarray] = []
     tree = json.dumps({"format": FORMAT, **{k: _encode(v, arrays) for k, v in content.items()}})
     named = {f"a{i}": array for i, array in enumerate(arrays)}
@@ -41,10 +35,7 @@ def write(path: str, content: dict[str, Any]) -> None:
 
 
 def read(content: bytes) -> dict[str, Any]:
-    """Return the nested data that ``write`` wrote, from ``content``, the bytes of the file.
-
-    Raises an exception of any class if the bytes are truncated, were changed, or are of another kind of file.
-    """
+    """Return the data that ``write`` wrote; raise an exception of any class if the bytes are damaged or others."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         tree = archive["tree"].tobytes().decode()
         arrays = [archive[f"a{i}"] for i in range(len(archive.files) - 2)]
@@ -56,12 +47,8 @@ def read(content: bytes) -> dict[str, Any]:
 
 
 def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
-    """Return the optimizer states, and the optimizer, from the bytes that ``get_states`` of MXNet's Updater makes.
-
-    A key of the states is the index, an int or str, that the Updater received with the weight. The optimizer is None if
-    ``get_states`` ran with ``dump_optimizer=False``. ``_OnlyMXNet`` unpickles the bytes, so a file cannot run code of
-    its own. Raises an exception of any class for other bytes.
-    """
+    """Return the states, by index or name, and the optimizer, or None, that ``Updater.get_states`` of MXNet wrote.
+    Raises an exception of any class for other bytes."""
     found = _OnlyMXNet(io.BytesIO(content)).load()
     states, optimizer = (found, None) if isinstance(found, dict) else found
     if not isinstance(states, dict) or not isinstance(optimizer, (mx.optimizer.Optimizer, type(None))):
@@ -70,14 +57,11 @@ def read_pickle(content: bytes) -> tuple[dict, mx.optimizer.Optimizer | None]:
 
 
 def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Return nested data in a form for JSON; move each NumPy array to the end of ``arrays``, and leave its index.
-
-    ``{"array": 3}`` stands for ``arrays[3]``. A container is written with its type, ``{"dict": [[key, value], ...]}``,
-    ``{"list": [...]}`` or ``{"tuple": [...]}``: JSON alone would make keys strings, and tuples lists.
-    """
+    """Return nested data in a form for JSON; move arrays to the end of ``arrays``, and leave ``{"array": 3}``."""
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return {"array": len(arrays) - 1}
+    # Containers are written with their type: JSON alone would make keys strings, and tuples lists.
     if isinstance(value, dict):
         return {"dict": [[k, _encode(v, arrays)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
@@ -88,7 +72,6 @@ def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Return nested data from its JSON form, the inverse of ``_encode``: ``{"array": 3}`` becomes ``arrays[3]``."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -100,7 +83,7 @@ def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the SHA-256 of the JSON text ``tree`` and of all arrays, as 32 bytes in a uint8 array."""
+    """Return the SHA-256 of text and arrays, as 32 bytes in a uint8 array."""
     digest = hashlib.sha256(tree.encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -108,12 +91,9 @@ def _digest(tree: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class _OnlyMXNet(pickle.Unpickler):
-    """An unpickler that makes only NDArrays, optimizers, learning-rate schedules and containers, and refuses the rest.
+    """An unpickler that makes only NDArrays, optimizers, learning-rate schedules and containers."""
 
-    A pickle can name any class and run its code, and states files may come from anywhere. The optimizers and schedules
-    are those of MXNet, GluonCV and GluonNLP, the containers those of Python and NumPy.
-    """
-
+    # A pickle can name any class and run its code, and states files may come from anywhere.
     _NAMES: ClassVar = {
         "builtins": {"bytearray", "dict", "list", "object", "set"},
         "collections": {"OrderedDict", "defaultdict"},
@@ -124,7 +104,6 @@ class _OnlyMXNet(pickle.Unpickler):
     _KINDS = (NDArray, mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class ``module.name``, which a pickle requests; raise ``UnpicklingError`` if it is not allowed."""
         if name in self._NAMES.get(module, ()):
             return super().find_class(module, name)
         if module.split(".")[0] in ("mxnet", "gluoncv", "gluonnlp"):

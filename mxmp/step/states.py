@@ -30,61 +30,28 @@ from .updater import Updaters
 
 class OptimizerStates(NamedTuple):
     """The content of a states file: optimizer, scaler and master weights, with NumPy arrays in place of NDArrays.
+    A file that MXNet wrote has None in ``step``, ``shapes`` and in all fields with defaults but ``scheduler_start``."""
 
-    Attributes
-    ----------
-    step : dict or None
-        Scaler and step counters, from ``ScaledStep.state_dict``; None in a file that MXNet wrote.
-    optimizer : str or None
-        Class name of the optimizer (``"Adam"``); None in a file that holds states only, as MXNet's Module writes it.
-    progress : dict
-        The optimizer's attributes by name: update counts, hyper-parameters, and other values that updates change
-        (``"m_schedule"`` of Nadam).
-    scheduler : object
-        The learning-rate schedule when it was saved, as plain data from ``describe``; None without one.
-    states : dict
-        From a parameter's index to the optimizer's state for it, in the form for an FP32 weight. ``read`` returns the
-        dict in a file of states only as it is: NDArrays, by the Updater's own numbers or by parameters' names.
-    masters : dict
-        From the index of each parameter that was stored in float16 to its FP32 master weights.
-    shapes : list or None
-        The shape of every parameter, in the order of indices; None in a file that MXNet wrote.
-    accumulated : list or None
-        The names in ``progress`` that updates have changed, from which every resumed run continues. The others are
-        settings, which the caller may choose anew. None in a file that MXNet wrote.
-    scheduler_as_made : object
-        ``scheduler`` before its first update; None in a file that MXNet wrote.
-    scheduler_start : int
-        The number of the update at which the schedule started; above 0 if a resumed run began a new schedule.
-    names : list or None
-        The name of every parameter, in the order of indices; None in a file that MXNet wrote.
-    fingerprint : numpy.ndarray or None
-        A few values of every parameter, in the order of indices; None in a file that MXNet or an earlier mxmp wrote.
-    """
-
-    step: dict | None
-    optimizer: str | None
-    progress: dict
-    scheduler: Any
+    step: dict | None  # scaler and step counters, from ``ScaledStep.state_dict``
+    optimizer: str | None  # class name; None in a file with states only, as MXNet's Module writes it
+    progress: dict  # the optimizer's attributes: update counts, hyper-parameters, accumulated values
+    scheduler: Any  # the learning-rate schedule when it was saved, from ``describe``
+    # From a parameter's index to its state, in the form for an FP32 weight. ``read`` returns that of a file with states
+    # only as it is: NDArrays, by the Updater's numbers or by names.
     states: dict
-    masters: dict
-    shapes: list | None
-    accumulated: list | None = None
-    scheduler_as_made: Any = None
-    scheduler_start: int = 0
-    names: list | None = None
-    fingerprint: np.ndarray | None = None
+    masters: dict  # FP32 values, by index, of parameters that were stored in float16
+    shapes: list | None  # of every parameter, in the order of indices
+    accumulated: list | None = None  # names in ``progress`` that updates have changed, not settings
+    scheduler_as_made: Any = None  # ``scheduler`` before its first update
+    scheduler_start: int = 0  # the update at which it started; above 0 if a resumed run began it
+    names: list | None = None  # of every parameter, in the order of indices
+    fingerprint: np.ndarray | None = None  # a few values of every parameter, as ``fingerprint`` returns
 
 
 def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weight]) -> None:
-    """Write optimizer states, master weights, scaler and counters to the file ``path``, completely or not at all.
-
-    ``step`` has the scaler and the counters of steps. Of ``updaters`` the states of the first device are saved, as all
-    devices hold the same. ``weights`` are all parameters, in the order of their indices. Waits for the device. Raises
-    ``TypeError`` for an optimizer's state that a file cannot hold, and ``OSError`` if the file cannot be written.
-    """
+    """Write optimizer states, masters, scaler and counters, completely or not at all. Waits for the device."""
     masters = {i: to_host(weight.masters[0]) for i, weight in enumerate(weights) if weight.masters}
-    found = _collect(updaters.optimizer, updaters[0].states)
+    found = _collect(updaters.optimizer, updaters[0].states)  # all devices hold the same
     found = found._replace(
         step=step.state_dict(),
         masters={**found.masters, **masters},
@@ -104,48 +71,13 @@ def load(
     weights: Sequence[Weight],
     contexts: Sequence[mx.Context],
     *,
-    settings: str = "file",
-    names_identify: bool = False,
+    settings: str = "file",  # "caller": hyper-parameters and schedule stay as the caller set them
+    names_identify: bool = False,  # match by equal names, as a Module's, not by ``positions``
     only_check: bool = False,
 ) -> None:
     """Continue from a file of ``save``, or of MXNet's Trainer, Module or Updater; the number of devices may differ.
-
-    FP32 master weights in the file become the values of a Gluon net's parameters, whatever dtype these have now. In a
-    Module this holds only for the parameters that have masters now. Logs a warning if the file was saved with other
-    weights than the present ones. Runs no code from the file.
-
-    Parameters
-    ----------
-    path : str
-    step, updaters
-        These are changed: ``step`` gets loss scale and counts of steps, unless the file is MXNet's, and ``updaters``
-        the optimizer's attributes and states.
-    weights : sequence of Weight
-        All parameters, in the order of their indices.
-    contexts : sequence of mx.Context
-        The device of each Updater.
-    settings : {"file", "caller"}
-        Whether hyper-parameters and learning-rate schedule are taken from the file, or stay as the caller set them.
-        With ``"caller"``, a schedule that equals the file's continues where that was saved; any other starts at the
-        saved update count. A schedule is equal if its class and attributes, before this run's first update, are those
-        of the file's schedule, either before that one's first update or when it was saved. A file that holds states
-        only, as MXNet's ``Module`` and ``Updater.get_states()`` write it, leaves all else as it is.
-    names_identify : bool
-        How saved parameters are matched with ``weights``. True, for a Module, whose weights are saved by name: by equal
-        names, in any order, if the file has just the names of ``weights``. Otherwise, and with False, ``positions``
-        pairs names that differ only in the numbers that Gluon gives to a net that is built again. A file that MXNet's
-        Trainer wrote has no names: its indices are those of ``weights``.
-    only_check : bool
-        True: raise the errors, and change nothing.
-
-    Raises
-    ------
-    ValueError
-        The file is damaged, or is of other parameters or of another optimizer. With ``settings="file"`` also: its
-        schedule is of another class. In each case nothing has changed.
-    OSError
-        The file cannot be read.
-    """
+    Raises ``ValueError`` if the file is damaged, or of other parameters, or of another optimizer, and with
+    ``settings="file"`` of another class of schedule; ``OSError`` if it cannot be read. Nothing has changed then."""
     found = read(path)
     if found.optimizer is None:
         found = _without_optimizer(found.states, updaters.optimizer, weights, of_trainer=settings == "file")
@@ -159,6 +91,7 @@ def load(
     if found.step is not None:
         step.load_state_dict(found.step)
     commit()
+    # A Gluon net's parameters take them whatever dtype they have now, a Module's only where they have masters.
     for index, master in found.masters.items():
         weights[index].assign(mx.nd.array(master))
     fitting = {i: _state_for(updaters.optimizer, found, i, weights[i]) for i in found.states}
@@ -166,15 +99,7 @@ def load(
 
 
 def read(path: str) -> OptimizerStates:
-    """Return the content of a states file: one that ``save`` wrote, or that MXNet's gluon.Trainer or Module wrote.
-
-    Raises
-    ------
-    ValueError
-        The file is truncated, was changed, or is of another kind.
-    OSError
-        The file cannot be read.
-    """
+    """Return the content of a states file of mxmp or MXNet; ``ValueError`` if it is damaged or is of another kind."""
     with open(path, "rb") as file:
         content = file.read()
     try:
@@ -193,13 +118,8 @@ def read(path: str) -> OptimizerStates:
 
 
 def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates:
-    """Return an OptimizerStates with the optimizer's attributes, schedule and states, copied to the host.
-
-    ``states`` is the dict of that name in MXNet's Updater. The result's fields for the scaler, the parameters and the
-    optimizer as it was made are None. FP32 masters that MXNet's ``multi_precision`` keeps inside a state go to the
-    result's ``masters``, and float16 states become FP32, so that all states are those of FP32 weights. Waits for the
-    device. Raises ``TypeError`` for a state that a file cannot hold.
-    """
+    """Return the optimizer's attributes, schedule and states, copied to the host. Waits for the device.
+    All states are those of FP32 weights: ``multi_precision``'s masters are apart, and float16 states become FP32."""
     map_leaves(_check_leaf, states)
     schedule, start = without_start(optimizer.lr_scheduler)
     layout = Layout(optimizer)
@@ -219,20 +139,15 @@ def _collect(optimizer: mx.optimizer.Optimizer, states: dict) -> OptimizerStates
 def _without_optimizer(
     states: dict, optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight], *, of_trainer: bool
 ) -> OptimizerStates:
-    """Return an OptimizerStates with ``states`` from a file without an optimizer, by parameters' indices.
-
-    ``Updater.get_states`` writes one device's states. A gluon.Trainer numbers them as the parameters, a Module on ``n``
-    devices by ``i * n + k`` for weight ``i`` on device ``k``; and where a kvstore updated a Module's weights, their
-    names are the keys. The file does not say ``n``: the largest number is taken for which the states are the same on
-    all ``n`` devices, or 1 for a Trainer (``of_trainer``), if it has so many parameters. The result has the class name
-    of ``optimizer`` and these states only. Raises ``ValueError`` for a name that no parameter has.
-    """
+    """Return one device's states, as ``Updater.get_states`` writes them, by parameters' indices."""
     names = {weight.name: i for i, weight in enumerate(weights)}
     is_by_name = any(isinstance(key, str) for key in states)
     states = {names.get(key, key): to_host(state) for key, state in states.items()}
     if not all(isinstance(key, int) for key in states):
         raise ValueError(f"the states are of other parameters: {next(k for k in states if isinstance(k, str))!r}")
 
+    # A gluon.Trainer numbers states as the parameters, a Module on n devices by ``i * n + k`` for weight i on device k,
+    # and a kvstore by names. The file does not say n: take the largest for which states are the same on all n devices.
     def copies_are_equal(count: int) -> bool:
         blocks = {key - key % count for key in states}
         return max(blocks, default=0) < count * len(weights) and all(
@@ -258,12 +173,7 @@ def _without_optimizer(
 def _in_order_of(
     found: OptimizerStates, names: Sequence[str], shapes: Sequence[tuple], names_identify: bool
 ) -> OptimizerStates:
-    """Return the content of a file with its indices changed to those of the present parameters.
-
-    ``names`` and ``shapes`` are the present parameters', in the order of their indices; ``load`` explains
-    ``names_identify``. Returns ``found`` as it is if it has no names or another number of parameters. Raises
-    ``ValueError`` for names that do not fit.
-    """
+    """Return the content with the indices of the present parameters; ``ValueError`` if names do not fit."""
     if found.names is None or found.shapes is None or len(found.names) != len(names):
         return found
     if names_identify and set(found.names) == set(names):
@@ -289,12 +199,7 @@ def _in_order_of(
 def _check(
     found: OptimizerStates, updaters: Updaters, shapes: Sequence[tuple], contexts: Sequence[mx.Context], settings: str
 ) -> Callable[[], None]:
-    """Raise ``ValueError`` if a loaded file does not fit; return a function that sets up the optimizer from the file.
-
-    That function sets the optimizer's attributes and schedule, and gives every device the saved update counts; it sets
-    no states or masters. ``load``, whose docstring explains ``settings``, calls it when everything is checked, so an
-    error changes nothing. ``shapes`` are those of the present parameters, in the order of their indices.
-    """
+    """Raise ``ValueError`` if a file does not fit; return a function that sets up the optimizer from it."""
     optimizer, initial = updaters.optimizer, updaters.initial
     if found.optimizer != type(optimizer).__name__:
         raise ValueError(f"the states are of optimizer {found.optimizer}, this one is {type(optimizer).__name__}")
@@ -326,17 +231,12 @@ def _check(
             before = [found.scheduler] if found.accumulated is None else [found.scheduler_as_made, found.scheduler]
             continue_schedule(optimizer, initial.schedule, before, found.scheduler_start)
 
+    # ``load`` calls it when everything is checked, so that an error changes nothing.
     return commit
 
 
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
-    """Return the saved state of the parameter ``index`` in the form in which the optimizer expects it for ``weight``.
-
-    The saved state is that of an FP32 weight. It is returned as it is, unless ``weight`` is stored in float16 without
-    masters. Then, if the optimizer uses ``multi_precision``, the state and an FP32 master are combined: the file's
-    master or, if the file has none, the present weight in FP32. Without ``multi_precision``, the state's arrays become
-    float16.
-    """
+    """Return a parameter's saved state, which is that of an FP32 weight, in the form that the optimizer expects."""
     if not _is_half_alone(weight):
         return found.states[index]
     master = found.masters.get(index)
@@ -369,8 +269,6 @@ def _in_float32(leaf: Any) -> Any:
 
 
 def _to_device(value: Any, ctx: mx.Context) -> Any:
-    """Return a copy of nested dicts, lists and tuples, in which NDArrays on ``ctx`` replace NumPy arrays."""
-
     def leaf(item: Any) -> Any:
         return mx.nd.array(item, ctx=ctx, dtype=item.dtype) if isinstance(item, np.ndarray) else item
 

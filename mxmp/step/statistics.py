@@ -1,5 +1,4 @@
 """Running statistics that an overflow cannot poison.
-
 BatchNorm writes its running mean and variance during forward and backward, before anyone can check the step. One inf
 in an activation leaves them NaN for ever, and evaluation with them.
 """
@@ -19,11 +18,7 @@ from .multi_tensor import FlatCopies, copy_all
 
 class RunningStatistics:
     """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.
-
-    A Trainer or Module has one object, and passes it the arrays by ``watch``. In each training step ``sums`` copies the
-    present values, and returns sums of their squares, which show whether the copies are finite. Then ``keep`` is called
-    if the copies and all gradients are finite, otherwise ``restore``.
-    """
+    Each training step calls ``watch`` and ``sums``; then ``keep`` if all is finite, otherwise ``restore``."""
 
     def __init__(self) -> None:
         self._watched: list[NDArray] = []
@@ -34,16 +29,10 @@ class RunningStatistics:
         self._any_kept = False
 
     def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
-        """Watch the FP32 arrays among ``statistics``, which are those to keep and restore; return ``self``.
-
-        Each item is the name and array of a running statistic on one device (``"bn0_running_mean"``). Does nothing if
-        all of these arrays are watched already and ``keep`` was called since the last ``renew``; other watched arrays
-        stay watched, too. So nothing is copied anew when a GAN's discriminator takes steps in which its generator does
-        not run. Otherwise only these arrays are watched from now on. Their present values are copied, so that
-        ``restore`` can be called at once. An inf or NaN in a copy is replaced by the value kept so far if the array was
-        watched before, otherwise by BatchNorm's initial value: 1 where the name ends in ``"var"``, else 0. Then waits
-        for the copies, and so for the forward on each device.
-        """
+        """Watch the FP32 arrays of ``statistics``, name and array on one device; return ``self``.
+        Unless all are watched already, copies their values, without an inf or NaN, and waits for the forward."""
+        # Arrays that are watched stay so, and nothing is copied anew, when a GAN's discriminator takes steps in which
+        # its generator does not run.
         arrays = [item.array for item in statistics]
         if not {*map(id, arrays)} - {*map(id, self._watched)} and (self._any_kept or not self._watched):
             return self
@@ -60,35 +49,29 @@ class RunningStatistics:
         return self
 
     def renew(self) -> None:
-        """Let the next ``watch`` copy the present values anew; a Module calls it when a user may have set them."""
+        """Let the next ``watch`` copy the present values anew: a user may have set them."""
         self._any_kept = False
 
     def sums(self, after: Scalars) -> Scalars:
-        """Copy all statistics as they are now, for ``keep``; return each device's sum of their squares, for ``fetch``.
-
-        A sum is inf or NaN if a copied value is (or is beyond 1e19), and finite otherwise. ``after`` is what
-        ``FiniteSums`` computed from all gradients: a copy waits for the numbers on its device, and so for the end of
-        the backward. This is needed because BatchNorm's backward writes the statistics without notifying MXNet's
-        engine. The host does not wait.
-        """
+        """Copy the statistics for ``keep``; return each device's sum of squares, not finite if a value is not."""
         with autograd.pause():
             for ctx, items in self._devices.items():
+                # A copy waits for the sums of the gradients on its device, and so for the end of the backward:
+                # BatchNorm's backward writes the statistics without notifying MXNet's engine.
                 done = [array for array, _ in after if array.ctx == ctx]
                 last = concatenated(done) if done else None
                 copy_all([item.array for item in items], self._pending[ctx].each, last)
             return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
 
     def keep(self) -> None:
-        """Let ``restore`` use the copies that the last ``sums`` made, which the caller has found finite."""
+        """Let ``restore`` use the copies of the last ``sums``, which the caller has found finite."""
         self._any_kept = True
         self._kept, self._pending = self._pending, self._kept
 
     def restore(self) -> None:
-        """Replace each inf or NaN in the statistics by the kept copy's element. Waits for all work on all devices.
-
-        BatchNorm's backward writes the statistics without notifying MXNet's engine (in a net hybridized with
-        ``static_shape``). Only after the end of all work is it certain that the write is not still to come.
-        """
+        """Replace each inf or NaN in the statistics by the kept value. Waits for all work on all devices."""
+        # BatchNorm's backward writes the statistics without notifying MXNet's engine (in a net hybridized with
+        # ``static_shape``). Only after the end of all work is it certain that the write is not still to come.
         if self._devices:
             mx.nd.waitall()
         with autograd.pause():
@@ -98,11 +81,7 @@ class RunningStatistics:
 
 
 def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) -> FlatCopies:
-    """Return FP32 copies of the arrays of ``items``, in which the element of ``before`` replaces each inf or NaN.
-
-    Each item is the name and array of a running statistic. ``before`` has the copy that was kept of each array so far.
-    None stands for BatchNorm's initial value, which is 1 for a name that ends in ``"var"``, otherwise 0.
-    """
+    """Return copies in which the kept element replaces each inf or NaN; None stands for BatchNorm's initial value."""
     with autograd.pause():
         copies = FlatCopies.like([item.array for item in items])
         for (name, array), kept, copy in zip(items, before, copies.each):
@@ -116,5 +95,4 @@ def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) 
 
 
 def _finite_or(array: NDArray, kept: NDArray) -> NDArray:
-    """Return a new array: ``array`` with each inf or NaN replaced by the element of ``kept`` at the same place."""
     return mx.nd.where(is_finite(array), array, kept)

@@ -1,13 +1,11 @@
 """One loss-scaled step, the same for both frontends: check, apply or skip, adjust.
-
 The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
 
     backward of loss * s
     gradients reduced over devices and workers
     if they are finite on every device:
         update with 1 / (s * batch) folded into the optimizer's rescale_grad
-    else:
-        change nothing, count, log, name the parameters
+    else: change nothing, count, log, name the parameters
     scaler.adjust(finite); the new s applies from the next backward
 """
 
@@ -74,115 +72,54 @@ class Observer(Protocol):
 
 
 class ScaledStep:
-    """Decides in each training step of one trainer whether the update is applied; keeps loss scale and counters.
-
-    A Trainer, a Module or a BucketingModule has one for its whole life, and saves its state in the states file.
-
-    Attributes
-    ----------
-    scaler : Scaler
-        Decides the loss scale. Several trainers may have the same object.
-    group : ScalerGroup
-        The ScaledSteps of all trainers that have this very scaler object.
-    scaled_by : float or None
-        The loss scale in the present gradients; None if no backward has run since the last step.
-    steps, skipped_steps : int
-        How many training steps were taken, skipped ones included; how many of these were skipped.
-    last_step_skipped : bool
-        Whether the last step found an overflow, and so changed no weight.
-    overflow_params : tuple of str
-        ``"name on device"`` of each gradient with an overflow in the last step; empty after an applied step.
-    history : list of ScaleEvent
-        One event for the first loss scale, one for every skipped step, and one for every other change of the scale.
-    observers : list of Observer
-        Diagnostics that are notified of each step; neither copied nor saved.
-    """
+    """Decides in each training step of one trainer whether the update is applied; keeps loss scale and counters."""
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.group = group_of(scaler)
-        self.scaled_by: float | None = None
-        self.steps = 0
+        self.group = group_of(scaler)  # the ScaledSteps of all trainers with this very scaler object
+        self.scaled_by: float | None = None  # the loss scale in the present gradients, if there are any
+        self.steps = 0  # skipped ones included
         self.skipped_steps = 0
         self.last_step_skipped = False
+        # ``"name on device"`` of each gradient with an overflow in the last step; empty after an applied step.
         self.overflow_params: tuple[str, ...] = ()
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
-        self.observers: list[Observer] = []
+        self.observers: list[Observer] = []  # neither copied nor saved
         self._sums: FiniteSums | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for ``copy`` and ``pickle``, without ``group``, ``observers`` and ``_sums``.
-
-        A copy joins the group of the scaler that it has, and makes its ``_sums``, the check for overflows, in its first
-        step. The result also has the key ``"skips_at_floor"``: how many steps in a row this object has skipped at a
-        loss scale that an overflow cannot lower. The copy continues this count.
-        """
+        # A copy joins the group of its own scaler, makes its check in its first step, and continues the count of skips.
         own = {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
         return {**own, "skips_at_floor": self.group.skips_at_floor.get(self, 0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set up a copy, which joins the group of the scaler in ``state``.
-
-        It has no observers, and ``scaled_by`` is None: no backward has written its gradients.
-        """
         own = {name: value for name, value in state.items() if name != "skips_at_floor"}
+        # No backward has written the copy's gradients.
         vars(self).update(own, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
         self.group.skips_at_floor[self] = state["skips_at_floor"]
 
     @property
     def loss_scale(self) -> float:
-        """Return the loss scale in the present gradients, or that of the next backward if there are none.
-
-        It does not change between a backward and its step, even if the user sets ``scaler.loss_scale`` in between.
-        """
+        """Return the loss scale in the present gradients, or that of the next backward if there are none."""
         return self.group.loss_scale if self.scaled_by is None else self.scaled_by
 
     def note_own_backward(self, adds: bool) -> None:
-        """Record that a backward begins which writes gradients of this trainer only, and which loss scale they contain.
-
-        For a Module. A Gluon backward may write the gradients of several trainers, so ``ScalerGroup.note_backward``
-        records it. ``adds``: the backward adds to the present gradients (``grad_req="add"``), so it must use their loss
-        scale; without gradients since the last step, or with ``adds=False``, it uses the scaler's.
-        """
+        """Record a Module's backward and its loss scale, which stays if it ``adds`` to present gradients."""
         if self.scaled_by is None or not adds:
             self.scaled_by = self.scaler.loss_scale
 
     def run(
         self,
-        gradients: Sequence[Gradient],
+        gradients: Sequence[Gradient],  # on all devices, summed over devices and workers
         apply: Callable[[], None],
         statistics: RunningStatistics | None = None,
         *,
-        exposed: Sequence[MasterPair] = (),
-        unscaled: bool = False,
+        exposed: Sequence[MasterPair] = (),  # into whose float16 arrays a user may have written
+        unscaled: bool = False,  # whether the gradients have been divided by the loss scale already
     ) -> bool:
-        """Check ``gradients`` for overflows, then call ``apply`` or skip the update, and adjust the loss scale.
-
-        Returns whether the update was applied. Waits for the device once, again if an inf or NaN is found, and for each
-        row-sparse gradient.
-
-        Parameters
-        ----------
-        gradients : sequence of Gradient
-            The gradients on all devices, summed over devices and workers, so that all workers take the same decision.
-        apply : callable
-            Updates the weights. Not called if a gradient has an overflow.
-        statistics : RunningStatistics or None
-            BatchNorm's running statistics, which are restored where an overflow has made them inf or NaN. None: no
-            statistics are restored.
-        exposed : sequence of MasterPair
-            The FP32 master and the float16 array of each parameter into whose float16 array a user may have written.
-            What was written is copied to the master before ``apply``, so that the update starts from it.
-        unscaled : bool
-            Whether the gradients have been divided by the loss scale already. If True, a scaler that measures
-            gradients receives their largest value multiplied by the loss scale. The check for overflows is the same.
-
-        Raises
-        ------
-        FloatingPointError
-            After 3 (``FLOOR_PATIENCE``) skipped steps in a row at a loss scale that an overflow cannot lower, such as
-            any of a StaticLossScaler; names the parameters.
-        """
+        """Check ``gradients``, apply or skip the update, adjust the loss scale; return whether the update was applied.
+        Waits for the device once, again if an inf or NaN is found, and for each row-sparse gradient. Raises
+        ``FloatingPointError`` after ``FLOOR_PATIENCE`` skips in a row at a loss scale that an overflow cannot lower."""
         bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         self.overflow_params = tuple(str(g) for g in bad)
         for observer in self.observers:
@@ -200,20 +137,14 @@ class ScaledStep:
 
     @property
     def at_floor(self) -> bool:
-        """Return whether an overflow cannot lower the loss scale; False if a user's own scaler has no ``at_floor``."""
-        return getattr(self.scaler, "at_floor", False)
+        return getattr(self.scaler, "at_floor", False)  # a user's own scaler may lack it
 
     def restart_floor_count(self) -> None:
-        """Set to 0 the count of skipped steps in a row that would end in ``FloatingPointError`` (see ``run``).
-
-        Does so for all trainers that have the same scaler, since one backward may write the gradients of several.
-        ``guard`` calls it in a step in which it has found the layer that overflows: after some of these steps it moves
-        the layer to FP32.
-        """
+        """Forget the skips in a row, of all trainers with this scaler, that would end in ``FloatingPointError``."""
+        # ``guard`` calls it in a step in which it has found the layer that overflows, before it moves it to FP32.
         self.group.skips_at_floor.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return scaler state, step counters and history as plain data, from which ``load_state_dict`` continues."""
         return {
             "scaler": self.scaler.state_dict(),
             "steps": self.steps,
@@ -225,11 +156,7 @@ class ScaledStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set scaler, step counters and the history of loss scales to a state that ``state_dict`` returned.
-
-        If the state is of another class of scaler, a warning is logged, and only the scaler stays as it is. Raises
-        ``ValueError``, with nothing changed, if ``state`` is no such state.
-        """
+        """Continue from ``state_dict``, but keep a scaler of another class; a ``ValueError`` leaves all as it was."""
         try:
             steps, skipped, at_floor = (int(state[k]) for k in ("steps", "skipped_steps", "skips_at_floor"))
             last, names = bool(state["last_step_skipped"]), tuple(map(str, state["overflow_params"]))
@@ -254,15 +181,10 @@ class ScaledStep:
         unscaled: bool,
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
-
-        Also keeps the present ``statistics``, or restores the kept ones if a gradient or a statistic is inf or NaN. If
-        the scaler's ``measures`` is True and no gradient has an overflow, calls the scaler's ``note_gradients`` with
-        measurements of the gradients. ``unscaled`` says that these have been divided by the loss scale: then the
-        largest value is multiplied by it. All numbers come to the host in one transfer; a second one follows only if
-        the number that ``FiniteSums`` computes from a gradient is not finite.
-        """
+        Keeps or restores ``statistics``, and passes measurements of finite gradients to a scaler that measures."""
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
+        # All numbers come to the host in one transfer; a second one follows only if a sum is not finite.
         device_sums = self._sums()
         measured = zeros_and_peaks(gradients) if getattr(self.scaler, "measures", False) else []
         sums, running, far, *found = fetch(
@@ -282,11 +204,7 @@ class ScaledStep:
         return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
 
     def _note(self, gradients: Sequence[Gradient], bad: Sequence[Gradient], unscaled: bool) -> None:
-        """Record a finished step: update counters, history and the loss scale, and log a skip or a change of the scale.
-
-        ``bad`` holds the ``gradients`` with an overflow. Raises ``FloatingPointError`` after the third
-        (``FLOOR_PATIENCE``) skipped step in a row at a loss scale that an overflow cannot lower.
-        """
+        """Update counters, history and loss scale after a step, and log; raise ``FloatingPointError`` at the floor."""
         self.steps += 1
         self.last_step_skipped = bool(bad)
         at_floor, before = self.at_floor, self.loss_scale
@@ -308,10 +226,6 @@ class ScaledStep:
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
-        """Log a skipped step as a warning, or, if ``bad`` is empty, a change of the loss scale as information.
-
-        ``bad`` holds the gradients with an overflow; ``before`` and ``after`` are the scales of this step and the next.
-        """
         if bad:
             message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
             logger.warning(message, self.steps, _some(self.overflow_params), before, after)
@@ -379,6 +293,6 @@ class StepView:
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:
-    """Return the first ``limit`` names, joined by commas, and how many more there are: ``"a, b, c and 2 more"``."""
+    """Return ``"a, b, c and 2 more"``."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

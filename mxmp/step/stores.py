@@ -1,9 +1,6 @@
 """Kvstores: those that sum gradients over devices and processes, Horovod, and those that mxmp refuses.
-
-MXNet 1.9.1 trains every worker by itself, silently, in three cases that this module handles: a worker with one device
-requests a store without "dist" in its name ("horovod", one registered with ``KVStoreBase``, even "DIST_SYNC"); a name
-that MXNet does not know ("horovod" and misspelt ones) makes a store within the process; a job of several workers is
-started, and the store stays within the process.
+MXNet 1.9.1 trains every worker by itself, silently, if a worker with one device requests a store without "dist" in its
+name ("horovod", "DIST_SYNC"), if it does not know the name, and if several workers name a store within the process.
 """
 
 from __future__ import annotations
@@ -27,21 +24,9 @@ _HOROVOD = (
 
 
 def open_store(kvstore: Any) -> Any:
-    """Return what to pass to MXNet as ``kvstore``, so that MXNet opens the store that the user's ``kvstore`` names.
-
-    ``kvstore`` is a name, an open store, or None. A name of MXNet's such as ``"dist_sync"`` is returned in lower case.
-    ``"horovod"``, and a name that a user registered with ``KVStoreBase``, become a store object. A store or None is
-    returned as it is. MXNet 1.9.1 itself would open a store within this process for ``"horovod"`` and for names that it
-    does not know, and each worker would then train alone. Warns if the job has several workers, but the name is of a
-    store that sums gradients within this process only.
-
-    Raises
-    ------
-    ValueError
-        MXNet has no such store, or it is the store of ``mx.kv.create("horovod")``, which does not use Horovod.
-    ImportError
-        ``"horovod"`` without Horovod; tells how to install it.
-    """
+    """Return what to pass to MXNet as ``kvstore`` for the user's: a name, an open store or None.
+    Raises ``ValueError`` if MXNet has no such store, ``ImportError`` without Horovod; warns of a store that sums within
+    this process if the job has several workers."""
     if isinstance(kvstore, mx.kv.KVStore):
         if kvstore.type == "horovod":
             raise ValueError(
@@ -63,11 +48,7 @@ def open_store(kvstore: Any) -> Any:
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
-    """Raise ``ValueError`` for a kvstore, by name or object, that updates weights before the check for overflows.
-
-    That is one whose name contains "async" (``"dist_async"``), or any store with ``update_on_kvstore=True``. With None
-    or False the caller itself must keep MXNet from updating on the kvstore.
-    """
+    """Raise ``ValueError`` for a kvstore, by name or object, that updates weights before the check for overflows."""
     if update_on_kvstore:
         raise ValueError(
             "update_on_kvstore=True applies gradients before they are checked, so an overflow would reach the "
@@ -90,7 +71,6 @@ def _is_scaler(value: Any) -> bool:
 
 
 def refuse_compression(compression_params: Any) -> None:
-    """Raise ``ValueError`` unless ``compression_params`` is None."""
     if compression_params is not None:
         raise ValueError(
             f"compression_params={compression_params!r}: 2-bit compression compares scaled gradients with its "
@@ -100,10 +80,6 @@ def refuse_compression(compression_params: Any) -> None:
 
 
 def refuse_sparse_weight(name: str, storage: str) -> None:
-    """Raise ``ValueError`` unless ``storage``, the storage type of parameter ``name``, is ``"default"`` (dense).
-
-    MXNet updates row-sparse weights on the kvstore only, which would be before the check for overflows.
-    """
     if storage != "default":
         raise ValueError(
             f"parameter {name!r} has {storage} weights, which MXNet updates on the kvstore only, before any check: "
@@ -122,33 +98,19 @@ def is_distributed(store: Any) -> bool:
 
 
 def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
-    """Set ``arrays``, one per device of this worker, to the value that worker 0 has in its first array. Does not wait.
-
-    All workers call it with the same ``key``, which was initialized in ``store`` with the arrays' dtype. MXNet's own
-    stores broadcast a key only once. So, except with Horovod, worker 0 pushes its value and the others push zeros, and
-    all receive the sum.
-    """
+    """Set ``arrays``, one per device, to worker 0's first; all workers call it with a ``key`` of their dtype."""
     if isinstance(store, Horovod):
         store.broadcast(key, arrays[0], list(arrays))
         return
+    # MXNet's own stores broadcast a key only once. So worker 0 pushes its value and the others push zeros.
     with autograd.pause():
         mine = arrays[0] if store.rank == 0 else mx.nd.zeros_like(arrays[0])
     store.pushpull(key, [mine], out=list(arrays))
 
 
 class Horovod(mx.kv.KVStoreBase):
-    """A kvstore that sums gradients over this worker's devices, and averages the sums over all of Horovod's workers.
-
-    ``open_store("horovod")`` makes one. The constructor calls ``hvd.init()`` if nobody has. As with
-    ``horovod.mxnet.DistributedTrainer``, ``Trainer.step`` takes the batch size of one worker. All workers receive the
-    same bits. A float16 sum is divided by the number of workers before the sum over workers, so that an average of
-    finite values is finite; an FP32 sum is divided after it, which rounds less.
-
-    Raises
-    ------
-    ImportError
-        Horovod, or its MXNet part, is not installed; says how to install it.
-    """
+    """A kvstore that sums over this worker's devices, and averages over Horovod's workers, who all get the same bits.
+    As with ``horovod.mxnet.DistributedTrainer``, ``Trainer.step`` takes the batch size of one worker."""
 
     type = "horovod"
     _stores = itertools.count()
@@ -174,18 +136,12 @@ class Horovod(mx.kv.KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Return False for every capability that MXNet asks about (``"optimizer"``): this store updates no weights."""
         return False  # no updates on the store
 
     def init(self, key: Any, value: NDArray) -> None:
         """Do nothing: Horovod stores no values. MXNet calls it with each key and the first value for it."""
 
     def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
-        """Set ``out``, one array or one per device, to worker 0's ``value``, and ignore other workers'. Does not wait.
-
-        All workers call it with the same ``key``, by which Horovod matches their arrays. MXNet's engine tends to run
-        calls of higher ``priority`` first.
-        """
         first, *others = out if isinstance(out, (list, tuple)) else [out]
         with autograd.pause():
             if first is not value:
@@ -195,12 +151,7 @@ class Horovod(mx.kv.KVStoreBase):
                 first.copyto(other)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Sum ``value`` over devices, average the sums over workers, and write the result to ``out``. Does not wait.
-
-        ``value`` and ``out`` are one array, or a list with one per device; ``out=None`` writes to ``value``. All
-        workers call it with the same ``key``, by which Horovod matches their arrays. MXNet's engine tends to run calls
-        of higher ``priority`` first. Raises ``ValueError`` for a row-sparse array.
-        """
+        """Write the average of the sums to ``out``, or to ``value``; ``ValueError`` for a row-sparse array."""
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
         if any(array.stype != "default" for array in values):
@@ -212,6 +163,7 @@ class Horovod(mx.kv.KVStoreBase):
             elif outs[0] is not total:
                 total = total.copy()
             share = 1.0 / self.num_workers
+            # Division before the sum over workers keeps an average of float16 finite; after it, FP32 rounds less.
             before, after = (share, 1.0) if total.dtype == np.float16 else (1.0, share)
             self._hvd.allreduce_(
                 total,
@@ -227,12 +179,6 @@ class Horovod(mx.kv.KVStoreBase):
 
 
 def _refuse_unknown(kind: str) -> None:
-    """Raise ``ValueError`` unless ``kind`` contains "dist" or is a name in ``_WITHIN``, in upper or lower case.
-
-    ``kind`` is a name or type of kvstore; ``_WITHIN`` has MXNet's stores within one process. So "horovod" and a user's
-    registered names are refused, too. For an unknown name MXNet itself would silently open a store within this process,
-    so each worker would train alone.
-    """
     if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
         raise ValueError(
             f"MXNet 1.9.1 has no kvstore {kind!r} and would silently take one within this process, so that several "
@@ -241,10 +187,7 @@ def _refuse_unknown(kind: str) -> None:
 
 
 def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Warn if ``environment`` says that the job has several workers, while ``kvstore`` sums within one process only.
-
-    The launchers of MXNet and Horovod set ``DMLC_NUM_WORKER`` and ``HOROVOD_SIZE`` to the number of workers.
-    """
+    # The launchers of MXNet and Horovod set them to the number of workers.
     for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
         if environment.get(variable, "1") not in ("", "0", "1"):
             warnings.warn(

@@ -25,10 +25,7 @@ _ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
 
 
 def check_optimizer(optimizer: Any, optimizer_params: Any) -> None:
-    """Raise an error if MXNet has no such optimizer, or its class takes no such parameter.
-
-    ``ValueError`` for the optimizer, ``TypeError`` for ``optimizer_params``, which are a dict, pairs or None.
-    """
+    """Raise ``ValueError`` if MXNet has no such optimizer, ``TypeError`` if its class takes no such parameter."""
     registered = mx.optimizer.Optimizer.opt_registry
     if isinstance(optimizer, str):
         if optimizer.lower() not in registered:
@@ -56,57 +53,31 @@ def check_optimizer(optimizer: Any, optimizer_params: Any) -> None:
 
 
 class Update(NamedTuple):
-    """The weight of one parameter on one device, and the gradient to update it by.
+    """The weight of one parameter on one device, and the gradient to update it by."""
 
-    Attributes
-    ----------
-    index, device : int
-        Indices of the parameter in the optimizer, and of the device in the Trainer's or Module's list of contexts.
-    name : str
-        Name of the parameter (``"fc1_weight"``).
-    weight : NDArray
-        The array that operators read; float16 if the parameter has an FP32 master.
-    grad : NDArray
-        The weight's gradient, in the weight's dtype. It contains the loss scale, unless ``unscale`` was called.
-    """
-
-    index: int  # type: ignore[assignment]
-    device: int
+    index: int  # type: ignore[assignment]  # of the parameter in the optimizer
+    device: int  # index in the Trainer's or Module's contexts
     name: str
-    weight: NDArray
-    grad: NDArray
+    weight: NDArray  # float16 if the parameter has an FP32 master
+    grad: NDArray  # in the weight's dtype; contains the loss scale, unless ``unscale`` was called
 
     @property
     def gradient(self) -> Gradient:
-        """Return name and gradient as a ``Gradient``, whose array is of ``mx.nd`` even if this one is of ``mx.np``."""
         return Gradient(self.name, self.grad.as_nd_ndarray())
 
 
 class Updater(mx.optimizer.Updater):
     """MXNet's Updater for one device, which updates the FP32 master where a weight has one, and rounds it to float16.
-
-    MXNet's own Updater would update the float16 weights, or keep FP32 copies in the optimizer's states. Here the
-    masters belong to the parameters, and states are those of FP32 weights. An Updater is called within ``rescaled``,
-    which multiplies the optimizer's ``rescale_grad`` by the inverse of the loss scale. So the optimizer divides the
-    loss scale out itself. In three cases it receives unscaled copies of the gradients instead: if its class is from
-    outside MXNet, as its code may not read ``rescale_grad``; if LBSGD has options by which it reads gradients before it
-    multiplies them by ``rescale_grad``; and if the multiplied ``rescale_grad`` of any optimizer is below 1e-10, since
-    MXNet passes it to operators as text of 19 decimals.
-
-    ``master`` is a function from a weight's index to its FP32 master on this device, or to None if it has none.
-    """
+    It is called within ``rescaled``, so that the optimizer divides the loss scale out itself, in FP32, except for those
+    that ``_needs_true_gradients``. All states are those of FP32 weights."""
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, master: Callable[[int], NDArray | None]) -> None:
         super().__init__(optimizer)
         self.states: dict[int, Any]
-        self.master = master
+        self.master = master  # a weight's FP32 master on this device, or None, by its index
         self._large: tuple[tuple, list[int]] = (), []
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update one weight in place; or several, if index, gradient and weight are lists.
-
-        The signature is that of MXNet's Updater. A weight with an FP32 master becomes the rounded master.
-        """
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
         # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
@@ -127,14 +98,10 @@ class Updater(mx.optimizer.Updater):
         grads: Sequence[NDArray],
         weights: Sequence[NDArray],
     ) -> None:
-        """Update weights, where ``masters`` has an FP32 master this by an FP32 copy of the gradient, then round it.
-
-        On a GPU, and for an optimizer that updates many weights at once, gradients are copied and masters are rounded
-        with one operator for every 60.
-        """
+        """Update weights, or their masters by FP32 copies of the gradients, and round these masters."""
         with_master = [k for k, i in enumerate(indices) if i in masters]
         half_grads = [grads[k] for k in with_master]
-        at_once = self.aggregate_updates or weights[0].ctx.device_type == "gpu"
+        at_once = self.aggregate_updates or weights[0].ctx.device_type == "gpu"  # one operator for every 60 arrays
         full_grads = widen_all(half_grads) if at_once else [g.astype("float32") for g in half_grads]
         replaced = dict(zip(with_master, full_grads))
         with self._true_gradients([replaced.get(k, grad) for k, grad in enumerate(grads)]) as true:
@@ -146,13 +113,9 @@ class Updater(mx.optimizer.Updater):
                 round_master(masters[indices[k]], weights[k])
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-        """Update ``weights`` in place, to the same bits as MXNet's Updater.
-
-        A weight that has an FP32 master is not in ``weights``, but its master is, with its gradient in FP32.
-        Large FP32 arrays on a CPU are updated faster: for SGD with momentum and Adam, new states do not begin where the
-        weight does in a page of memory (``_zeros_apart``); and for SGD with momentum, weights with a dense gradient are
-        updated one by one, as MXNet's operator for many arrays takes about three times as long for them.
-        """
+        """Update ``weights``, or the masters that stand for them, in place, to the same bits as MXNet's Updater."""
+        # Faster for large FP32 arrays on a CPU: new states of Adam and of SGD with momentum begin apart from the weight
+        # (``_zeros_apart``), and this SGD avoids MXNet's operator for many arrays, which takes three times as long.
         alone: set[int] = set()
         kind = type(self.optimizer)
         by_momentum = kind is mx.optimizer.SGD and self.optimizer.momentum > 0
@@ -169,10 +132,7 @@ class Updater(mx.optimizer.Updater):
         super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
 
     def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Return the positions in ``weights`` of the dense FP32 arrays on a CPU that have at least 2**16 elements.
-
-        The result is kept until other ``indices`` (of parameters) are passed.
-        """
+        """Return the positions of the large dense FP32 arrays on a CPU; kept until other ``indices`` are passed."""
         if self._large[0] != (key := tuple(indices)):
             found = largest_on_cpu(weights, _LARGE)
             self._large = key, [k for k in found if weights[k].dtype == np.float32]
@@ -181,26 +141,14 @@ class Updater(mx.optimizer.Updater):
     def _multi_precision_is_exact(
         self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]
     ) -> bool:
-        """Return whether MXNet's ``multi_precision`` kernels give these weights the same result as FP32 kernels.
-
-        If so, they are used, as they update the FP32 master and the float16 weight at once. It is so if the optimizer
-        is SGD or NAG (no subclass), can divide the loss scale out itself (see ``_needs_true_gradients``), and exactly
-        the float16 ``weights`` have a master in ``masters``. ``indices`` are the parameters' indices, the keys of
-        ``masters``. The kernels of LAMB, LARS and LBSGD differ: they take norms of the float16 arrays, and on a CPU
-        square in float16.
-        """
+        """Return whether ``multi_precision`` kernels, which update master and weight at once, give FP32's bits."""
         if type(self.optimizer) not in _MASTER_KERNELS or self._needs_true_gradients():
             return False
         return all((w.dtype == np.float16) == (i in masters) for i, w in zip(indices, weights))
 
     @contextmanager
     def _as_multi_precision(self, masters: Mapping[int, NDArray]) -> Iterator[None]:
-        """Turn on ``multi_precision`` of SGD or NAG within the ``with`` block, and put FP32 masters into the states.
-
-        ``masters`` maps parameters' indices to masters. The state of each becomes ``(state, master)``, as MXNet's
-        ``multi_precision`` kernels expect; a missing state is created. After the block the states are without masters
-        again.
-        """
+        """Put masters into the states within the ``with`` block, as ``multi_precision`` kernels expect."""
         optimizer, states, before = self.optimizer, self.states, self.optimizer.multi_precision
         for i, master in masters.items():
             if i not in states:
@@ -215,25 +163,16 @@ class Updater(mx.optimizer.Updater):
             self.states, optimizer.multi_precision = states, before
 
     def _needs_true_gradients(self) -> bool:
-        """Return whether the optimizer must receive unscaled gradients: it may not divide the loss scale out itself.
-
-        This is so if it reads gradients before it multiplies them by ``rescale_grad``. Where there is a loss scale or
-        a factor of clipping, it is also so for any optimizer from outside MXNet, whose code may not read
-        ``rescale_grad`` at all, and if ``rescale_grad`` with the loss scale divided out is below 1e-10, where MXNet
-        loses digits.
-        """
+        """Return whether the optimizer must get unscaled gradients, as it may not divide the loss scale out."""
         rescale = self.optimizer.rescale_grad
         scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
+        # Code from outside MXNet may not read ``rescale_grad`` at all; below 1e-10 MXNet loses digits of it.
         inexact = _is_users_own(self.optimizer) or abs(rescale) < _SMALLEST_RESCALE
         return _reads_raw_gradients(self.optimizer) or (scaled and inexact)
 
     @contextmanager
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
-        """Yield the gradients for the optimizer as a list: ``grads``, or unscaled copies if the optimizer needs those.
-
-        With copies the optimizer's ``rescale_grad`` is the user's own within the ``with`` block, without the loss
-        scale.
-        """
+        """Yield ``grads``, or unscaled copies if the optimizer needs those; ``rescale_grad`` is then the user's own."""
         if not self._needs_true_gradients():
             yield list(grads)
             return
@@ -252,18 +191,16 @@ _LARGE = 1 << 16
 _OFFSET = 256  # elements
 # The most elements of gradients of which FP32 copies exist at a time (64 MiB), if no single gradient has more.
 _COPIED = 1 << 24
+# Not LAMB, LARS and LBSGD: their kernels take norms of the float16 arrays, and on a CPU square in float16.
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
 _NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
 
 
 def _zeros_apart(weight: NDArray, number: int) -> NDArray:
-    """Return zeros for a state of ``weight``, in its shape and dtype, ``256 * number`` elements into a new array.
-
-    All large arrays of MXNet's begin at the same offset in a page of memory. At some distances from one another (2**28
-    bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long. These zeros
-    begin at another offset than the weight, and so do those of another ``number``.
-    """
+    """Return zeros in the shape and dtype of ``weight``, ``256 * number`` elements into a new array."""
+    # All large arrays of MXNet's begin at the same offset in a page of memory. At some distances from one another
+    # (2**28 bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long.
     offset = _OFFSET * number
     return mx.nd.zeros(weight.size + offset, ctx=weight.ctx, dtype=weight.dtype)[offset:].reshape(weight.shape)
 
@@ -282,18 +219,8 @@ def _parts(grads: Sequence[NDArray]) -> list[range]:
 
 
 class Updaters(List[Updater]):
-    """A list with one Updater per device, all of the same optimizer.
-
-    A Trainer or Module makes one together with its optimizer. The attribute ``initial`` records the optimizer's
-    attributes and schedule at that time, before updates change them.
-
-    Parameters
-    ----------
-    optimizer : mx.optimizer.Optimizer
-    num_devices : int
-    master : callable
-        From a device's number and a weight's index to the weight's FP32 master on that device, or to None.
-    """
+    """One Updater per device, all of the same optimizer; ``initial`` records it as it was made.
+    ``master`` returns a weight's FP32 master, or None, for a device's number and the weight's index."""
 
     def __init__(
         self, optimizer: mx.optimizer.Optimizer, num_devices: int, master: Callable[[int, int], NDArray | None]
@@ -304,22 +231,9 @@ class Updaters(List[Updater]):
         self.initial = InitialOptimizer.of(optimizer)
 
     def apply(self, updates: Sequence[Update], factor: float, *, reduced: bool) -> None:
-        """Update all weights by gradients that are multiplied by ``factor`` and the optimizer's ``rescale_grad``.
-
-        Does not wait for the device.
-
-        Parameters
-        ----------
-        updates : sequence of Update
-            The weights on all devices, with their gradients.
-        factor : float
-            The factor of clipping, divided by the loss scale that the gradients contain.
-        reduced : bool
-            Whether a weight's gradients are the same on all devices, because they were summed. The weight must then
-            stay the same on all devices, too. If the optimizer could update the devices differently, because it draws
-            random numbers for example, one device is updated, and the result is copied to the others. False: every
-            device is updated by its own gradients.
-        """
+        """Update all weights by gradients times ``factor``: that of clipping, over the loss scale. Does not wait.
+        ``reduced``: the gradients were summed, so a weight must stay the same on all devices, too."""
+        # An optimizer that could update devices differently updates one of them, and the result is copied.
         once = {update.index: update for update in reversed(updates)} if reduced and self._updates_can_differ() else {}
         with rescaled(self.optimizer, factor), _aggregated(self.optimizer, updates):
             for k, updater in enumerate(self):
@@ -336,19 +250,10 @@ class Updaters(List[Updater]):
                 self._copy_weight(source, update)
 
     def _updates_can_differ(self) -> bool:
-        """Return whether there are several devices on which equal gradients may update equal weights differently.
-
-        It is so if the optimizer draws random numbers (SGLD), or has values for all devices in common which each update
-        changes (Nadam, LBSGD). A user's own optimizer may do either, so for it the answer is True, too.
-        """
         optimizer = self.optimizer
         return len(self) > 1 and (_is_users_own(optimizer) or isinstance(optimizer, _NOT_PER_DEVICE))
 
     def _copy_weight(self, source: Update, to: Update) -> None:
-        """Copy an updated weight from the device of ``source`` to that of ``to``.
-
-        If it has masters, the master is copied, and rounded into the float16 array of ``to``.
-        """
         master, other = self[source.device].master(source.index), self[to.device].master(to.index)
         if master is None or other is None:
             source.weight.copyto(to.weight)
@@ -357,10 +262,7 @@ class Updaters(List[Updater]):
             round_master(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
-        """Replace the states of every Updater by copies of ``states``, a mapping from parameters' indices to states.
-
-        ``contexts`` has the device of each Updater; ``place(state, ctx)`` returns a copy of a state on a device.
-        """
+        """Replace the states of every Updater by copies of ``states``, by index, which ``place(state, ctx)`` makes."""
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
             updater.states_synced = dict.fromkeys(updater.states, True)
@@ -371,15 +273,11 @@ _SMALLEST_RESCALE = 1e-10
 
 
 def _is_users_own(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether the optimizer's class is from outside MXNet: the user's, or another library's."""
     return not type(optimizer).__module__.startswith("mxnet.")
 
 
 def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether an optimizer of MXNet's takes norms or sums of gradients before it multiplies by ``rescale_grad``.
-
-    LBSGD does, with ``batch_scale`` above 1 or ``warmup_strategy="lars"``. For any other the answer is False.
-    """
+    """Return whether it is an LBSGD that takes norms or sums of gradients before it multiplies by ``rescale_grad``."""
     return isinstance(optimizer, mx.optimizer.LBSGD) and (
         optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
     )
@@ -387,11 +285,7 @@ def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
 
 @contextmanager
 def rescaled(optimizer: mx.optimizer.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply ``optimizer.rescale_grad`` by ``factor`` within the ``with`` block.
-
-    ``factor`` contains the inverse of the loss scale. So the optimizer divides the loss scale out itself, in FP32, and
-    no copy of the gradients is needed.
-    """
+    """Multiply ``rescale_grad`` by ``factor``, clipping over the loss scale, within the ``with`` block."""
     before = optimizer.rescale_grad
     optimizer.rescale_grad = _Rescale(before, factor)
     try:
@@ -406,10 +300,7 @@ _AGGREGATED = 45
 
 @contextmanager
 def _aggregated(optimizer: mx.optimizer.Optimizer, updates: Sequence[Update]) -> Iterator[None]:
-    """Let SGD update 45 weights at once on a GPU within the ``with`` block, instead of 4, which takes fewer launches.
-
-    A number that the user has set is kept. The device of the first of ``updates`` counts for all.
-    """
+    """Let SGD update 45 weights at once on a GPU within the ``with`` block, not 4, unless the user has set a number."""
     before = optimizer.aggregate_num
     on_gpu = any(update.weight.ctx.device_type == "gpu" for update in updates[:1])
     chosen = before != 4 or "MXNET_OPTIMIZER_AGGREGATION_SIZE" in os.environ
@@ -422,12 +313,7 @@ def _aggregated(optimizer: mx.optimizer.Optimizer, updates: Sequence[Update]) ->
 
 
 class _Rescale(float):
-    """The product ``own * factor``, whose text is its FP32 value as a decimal number without an exponent.
-
-    It is a value for ``rescale_grad``: ``own`` is the user's, ``factor`` contains the inverse of the loss scale, and
-    the attribute ``factors`` holds both. MXNet passes attributes of operators as text and misreads exponents: about a
-    fifth of the small values of ``rescale_grad`` came out one bit off.
-    """
+    """The product ``own * factor`` for ``rescale_grad``, whose text is its FP32 value without an exponent."""
 
     factors: tuple[float, float]
     _text: str
@@ -435,6 +321,8 @@ class _Rescale(float):
     def __new__(cls, own: float, factor: float) -> _Rescale:
         self = super().__new__(cls, own * factor)
         self.factors = own, factor
+        # MXNet passes attributes of operators as text and misreads exponents: about a fifth of the small values of
+        # ``rescale_grad`` came out one bit off.
         self._text = np.format_float_positional(np.float32(own) * np.float32(factor), unique=True, trim="-")
         return self
 

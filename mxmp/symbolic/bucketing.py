@@ -64,7 +64,6 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         self.core = Core(policy, exclude, loss_scale)
 
     def _new_module(self, key: Any) -> Module:
-        """Return a new, unbound ``Module`` for the bucket with this key; it shares ``self.core`` with all buckets."""
         symbol, data_names, label_names = self._call_sym_gen(key)
         module = Module(
             symbol,
@@ -87,7 +86,6 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     # puts an mxmp.Module there first.
 
     def _reset_bind(self) -> None:
-        """Drop the modules of all buckets, and make an unbound one for the default bucket, before a forced ``bind``."""
         super()._reset_bind()
         self._buckets[self._default_bucket_key] = self._new_module(self._default_bucket_key)
 

@@ -67,20 +67,13 @@ def cast_symbol(
 
 
 def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
-    """Warn of ``plan.unmatched``, the patterns of ``exclude`` that match no node of the plan's graph, if there are any.
-
-    ``stacklevel`` is passed to ``warnings.warn``: 3 attributes the warning to the caller of this function's caller.
-    """
     if plan.unmatched:
         warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
 
 
 def message_if_nothing_low(plan: Plan) -> str | None:
-    """Return an error message if no operator computes in low precision under ``plan``, otherwise None.
-
-    The result is always None for a plan of ``tune``, which may have measured that FP32 is fastest: that is no mistake.
-    """
-    if plan.num_low or plan.tuned is not None:
+    """Return an error message if no operator computes in low precision under ``plan``, otherwise None."""
+    if plan.num_low or plan.tuned is not None:  # ``tune`` may have measured that FP32 is fastest
         return None
     reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
     return (

@@ -34,22 +34,15 @@ class SavesParams(mx.mod.BaseModule):
 
 
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
-    """Write a Symbol as JSON, the same text as ``symbol.save``; raise ``OSError`` if that fails, as on a full disk.
-
-    ``symbol.save`` raises nothing if the disk is full. ``remove_amp_cast=True`` leaves out all ``amp_cast`` operators.
-    An incomplete file is not removed.
-    """
+    # ``symbol.save`` would write the same text, but raises nothing if the disk is full.
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
 
 
 def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -> None:
-    """Write arrays with ``mx.nd.save``, by name or as a list, and check that the file is complete.
-
-    ``mx.nd.save`` does not notice a full disk when it closes the file. It writes the names last, so a file that ends
-    with them is complete. A file of a list has no names; it is read back instead. Waits for the device. Raises
-    ``OSError`` if the file cannot be written, or is incomplete; an incomplete file is not removed.
-    """
+    """Write arrays, by name or as a list; raise ``OSError`` unless the file is complete. Waits for the device."""
+    # ``mx.nd.save`` does not notice a full disk when it closes the file. It writes the names last, so a file that ends
+    # with them is complete. A file of a list has no names; it is read back instead.
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
     incomplete = OSError(errno.EIO, "MXNet could not write all of it, is the disk full?")
@@ -66,14 +59,11 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:
-    """Return the Symbol in a JSON file. The file is checked first, since MXNet's reader crashes on some damaged files.
-
-    Raises ``ValueError``, which names the file, if the file does not exist or holds no valid Symbol, and ``OSError`` if
-    it exists but cannot be read.
-    """
+    """Return the Symbol in a JSON file; ``ValueError``, which names the file, if it does not exist or is damaged."""
     if not os.path.isfile(path):
         raise _missing(path, "a Symbol in JSON, NAME-symbol.json")
     try:
+        # First, since MXNet's reader crashes on some damaged files.
         _check_graph(read_json(path))
         symbol = mx.sym.load(path)
         _check_outputs(symbol)
@@ -87,11 +77,7 @@ def read_symbol(path: str) -> mx.sym.Symbol:
 
 
 def _check_graph(raw: Any) -> None:
-    """Raise ``ValueError`` unless ``raw``, a parsed JSON file, has the form of Symbol JSON.
-
-    This form is a list of nodes, each with a name, an operator, and inputs that refer to nodes before it, and a list of
-    outputs ("heads"). MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong graph.
-    """
+    """Raise ``ValueError`` unless a parsed file is Symbol JSON, since MXNet may crash or return a wrong graph."""
     nodes, heads = _list_at(raw, "nodes"), _list_at(raw, "heads")
     if not nodes or not heads:
         raise ValueError(f"it has no {'heads' if nodes else 'nodes'}")
@@ -107,10 +93,7 @@ def _check_graph(raw: Any) -> None:
 
 
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if an operator's input, or an output of ``symbol``, refers to an output that its node lacks.
-
-    An example is the second output of an operator that has only one. MXNet's reader does not notice this.
-    """
+    """Raise ``ValueError`` if an output is read that its node lacks, which MXNet's reader does not notice."""
     there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
     graph = json.loads(symbol.tojson())
     for entry in [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]:
@@ -119,10 +102,6 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
 
 
 def _list_at(raw: Any, key: str) -> list:
-    """Return the list ``raw[key]``, or ``[]`` if the dict ``raw`` lacks ``key``.
-
-    Raises ``ValueError`` if ``raw`` is no dict or ``raw[key]`` is no list.
-    """
     found = raw.get(key, []) if isinstance(raw, dict) else None
     if not isinstance(found, list):
         raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
@@ -130,11 +109,7 @@ def _list_at(raw: Any, key: str) -> list:
 
 
 def _check_references(entries: list, count: int) -> None:
-    """Raise ``ValueError`` unless each entry is a list of whole numbers from 0 whose first number is below ``count``.
-
-    In Symbol JSON an entry such as ``[3, 0, 0]`` is an input of a node, or an output of the graph. Its first number is
-    the position of the node that computes this tensor: one of the first ``count`` nodes. No number may reach 2**31.
-    """
+    """Raise ``ValueError`` unless the first number of each entry, such as ``[3, 0, 0]``, is one of ``count`` nodes."""
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
         if not all(type(place) is int and 0 <= place < 2**31 for place in places) or places[0] >= count:
@@ -142,11 +117,7 @@ def _check_references(entries: list, count: int) -> None:
 
 
 def read_parameters(path: str) -> dict[str, NDArray]:
-    """Return the parameters and auxiliary states in a file of a checkpoint, by ``"arg:NAME"`` and ``"aux:NAME"``.
-
-    Raises ``ValueError``, which names the file, if it does not exist, cannot be read, is damaged, or holds an array
-    without such a name.
-    """
+    """Return the arrays of a checkpoint by ``"arg:NAME"`` and ``"aux:NAME"``; a ``ValueError`` names a wrong file."""
     if not os.path.isfile(path):
         raise _missing(path, "parameters, NAME-0000.params")
     try:

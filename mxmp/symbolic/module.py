@@ -1,7 +1,6 @@
 """``Module``: MXNet's ``mx.mod.Module`` in mixed precision, with loss scaling and a check of each step's gradients.
-
-The module's ``symbol``, its parameters and its checkpoints are the user's, in FP32. Executors are bound to a private
-symbol with casts and, before loss heads, the loss scale.
+Symbol, parameters and checkpoints are the user's, in FP32. Executors are bound to a private Symbol with casts and,
+before loss heads, the loss scale.
 """
 
 from __future__ import annotations
@@ -238,11 +237,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[InferenceGraph]:
-        """Return an InferenceGraph per device, faster in inference than the executors' graph, or an empty list.
-
-        The list is empty unless the module is bound for inference, on CPUs, in bfloat16, without ``group2ctxs`` (model
-        parallelism) and without ``state_names``, and ``MXNET_SUBGRAPH_BACKEND`` is not set in the environment.
-        """
+        """Return an InferenceGraph per device, or none unless the module only predicts, on CPUs, in bfloat16."""
         if (
             self.for_training
             or self._device != "cpu"
@@ -259,29 +254,18 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return graphs
 
     def _fuse_inference(self) -> None:
-        """Let forwards in inference mode run the module's InferenceGraphs; do nothing if it has none."""
         execs = self._exec_group.execs
         for i, graph in enumerate(self._inference_graphs):
             if not isinstance(execs[i], InferenceExecutor):  # ``reshape`` to the same shapes leaves it
                 execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters, self.core.forget_copies)
 
     def _knows_parameters(self) -> bool:
-        """Return whether forwards in inference mode may run an InferenceGraph.
-
-        False with an optimizer, with an installed Monitor, after a user has accessed the executors (``core.exposed``),
-        and if modules with this core share arrays and one of them was bound for training. In all other states only
-        ``init_params`` and ``set_params`` can change the parameters, of which an InferenceGraph has copies. No Monitor
-        sees its tensors.
-        """
+        """Return whether only ``init_params`` and ``set_params`` can change the parameters, and no Monitor listens."""
         may_train = self.optimizer_initialized or (self.core.shared and self.core.trains)
         return not (self._monitored or self.core.exposed or may_train)
 
     def _forget_copies(self) -> None:
-        """Mark the copies of parameters and running statistics as outdated, since a user has set these.
-
-        The next forward in inference mode copies the parameters anew for an InferenceGraph. The next backward copies
-        the running statistics, to restore them after an overflow.
-        """
+        """Mark the copies of parameters and running statistics as outdated, since a user has set these."""
         self.core.statistics.renew()
         self.core.forget_copies()
 
@@ -351,22 +335,14 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._forget_copies()
 
     def _sync_params_from_devices(self) -> None:
-        """Copy the parameters from the devices to the FP32 copies on the CPU, which MXNet's methods are about to read.
-
-        For a parameter that is stored in float16, the copy is set to the mean of the devices' master weights; before
-        ``init_optimizer`` there are no master weights, and the copy stays as it is. Waits for the device.
-        """
+        # Copies of float16 parameters are the means of master weights; before ``init_optimizer`` they stay as they are.
         low = {name: self._arg_params[name].copy() for name in self.core.low_names}
         super()._sync_params_from_devices()
         self._arg_params.update({**low, **self.core.mean_masters(self.arrays())})
 
     @property
     def _exec_group(self) -> Any:
-        """Return MXNet's ``DataParallelExecutorGroup``, which holds the executors and their arrays.
-
-        Sets ``core.exposed`` if code outside mxnet and mxmp, which may then write into float16 arrays, reads this
-        property directly.
-        """
+        # The user may write into float16 arrays.
         if is_called_by_user():
             self.core.exposed = True
         return self._group
@@ -434,10 +410,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _make_optimizer(
         self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool, arrays: Mapping[str, list[NDArray]]
     ) -> None:
-        """Create the optimizer, the master weights and the updater; the arguments are those of ``init_optimizer``.
-
-        ``kvstore`` has been opened, and ``arrays`` is ``self.arrays()``.
-        """
         with _mxnet.without_optimizer(kvstore, len(self._context)) as store, self._params_in_gradient_dtype():
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
@@ -476,10 +448,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return self._updater
 
     def _weights_of_optimizer(self) -> list[Weight]:
-        """Return the weights that the module's optimizer updates, in the order of their numbers.
-
-        Raises ``RuntimeError`` if the module lacks one, since it borrowed the optimizer of a module with more of them.
-        """
+        """Return the weights that the module's optimizer updates, in the order of their numbers."""
         found = {weight.name: weight for weight in self.core.weights(self.arrays())}
         absent = [name for name in self._updater.names if name not in found]
         if absent:
@@ -490,20 +459,14 @@ class Module(SavesParams, StepView, mx.mod.Module):
         return [found[name] for name in self._updater.names]
 
     def _weights_by_key(self) -> dict[str, Weight]:
-        """Return all weights by kvstore keys such as ``"fc_weight:initial"``, under which rank 0 sends them in FP32.
-
-        The key ``"fc_weight"`` is that of the gradient, which may be float16; a key keeps the dtype of its first array.
-        """
+        # A key keeps the dtype of its first array, and "fc_weight" is that of the gradient, which may be float16.
         return {f"{weight.name}:initial": weight for weight in self.core.weights(self.arrays())}
 
     @contextmanager
     def _params_in_gradient_dtype(self) -> Iterator[None]:
-        """Cast the module's CPU copies of parameters to the dtype of their gradients within the ``with`` block.
-
-        When the block ends, the FP32 copies are back. In the block, MXNet initializes the keys of a kvstore with the
-        cast ones. Gradients are pushed under the same keys, and a float16 gradient that is pushed to an FP32 key of a
-        distributed store hangs the job.
-        """
+        """Cast the module's CPU copies of parameters to the dtype of their gradients within the ``with`` block."""
+        # MXNet initializes the keys of a kvstore with them. A float16 gradient that is pushed to an FP32 key of a
+        # distributed store hangs the job.
         original = self._arg_params
         self._arg_params = {
             k: v.astype(self.policy.compute) if k in self.core.low_names else v for k, v in original.items()
@@ -737,7 +700,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._read_states(fname, only_check=True)
 
     def _read_states(self, fname: str, *, only_check: bool = False) -> None:
-        """Load a file of optimizer states, or check whether ``load_optimizer_states`` could do so."""
         require(self, optimizer=True)
         states.load(
             fname,
@@ -761,10 +723,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
 
 
 def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
-    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is bound and has parameters.
-
-    If ``optimizer`` is True, the error is also raised if ``module`` has no optimizer.
-    """
+    """Raise ``RuntimeError``, which names the methods to call first, unless ``module`` is ready."""
     done = {
         "bind": module.binded,
         "init_params": module.params_initialized,
@@ -778,10 +737,7 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
 
 
 def _parts_of_batch(inputs: Sequence[Any], devices: int) -> dict[str, tuple]:
-    """Return the shapes of data and labels on one of ``devices`` devices, among which MXNet divides a batch, by name.
-
-    ``inputs`` are DataDescs or pairs of name and shape.
-    """
+    """Return the shapes, by name, of data and labels on one of the devices among which MXNet divides a batch."""
     found = {}
     for desc in inputs:
         name, shape = desc[0], list(desc[1])

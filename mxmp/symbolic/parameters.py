@@ -27,17 +27,8 @@ _MOST_AXES = 5
 def check_parameters(
     symbol: mx.sym.Symbol, params: Mapping[str, NDArray], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Check that a checkpoint's parameters are those of a Symbol; return whether their shapes could be checked too.
-
-    Names are always checked. Shapes are compared with those that MXNet infers from ``shapes``, which maps the inputs'
-    names to their shapes. If it is empty, the first input is tried with one to five axes, and a size that depends on
-    the input may be any. The result is False if the Symbol accepts neither ``shapes`` nor any trial, for example
-    because it takes images of one size only. ``params`` has parameters by ``"arg:NAME"`` and auxiliary states by
-    ``"aux:NAME"``.
-
-    Raises ``ValueError`` if a parameter is missing, is none of the Symbol's, has the wrong prefix (``arg:`` for an
-    auxiliary state), or has another shape than the Symbol gives it.
-    """
+    """Raise ``ValueError`` unless a checkpoint's parameters are those of a Symbol, by names and shapes.
+    Returns whether shapes could be checked: whether the Symbol accepts ``shapes``, or a trial without them."""
     kinds = dict.fromkeys(symbol.list_arguments(), "arg")
     kinds.update(dict.fromkeys(symbol.list_auxiliary_states(), "aux"))
     extra = sorted(key for key in params if key[4:] not in kinds)
@@ -62,13 +53,7 @@ def check_parameters(
 def check_values(
     given: Mapping[str, NDArray] | None, held: Mapping[str, NDArray], *, missing: bool, extra: bool
 ) -> None:
-    """Check the values that a user passes to ``set_params`` or ``init_params``, before any of them is set.
-
-    ``given`` has the values by name; None passes. ``held`` has the arrays to set. ``missing`` and ``extra`` say whether
-    names may be missing in ``given``, and whether it may have others.
-
-    Raises ``RuntimeError`` if one is missing, as MXNet does, and ``ValueError`` if one is unknown or has another shape.
-    """
+    """Raise an error unless ``given`` values fit the arrays to set, ``held``, before any of them is set."""
     if given is None:
         return
     absent = [name for name in held if name not in given]
@@ -84,11 +69,7 @@ def check_values(
 
 def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
     """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
-
-    For parameters that the Symbol ``low`` declares as float16 the dict has new float16 arrays, for all others the given
-    arrays. The keys are ``"arg:NAME"`` and ``"aux:NAME"``. Waits for the device. Raises ``ValueError``, which names the
-    parameter, if it would be float16 and has a finite value beyond 65504, the largest of float16.
-    """
+    Waits for the device. Raises ``ValueError`` for a finite value beyond 65504 that would be float16."""
     attrs = low.attr_dict()
     found = {}
     for key, array in params.items():
@@ -106,10 +87,7 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
 
 
 def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
-    """Yield the names of variables that operators read not as data, but as weight, gamma, moving_mean or the like.
-
-    A checkpoint must have these; any other variable that it lacks is taken for an input. A name may come repeatedly.
-    """
+    """Yield the names of variables that a checkpoint must have: weights, gammas, running means and the like."""
     for node in Graph.from_symbol(symbol).nodes():
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable and (
@@ -125,19 +103,9 @@ _Sizes = Mapping[str, "list[tuple[int, int]]"]
 def _expected_sizes(
     symbol: mx.sym.Symbol, saved: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[_Sizes]:
-    """Yield, for each trial of input shapes, the sizes that each parameter should have on its axes.
-
-    A trial infers the sizes twice: from a small and a large shape of the first input, such as (512, 576) and (1024,
-    1088). Other inputs get the shapes that MXNet infers. An item maps a parameter's name to a pair of sizes, small and
-    large, per axis. For example, ``{"fc_weight": [(10, 10), (576, 1088)]}`` says that the weight has 10 rows, and that
-    its number of columns depends on the input, so in the checkpoint it may be any. A trial that the Symbol does not
-    accept yields no item, and an item lacks parameters whose shape MXNet cannot infer.
-
-    ``saved`` maps the names of all parameters and auxiliary states in the checkpoint, without ``arg:`` or ``aux:``, to
-    their shapes; arguments that it lacks are inputs. If ``shapes`` is not empty, it has the inputs' shapes by name: the
-    only trial, so the two sizes of every pair are equal. If it is empty, there are five trials, in which the first
-    input has one to five axes.
-    """
+    """Yield, for each trial of input shapes, a pair of sizes per axis of each parameter: for a small and a large input.
+    ``{"fc_weight": [(10, 10), (576, 1088)]}``: the number of columns depends on the input, so it may be any. Without
+    ``shapes`` the first input is tried with one to five axes; a trial that the Symbol refuses yields nothing."""
     inputs = [name for name in symbol.list_arguments() if name not in saved]
     if shapes:
         trials = [(shapes, shapes)]
@@ -164,25 +132,17 @@ def _expected_sizes(
 
 
 def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all arguments and auxiliary states, by name, that MXNet infers from the given input shapes.
-
-    A shape that cannot be inferred is ``()``, and an unknown size in a shape is 0. Raises ``mxnet.MXNetError`` if the
-    Symbol cannot have inputs of these shapes.
-    """
+    """Return the inferred shapes by name; ``()`` where MXNet cannot infer one, 0 for a size."""
     arguments, _, states = symbol.infer_shape_partial(**shapes)
     return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
 
 
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:
-    """Return an error message for the first parameter of ``sizes`` whose saved shape does not fit; ``""`` if all fit.
-
-    ``sizes`` is an item of ``_expected_sizes``, with a pair of sizes per axis. If the two are equal, the saved size
-    must be that number, or any number if they are 0. Otherwise the size depends on the input: the saved one may be any
-    number, but must be the one that a parameter earlier in ``sizes`` has on an axis with the same pair.
-    """
+    """Return an error message for the first parameter whose saved shape does not fit ``sizes``, or ``""``."""
     known: dict[tuple[int, int], int] = {}
     for name, axes in sizes.items():
         shape = saved[name]
+        # A size that depends on the input may be any, but the same on all axes with the same pair.
         expected = [size[0] if size[0] == size[1] else known.get(size, 0) for size in axes]
         if len(shape) != len(axes) or any(want not in (0, got) for want, got in zip(expected, shape)):
             wanted = ", ".join(str(size or "any") for size in expected)

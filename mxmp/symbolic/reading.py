@@ -8,12 +8,7 @@ from .module import Module
 
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:
-    """Return the FP32 graphs of a bound module, each with its plan and input shapes.
-
-    A ``Module`` has one. A ``BucketingModule`` has one for each bucket that is bound: the default one, and those to
-    which it has switched. The name of a bucket's graph is, for example, ``"softmax, bucket 10"``: the Symbol's name and
-    the key. Raises ``ValueError`` if the module is not bound.
-    """
+    """Return the FP32 graphs of a bound module; that of a bucket is called ``"softmax, bucket 10"``."""
     modules = target.modules if isinstance(target, BucketingModule) else {None: target}
     found = []
     for key, module in modules.items():

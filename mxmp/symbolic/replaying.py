@@ -25,10 +25,7 @@ from .training import exclude_operators
 
 class ReplayedSymbol:
     """A graph with its parameters and a batch by names; implements ``frontend.ReplayedNetwork``.
-
-    ``loss`` takes the list of outputs and the labels, or is None. Gradients are those of loss heads, or of the loss, or
-    of the sum of all outputs; ``graph.training`` says whether there are any.
-    """
+    Gradients are those of loss heads, or of ``loss(outputs, *labels)``, or of the sum of all outputs."""
 
     def __init__(
         self, graph: ReplayedGraph, inputs: Mapping[str, NDArray], loss: Callable | None, labels: Collection[NDArray]
@@ -95,10 +92,7 @@ def replayed_symbol(
     loss: Callable | None,
     how: Policy | Plan,
 ) -> ReplayedSymbol:
-    """Return a ReplayedSymbol for an FP32 ``symbol``, with ``params`` by names such as ``"arg:fc_weight"``.
-
-    It trains if it has a loss head or there is a ``loss``. Raises ``ValueError`` if a variable has no value.
-    """
+    """Return a ReplayedSymbol for an FP32 ``symbol``, with ``params`` by names such as ``"arg:fc_weight"``."""
     values = {name.partition(":")[2] or name: _full(array) for name, array in params.items()}
     missing = [name for name in symbol.list_inputs() if name not in values and name not in batch]
     if missing:
@@ -118,5 +112,4 @@ def replayed_symbol(
 
 
 def _full(array: NDArray) -> NDArray:
-    """Return a copy in FP32 if the array is float16, else a copy as it is."""
     return array.astype("float32") if array.dtype == np.float16 else array.copy()
