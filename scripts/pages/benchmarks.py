@@ -132,10 +132,17 @@ def labels(variants: list[str]) -> str:
 def times(results: list[Result]) -> str:
     variants = present(results)
     rows = [[shape(r), ms(r, "float32"), *(spread(ratios(r, v)) for v in variants)] for r in results]
-    means = [[median(r) for result in results if (r := ratios(result, variant))] for variant in variants]
-    cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
-    rows.append([f"geometric mean | | {' | '.join(cells)}"])
+    shared = [r for r in results if all(ratios(r, variant) for variant in variants)]
+    rows.append([f"geometric mean | | {' | '.join(means(results, variants))}"])
+    if 0 < len(shared) < len(results):
+        rows.append([f"of the networks that have all figures | | {' | '.join(means(shared, variants))}"])
     return table(f"network | FP32, ms | {labels(variants)}", rows) if results else ""
+
+
+def means(results: list[Result], variants: list[str]) -> list[str]:
+    """Return the geometric mean of each variant's medians, with the number of networks, as text."""
+    found = [[median(r) for result in results if (r := ratios(result, variant))] for variant in variants]
+    return [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in found]
 
 
 def tuning(plan: tuple[Result, dict[str, Any]]) -> list[Any]:
