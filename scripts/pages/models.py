@@ -18,12 +18,18 @@ SUFFIXES = {"float16": "_norm_compute", "bfloat16": ""}
 def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
     results = read(RESULTS)
+    (DOCS / "models.md").write_text(page(results), encoding="utf-8")
+    picture(results, DOCS / "models.png")
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the page in Markdown."""
     models = measured(results)
     missing = len(set(in_order()) - results.keys())
     every = [(name, result, dtype) for name, result in models.items() for dtype in DTYPES]
     failing = ([f"`{n}`", d, why(r, d)] for n, r, d in every if not holds(r, d))
     second = ([f"`{n}`", d, why(r, d)] for n, r, d in every if holds(r, d) and not within(r, d))
-    text = filled(
+    return filled(
         __file__,
         number=len(models),
         missing=f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet." * bool(missing),
@@ -34,8 +40,6 @@ def main(arguments: list[str] | None = None) -> None:
         kinds="\n\n".join(kinds(models)),
         left_out=table("model | why", not_measured(results)),
     )
-    (DOCS / "models.md").write_text(text)
-    picture(results, DOCS / "models.png")
 
 
 def measured(results: dict[str, Any]) -> dict[str, Any]:

@@ -13,26 +13,38 @@ from parity.run import DTYPES, RECIPES, RESULTS, Job, judged, load, values
 from parity.verdict import METRICS, Verdict, plain_mean, pooled
 from support.options import parse
 from support.pages import filled, subplots, table
-from support.results import read
+from support.results import read, write
 
 DOCS = RESULTS.parent
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
 VERDICTS = {"equivalent": "tab:green", "undecided": "0.45", "different": "tab:red"}
 WIDEST = 4  # margins that the forest plot shows to each side
 SIZE = 256  # unknowns of the linear systems
+REFINED = DOCS / "refinement.json"  # what was solved; delete it to solve them anew
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the page and its pictures."""
     parse(__doc__, arguments)
+    if not REFINED.exists():
+        refine()
     results = {family: load(RESULTS, family) for family in FAMILIES}
     found = {dtype: judgements(results, dtype) for dtype in DTYPES[1:]}
+    (DOCS / "parity.md").write_text(page(results, found))
+    there = {family: runs for family, runs in results.items() if values(runs, "float32")}
+    draw_forest(found, DOCS / "parity-forest.png")
+    draw_curves(there, DOCS / "parity-curves.png")
+    draw_large(DOCS / "parity-large.png")
+
+
+def page(results: Mapping[str, Any], found: Mapping[str, Mapping[str, Verdict]]) -> str:
+    """Return the page in Markdown."""
     commands = (
         (family, f"`python {' '.join(Job(family, 'float16', 0).command)}`", steps(runs) or "not run yet")
         for family, runs in results.items()
     )
     judged_pairs = sum(map(len, found.values()))  # one in twenty of which chance alone may get wrong
-    text = filled(
+    return filled(
         __file__,
         families=len(FAMILIES),
         margins=table("metric | better | margin", margins()),
@@ -53,11 +65,6 @@ def main(arguments: list[str] | None = None) -> None:
             "condition | float16: LU alone | iterations | error | float32: LU alone | iterations | error", refined()
         ),
     )
-    (DOCS / "parity.md").write_text(text)
-    there = {family: runs for family, runs in results.items() if values(runs, "float32")}
-    draw_forest(found, DOCS / "parity-forest.png")
-    draw_curves(there, DOCS / "parity-curves.png")
-    draw_large(DOCS / "parity-large.png")
 
 
 def judgements(results: Mapping[str, Any], dtype: str) -> dict[str, Verdict]:
@@ -163,16 +170,25 @@ def large_runs() -> dict[str, list[dict[str, Any]]]:
 
 
 def refined() -> Iterator[list[str]]:
-    """Yield the cells of each condition number, from a run of the recipe of refinement."""
+    """Yield the cells of each condition number, from what the recipe of refinement solved."""
+    for condition, each in read(REFINED).items():
+        cells = [condition]
+        for first, iterations, error, holds in each:
+            cells += [f"{first:.0e}", str(iterations), f"{error:.0e}"]
+            cells[-2:] = cells[-2:] if holds else ["-", "**not solved**"]
+        yield cells
+
+
+def refine() -> None:
+    """Run the recipe of refinement and keep what it solved."""
     sys.path.insert(0, str(RECIPES))
     import refinement
 
-    for condition, each in refinement.table(SIZE).items():
-        cells = [f"{condition:.0e}"]
-        for got in each.values():
-            cells += [f"{got.first:.0e}", str(got.iterations), f"{got.error:.0e}"]
-            cells[-2:] = cells[-2:] if got.holds else ["-", "**not solved**"]
-        yield cells
+    found = {
+        f"{condition:.0e}": [[got.first, got.iterations, got.error, bool(got.holds)] for got in each.values()]
+        for condition, each in refinement.table(SIZE).items()
+    }
+    write(REFINED, found)
 
 
 def mean(found: Mapping[int, float]) -> str:
