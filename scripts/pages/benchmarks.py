@@ -197,7 +197,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
             style = {"fmt": "o", "color": color, "label": label.replace("`", ""), "markersize": 5}
             plot.errorbar(middles, [y for y, _ in found], xerr=reach, **style)
         plot.set(xscale="log", yticks=range(len(rows)), xlabel="times as fast as FP32 (right of 1 is faster)")
-        plot.set_yticklabels([f"{result['title']}, {result['batch']} of {result['size']}" for result in rows])
+        plot.set_yticklabels([f"{result['title']}, batch {result['batch']}" for result in rows])
         plot.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.75, 1, 1.5, 2, 3]))
         plot.xaxis.set_minor_locator(NullLocator())
         plot.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
