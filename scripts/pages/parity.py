@@ -18,7 +18,7 @@ from support.results import read, write
 DOCS = RESULTS.parent
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
 VERDICTS = {"equivalent": "tab:green", "undecided": "0.45", "different": "tab:red"}
-CURVES = {  # wide below narrow, so that none hides another
+CURVES: dict[str, dict[str, Any]] = {  # wide below narrow, so that none hides another
     "float32": {"linewidth": 4, "alpha": 0.35},
     "float16": {"linewidth": 1.4},
     "bfloat16": {"linewidth": 1.2, "linestyle": (0, (3, 2))},
@@ -342,7 +342,8 @@ def median_and_range(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, 
     import numpy as np
 
     steps = [step for step, _ in max(curves, key=len)]
-    losses = np.array([np.interp(steps, *zip(*curve)) for curve in curves])
+    rows = [np.interp(steps, [step for step, _ in curve], [loss for _, loss in curve]) for curve in curves]
+    losses = np.array(rows)
     return steps, np.median(losses, axis=0), losses.min(axis=0), losses.max(axis=0)
 
 
