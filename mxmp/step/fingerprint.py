@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -33,18 +33,19 @@ def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
     return rows
 
 
-def other_weights(saved: np.ndarray, weights: Sequence[Weight]) -> list[str]:
+def other_weights(saved: np.ndarray, weights: Sequence[Weight], *, at_load: bool = True) -> list[str]:
     """Return the names of the weights whose values are other ones than those of ``saved``, a ``fingerprint``.
 
-    Returns ``[]`` for weights that are as initializers leave them, one all zeros or ones where the saved one is not: a
-    run may read its states before its parameters. A weight of which either has no value is passed over.
+    With ``at_load``, returns ``[]`` for weights that are as initializers leave them, one all zeros or ones where the
+    saved one is not: a run may read its states before its parameters. A weight of which either has no value is passed
+    over.
     """
     now = fingerprint(weights)
     if saved.shape != now.shape:
         return []
     known = ~(np.isnan(now).all(axis=1) | np.isnan(saved).all(axis=1))
     differ = known & ~np.isclose(now, saved, rtol=_ROUNDING, atol=0, equal_nan=True).all(axis=1)
-    if any(map(_is_initial, now[differ])):
+    if at_load and any(map(_is_initial, now[differ])):
         return []
     return [weight.name for weight, other in zip(weights, differ) if other]
 
@@ -55,9 +56,38 @@ def _is_initial(row: np.ndarray) -> bool:
     return values[0] in (0, 1) and bool((values == values[0]).all())
 
 
-def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: str) -> None:
-    """Log one warning if the weights are not those with which the file of states ``path`` was saved."""
-    names = other_weights(saved, weights)
+class FirstStep:
+    """Observes the first step after states were loaded: parameters may have been loaded after them, of another step.
+
+    ``observers`` is the list of the ScaledStep, of which this is one until that step ends.
+    """
+
+    def __init__(
+        self, observers: list[Any], saved: np.ndarray, weights: Callable[[], Sequence[Weight]], path: str
+    ) -> None:
+        self._observers, self._arguments = observers, (saved, weights, path)
+
+    def before_update(self, gradients: Sequence[Any]) -> None:
+        saved, weights, path = self._arguments
+        _warn(other_weights(saved, weights(), at_load=False), path)
+
+    def after_step(self) -> None:
+        self._observers.remove(self)
+
+
+def watch_weights(
+    observers: list[Any], saved: np.ndarray | None, weights: Callable[[], Sequence[Weight]], path: str
+) -> None:
+    """Log one warning if the weights are not those of the file of states ``path``: now, or at the next step.
+
+    ``saved`` is the file's ``fingerprint``, None if it has none. ``observers`` are the ScaledStep's.
+    """
+    observers[:] = [each for each in observers if not isinstance(each, FirstStep)]
+    if saved is not None and not _warn(other_weights(saved, weights()), path):
+        observers.append(FirstStep(observers, saved, weights, path))
+
+
+def _warn(names: list[str], path: str) -> bool:
     if names:
         logger.warning(
             "the states in %r were saved with other values of %s%s, as after another step: momenta, counts and FP32 "
@@ -67,3 +97,4 @@ def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: st
             names[0],
             f" and {len(names) - 1} more" if len(names) > 1 else "",
         )
+    return bool(names)

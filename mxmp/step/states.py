@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import _mxnet, state_file
-from .fingerprint import fingerprint, warn_of_other_weights
+from .fingerprint import fingerprint, watch_weights
 from .masters import Weight
 from .resume import (
     InitialOptimizer,
@@ -101,7 +101,7 @@ def load(
     path: str,
     step: ScaledStep,
     updaters: Updaters,
-    weights: Sequence[Weight],
+    weights: Callable[[], Sequence[Weight]],
     contexts: Sequence[mx.Context],
     *,
     settings: str = "file",
@@ -112,7 +112,7 @@ def load(
 
     FP32 master weights in the file become the values of a Gluon net's parameters, whatever dtype these have now. In a
     Module this holds only for the parameters that have masters now. Logs a warning if the file was saved with other
-    weights than the present ones. Runs no code from the file.
+    weights than the present ones, or those at the next step. Runs no code from the file.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def load(
     step, updaters
         These are changed: ``step`` gets loss scale and counts of steps, unless the file is MXNet's, and ``updaters``
         the optimizer's attributes and states.
-    weights : sequence of Weight
-        All parameters, in the order of their indices.
+    weights : callable
+        Returns all parameters, in the order of their indices.
     contexts : sequence of mx.Context
         The device of each Updater.
     settings : {"file", "caller"}
@@ -146,22 +146,21 @@ def load(
     OSError
         The file cannot be read.
     """
-    found = read(path)
+    found, present = read(path), weights()
     if found.optimizer is None:
-        found = _without_optimizer(found.states, updaters.optimizer, weights, of_trainer=settings == "file")
-    shapes = [tuple(weight.shape or ()) for weight in weights]
-    found = _in_order_of(found, [weight.name for weight in weights], shapes, names_identify)
+        found = _without_optimizer(found.states, updaters.optimizer, present, of_trainer=settings == "file")
+    shapes = [tuple(weight.shape or ()) for weight in present]
+    found = _in_order_of(found, [weight.name for weight in present], shapes, names_identify)
     commit = _check(found, updaters, shapes, contexts, settings)
     if only_check:
         return
-    if found.fingerprint is not None:
-        warn_of_other_weights(found.fingerprint, weights, path)
+    watch_weights(step.observers, found.fingerprint, weights, path)
     if found.step is not None:
         step.load_state_dict(found.step)
     commit()
     for index, master in found.masters.items():
-        weights[index].assign(mx.nd.array(master))
-    fitting = {i: _state_for(updaters.optimizer, found, i, weights[i]) for i in found.states}
+        present[index].assign(mx.nd.array(master))
+    fitting = {i: _state_for(updaters.optimizer, found, i, present[i]) for i in found.states}
     updaters.set_states(fitting, contexts, _to_device)
 
 
