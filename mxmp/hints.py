@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from difflib import get_close_matches
 from importlib.util import find_spec
+from inspect import currentframe
+from types import FrameType
 from typing import Sequence
 
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
@@ -34,7 +35,10 @@ def error_of(name: str, public: Sequence[str]) -> Exception:
     """
     text = missing(name, public)
     hint = text.partition(": ")[2]
-    is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    frame: FrameType | None = currentframe()
+    for _ in range(2):  # __getattr__, and what asks it
+        frame = frame and frame.f_back
+    is_import = frame is not None and frame.f_code.co_name == "_handle_fromlist"
     if hint and is_import and find_spec(f"mxmp.{name}") is None:
         return ImportError(f"cannot import name {name!r} from 'mxmp': {hint}", name="mxmp")
     return AttributeError(text)
