@@ -344,12 +344,11 @@ class Trainer(StepView, gluon.Trainer):
         """
         if self.progress.phase is not Phase.READY:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
-        states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
+        states.save(fname, self.scaled_step, self._updaters, self._all_weights())
 
     def check_states(self, fname: str) -> None:
         """Raise the errors of ``load_states`` for a file that this trainer cannot continue from; change nothing."""
-        weights = [weight_of(param) for param in self._params]
-        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts, only_check=True)
+        states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts, only_check=True)
 
     def load_states(self, fname: str) -> None:
         """Continue from a file of ``save_states``, or of MXNet's own Trainer or Module. Runs no code from the file.
@@ -360,7 +359,7 @@ class Trainer(StepView, gluon.Trainer):
         in the file, because the same code built the net again in one process. In a file of MXNet's, a state belongs to
         the parameter at the same position, unless the file has names. A file that holds states only, such as the bytes
         of ``trainer._updaters[0].get_states()``, leaves counts and learning rate as they are. A warning is logged if
-        the present weights are those of another step than the file's. Waits for the device.
+        the weights, now or at the next step, are those of another step than the file's. Waits for the device.
 
         Raises
         ------
@@ -369,8 +368,7 @@ class Trainer(StepView, gluon.Trainer):
         OSError
             The file cannot be read.
         """
-        weights = [weight_of(param) for param in self._params]
-        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts)
+        states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
         self.progress = Progress()  # earlier gradients belong to another scale
@@ -560,6 +558,10 @@ class Trainer(StepView, gluon.Trainer):
             weights = self._weights([p for p in self._params if p.name in sent])
             arrays = [array for weight in weights.values() for array in weight.arrays]  # MXNet has sent these
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
+
+    def _all_weights(self) -> list[Weight]:
+        """Return all parameters, as states are loaded for them."""
+        return [weight_of(param) for param in self._params]
 
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
         """Return the ``Weight`` of each of ``params`` by the kvstore's key."""

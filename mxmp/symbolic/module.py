@@ -678,8 +678,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         scaler of the same class) are set to those of the file; MXNet's file has optimizer states only. The learning
         rate, its schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer``
         got, as in MXNet. A schedule with the same settings as the saved one continues where that one ended; any other
-        starts at the next update, as in a new run. A warning is logged if the present parameters are those of another
-        step than the file's.
+        starts at the next update, as in a new run. A warning is logged if the parameters, now or at the next update,
+        are those of another step than the file's.
 
         Raises
         ------
@@ -705,7 +705,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             fname,
             self.scaled_step,
             self._updater,
-            self._weights_of_optimizer(),
+            self._weights_of_optimizer,
             self._context,
             settings="caller",
             names_identify=True,
