@@ -72,7 +72,7 @@ def double_in_steps(fitted: FittedGraph) -> list[Node]:
         # same: bilinear operators, and those with other scales, stay in FP32.
         attrs = {**node.attrs, "scale": "2"}
         for step in range(int(node.attrs["scale"]).bit_length() - 2):
-            node.inputs[0] = inserted("UpSampling", f"{node.name}_step{step}", [node.inputs[0]], **attrs)
+            node.rewire(0, inserted("UpSampling", f"{node.name}_step{step}", [node.inputs[0]], **attrs))
         replace_operator(node, "UpSampling", **attrs)
     return upsamplings
 
@@ -90,7 +90,7 @@ def sum_float16(fitted: FittedGraph) -> list[Node]:
     squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
     readers, heads = fitted.graph.consumers(), {entry.node for entry in fitted.graph.heads}
     for node in sums:
-        node.inputs[0] = node.inputs[0].node.inputs[0]
+        node.rewire(0, node.inputs[0].node.inputs[0])
         # Where only casts to float16 read the sum, it returns float16. Its gradient is rounded once either way.
         is_rounded = node not in heads and all(casts_to(user, "float16") for user, _ in readers.get(Entry(node), ()))
         if is_rounded:

@@ -25,7 +25,7 @@ def round_every_node(fitted: FittedGraph) -> list[Node]:
         for position, entry in enumerate(node.inputs):
             read = half.get(entry, entry)
             widen = rule is not None and position not in rule.keep
-            node.inputs[position] = _widen(fitted, read, f"{node.name}_in{position}_to_{FULL}") if widen else read
+            node.rewire(position, _widen(fitted, read, f"{node.name}_in{position}_to_{FULL}") if widen else read)
         for entry in outputs.get(node, ()) if rule is not None else ():
             if entry.index not in rule.keep_outputs:  # type: ignore[union-attr]
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
@@ -80,7 +80,7 @@ def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
             name = cast.name if cast.attrs[MARK] == "head" else node.name
             name = f"{name}_of_{fitted.casted.compute}"
             # The kernel returns FP32's lowest value there, which would be -inf in float16; -65504 is float16's lowest.
-            cast.inputs[0] = inserted("_maximum_scalar", name, cast.inputs, scalar=-65504.0)
+            cast.rewire(0, inserted("_maximum_scalar", name, cast.inputs, scalar=-65504.0))
     return poolings
 
 
@@ -98,5 +98,5 @@ def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
                 # A cast back by insert_casts stays, but reads the FP32 output.
                 if widening in fitted.widenings:
                     ((widening, position),) = readers[Entry(widening)]
-                widening.inputs[position] = rounding.inputs[0]
+                widening.rewire(position, rounding.inputs[0])
     return nodes

@@ -47,7 +47,7 @@ def copy_inputs(fitted: FittedGraph) -> list[Node]:
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
     for node in reshapes:
-        node.inputs[0] = plain_copy(node.inputs[0], node)
+        node.rewire(0, plain_copy(node.inputs[0], node))
     return reshapes
 
 
@@ -70,7 +70,7 @@ def copy_around_norms(fitted: FittedGraph) -> list[Node]:
     norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
     for norm in norms:
-        norm.inputs[0] = plain_copy(norm.inputs[0], norm, "given")
+        norm.rewire(0, plain_copy(norm.inputs[0], norm, "given"))
     return norms
 
 
@@ -83,7 +83,7 @@ def copy_weights(fitted: FittedGraph) -> list[Node]:
     for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
         weight = cast.inputs[0]
         # MXNet's Cast would not need the copy, but truncates to bfloat16.
-        cast.inputs[0] = inserted("_copy", f"{weight.node.name}_plain", [weight])
+        cast.rewire(0, inserted("_copy", f"{weight.node.name}_plain", [weight]))
     return convolutions
 
 
@@ -106,7 +106,7 @@ def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
 
     fitted.graph.insert_behind(convolutions, copied)
     for node in convolutions:
-        node.inputs[0] = _plain_copy_4d(node.inputs[0], node, "given")
+        node.rewire(0, _plain_copy_4d(node.inputs[0], node, "given"))
     return convolutions
 
 
@@ -127,7 +127,7 @@ def block_inputs(fitted: FittedGraph) -> list[Node]:
         if convolution is not None and norm.attrs.get("axis", "1") == "1":
             norms.append((norm, convolution))
     for norm, convolution in norms:
-        norm.inputs[0] = _blocked_copy(norm.inputs[0], convolution, norm.name)
+        norm.rewire(0, _blocked_copy(norm.inputs[0], convolution, norm.name))
     return [norm for norm, _ in norms]
 
 

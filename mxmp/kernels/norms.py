@@ -56,14 +56,14 @@ def separate_casts(fitted: FittedGraph) -> list[Node]:
         # The gradients of a shared cast's readers would be summed before they are rounded.
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
-        node.inputs[0] = inserted("Cast", name, shared.inputs, dtype=FULL, **{APART: name})
+        node.rewire(0, inserted("Cast", name, shared.inputs, dtype=FULL, **{APART: name}))
         users = readers[Entry(node)]
         rounded = next(user for user, _ in users if casts_to(user, "float16"))
         # FP32 readers read what the kernel has rounded.
         widened = inserted("Cast", f"{node.name}_to_{FULL}", [Entry(rounded)], dtype=FULL)
         for user, position in users:
             if not casts_to(user, "float16"):
-                user.inputs[position] = widened
+                user.rewire(position, widened)
     return norms
 
 
@@ -73,6 +73,6 @@ def drop_casts(fitted: FittedGraph) -> list[Node]:
     separate_casts(fitted)
     readers = fitted.graph.consumers()
     for node in norms:
-        node.inputs[0] = node.inputs[0].node.inputs[0]
+        node.rewire(0, node.inputs[0].node.inputs[0])
         skip_casts(node, readers)
     return norms

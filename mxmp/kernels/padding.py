@@ -144,9 +144,9 @@ def _pad(node: Node, low: bool) -> None:
     elif low:
         given = inserted("amp_cast", f"{node.name}_given", [given], dtype=FULL)
     width = [0, 0, 0, 0] + [pad for _, _, pad, _ in _axes(node) for _ in ("front", "behind")]
-    node.inputs[0] = inserted("Pad", f"{node.name}_padded", [given], mode="constant", pad_width=tuple(width))
+    node.rewire(0, inserted("Pad", f"{node.name}_padded", [given], mode="constant", pad_width=tuple(width)))
     if low:
-        node.inputs[0] = inserted("amp_cast", f"{node.name}_padded_low", [node.inputs[0]], dtype="bfloat16")
+        node.rewire(0, inserted("amp_cast", f"{node.name}_padded_low", [node.inputs[0]], dtype="bfloat16"))
     _drop_padding(node)
 
 
@@ -194,4 +194,4 @@ def _select(node: Node, least: list[list[int]]) -> None:
     selected.node.attrs[PASSED] = "1"
     # MXNet infers no shapes of inputs through "where"; through this identity it does.
     selected = op("_identity_with_attr_like_rhs", "weight_told", [selected, fixed])
-    node.inputs[1] = op("amp_cast", "weight_low", [selected], dtype="bfloat16")
+    node.rewire(1, op("amp_cast", "weight_low", [selected], dtype="bfloat16"))

@@ -24,7 +24,7 @@ def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
     for node in operators:
         if node.op == "elemwise_sub":
             replace_operator(node, "elemwise_add")
-            node.inputs[1] = inserted("negative", f"{node.name}_negated", [node.inputs[1]])
+            node.rewire(1, inserted("negative", f"{node.name}_negated", [node.inputs[1]]))
         else:
             replace_operator(node, "Activation", act_type=node.op)
     return operators
@@ -46,7 +46,7 @@ def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
         # The copy sends back a plain gradient, as clip does. In the blocks of the clip's reader, a BatchNorm in front
         # would need oneDNN's reference kernel (between a pointwise and a depthwise convolution: 100 ms instead of 0.5).
         source = node.inputs[0] if is_ours(node.inputs[0].node) else plain_copy(node.inputs[0], node)
-        node.inputs[0] = inserted("_maximum_scalar", f"{node.name}_larger", [source], scalar=node.attrs["a_min"])
+        node.rewire(0, inserted("_maximum_scalar", f"{node.name}_larger", [source], scalar=node.attrs["a_min"]))
         replace_operator(node, "_minimum_scalar", scalar=node.attrs["a_max"])
     return clips
 
@@ -71,7 +71,7 @@ def split_shared_casts(fitted: FittedGraph) -> list[Node]:
             if number % _SUMMED_LOW == 0:
                 name = f"{cast.name}_{number // _SUMMED_LOW + 1}"
                 another = Entry(Node(cast.op, name, {**cast.attrs, APART: name}, list(cast.inputs)))
-            node.inputs[position] = another
+            node.rewire(position, another)
     return [entry.node for entry in shared]
 
 
@@ -93,5 +93,5 @@ def copy_before_casts(fitted: FittedGraph) -> list[Node]:
             apart = {name: value for name, value in node.attrs.items() if name == APART}
             suffix = f"_{entry.index}" if entry.index else ""
             copies[key] = inserted("_copy", f"{entry.node.name}{suffix}_accumulated", [entry], **apart)
-        node.inputs[0] = copies[key]
+        node.rewire(0, copies[key])
     return casts

@@ -52,7 +52,8 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
         # Its backward needs the gradients of both outputs, so MXNet requests both from the operator.
         both = inserted("amp_multicast", f"{node.name}_asked", read, num_outputs=2).node
         both.attrs[PASSED] = "each"
-        node.inputs[first], node.inputs[second] = Entry(both, 0), Entry(both, 1)
+        node.rewire(first, Entry(both, 0))
+        node.rewire(second, Entry(both, 1))
     return found
 
 
@@ -80,7 +81,7 @@ def copy_summands(fitted: FittedGraph) -> list[Node]:
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable:
                 # Without it MXNet takes the array of the variable's gradient for that of the sum, too.
-                node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_accumulated", [entry])
+                node.rewire(position, inserted("_copy", f"{node.name}_in{position}_accumulated", [entry]))
     return sums
 
 
@@ -95,7 +96,7 @@ def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
             if fitted.may_be_added_to(entry, len(readers[entry])):
                 found.append((node, position, entry))
     for node, position, entry in found:
-        node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_added", [entry])
+        node.rewire(position, inserted("_copy", f"{node.name}_in{position}_added", [entry]))
     return list(dict.fromkeys(node for node, _, _ in found))
 
 
@@ -117,7 +118,7 @@ def _with_slopes(node: Node) -> Entry:
     x, slopes = node.inputs
     # It reads x without a gradient, so its kernel writes nothing over the gradient that it reads.
     own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
-    node.inputs[1] = op("BlockGrad", "frozen_slopes", slopes)
+    node.rewire(1, op("BlockGrad", "frozen_slopes", slopes))
     return op("elemwise_add", "sum", Entry(node), zero_with_gradient(own, op))
 
 
@@ -140,7 +141,7 @@ def _assigned_only(node: Node) -> Entry:
     # A valid box for each region of no image here; its output is replaced by zeros behind the node.
     box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of image 0, from (1, 2) to (3, 4)
     boxes = op("broadcast_add", "boxes", op("zeros_like", "none", rois), op("Reshape", "row", box, shape="(1, 5)"))
-    node.inputs[1] = op("where", "rois", assigned, rois, boxes)
+    node.rewire(1, op("where", "rois", assigned, rois, boxes))
     node.inputs[1].node.attrs[PASSED] = "1"
     aligned = Entry(node)
     written = op("where", "written", assigned, aligned, op("zeros_like", "zeros", aligned))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Sequence
 
 import mxnet as mx
 
-from .graph import TYPE_CODES, Entry, Graph, Node
+from .graph import TYPE_CODES, Entry, Graph, Node, Reader
 from .plan import Plan, PlannedGraph
 from .rules import Rule
 from .subgraphs import Body, bodies, set_bodies
@@ -106,12 +106,12 @@ def casts_to(node: Node, dtype: str) -> bool:
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype
 
 
-def skip_casts(node: Node, readers: Mapping[Entry, list[tuple[Node, int]]]) -> None:
+def skip_casts(node: Node, readers: Mapping[Entry, Sequence[Reader]]) -> None:
     """Let the readers of all casts of the first output of ``node`` read this output itself, in place.
     Nothing but casts may read it. ``readers`` is ``consumers()`` of the graph, before this change."""
     for cast, _ in readers.get(Entry(node), ()):
         for user, position in readers[Entry(cast)]:
-            user.inputs[position] = Entry(node)
+            user.rewire(position, Entry(node))
 
 
 def source_of(entry: Entry) -> Entry:

@@ -165,9 +165,7 @@ def may_compute_low(
         if not fixed and kind in (Kind.LOW, Kind.FOLLOW):
             found[node] = kind
     low.intersection_update(found)
-    readers: dict[Node, list[tuple[Node, int]]] = {}
-    for entry, users in graph.consumers().items():
-        readers.setdefault(entry.node, []).extend(users)
+    readers = graph.readers()
     for node in reversed(list(found)):
         users = readers.get(node, [])
         # What only moves values, in front of these: rounding before it gives what rounding behind it gives.
@@ -315,9 +313,7 @@ class _Draft:
     def settle(self, graph: Graph, by_plan: bool) -> None:
         """Decide, in ``decisions``, for the operators that ``by_rule`` left undecided.
         ``by_plan``: the others follow a plan, which lacks the undecided and the movers, so these compute in FP32."""
-        readers: dict[Node, list[tuple[Node, int]]] = {}
-        for entry, users in graph.consumers().items() if self._undecided or self._movers or self._summed else ():
-            readers.setdefault(entry.node, []).extend(users)
+        readers = graph.readers()
         heads = {entry.node for entry in graph.heads}
         behind_norms: set[Node] = set()
         # An operator that reads only what is safe in both dtypes, such as a relu behind an FP32 BatchNorm, computes in
@@ -486,8 +482,7 @@ def _low_variables(graph: Graph, draft: _Draft, parameters: Collection[str] | No
     """Return the parameters that all their readers read in float16; None for ``parameters``: see ``_WEIGHT_SLOTS``."""
     heads = {entry.node for entry in graph.heads}
     low = set()
-    for entry, users in graph.consumers().items():
-        variable = entry.node
+    for variable, users in graph.readers().items():
         if not variable.is_variable or variable in draft.non_fp32 or variable in heads:
             continue
         if all(draft.wants_low(node, position) for node, position in users) and (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Mapping, Protocol
 
 from ..policy import Policy
-from .graph import Entry, Graph, Node
+from .graph import Entry, Graph, Node, Reader
 from .plan import Decision
 from .rules import Kind, Rule
 
@@ -23,7 +23,7 @@ _SQUARES = frozenset(
     ["square", "_npi_square", "_power_scalar", "_npi_power_scalar", "_square_sum", "norm", "_npi_norm"]
 )
 _TIMES = frozenset(["elemwise_mul", "broadcast_mul", "_npi_multiply"])
-_Readers = Mapping[Node, "list[tuple[Node, int]]"]
+_Readers = Mapping[Node, "list[Reader]"]
 
 
 class Draft(Protocol):
@@ -62,10 +62,10 @@ class _Walk:
     def __init__(self, graph: Graph, draft: Draft, is_body: bool) -> None:
         self.found: dict[Node, str] = {}
         self._draft = draft
-        self._readers: dict[Node, list[tuple[Node, int]]] = {}
-        for entry, users in graph.consumers().items():  # an index, a condition or a shape is not read as a value
-            read = ((user, i) for user, i in users if i not in draft.rules[user].keep)
-            self._readers.setdefault(entry.node, []).extend(read)
+        self._readers = {  # an index, a condition or a shape is not read as a value
+            node: [(user, position) for user, position in users if position not in draft.rules[user].keep]
+            for node, users in graph.readers().items()
+        }
         heads = {entry.node for entry in graph.heads}
         self._full_heads, self._low_heads = (heads, set()) if draft.policy.output == "float32" else (set(), heads)
         self._not_last = heads if is_body else self._low_heads  # behind a body comes its next iteration
