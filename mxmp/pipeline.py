@@ -14,11 +14,11 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Set, Union
 import mxnet as mx
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
-from .kernels.fit import UNKNOWN, fit_to_device
+from .kernels.fit import fit_to_device
 from .policy import Policy, as_policy
-from .precision.casts import CastGraph, insert_casts, strip
+from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import NO_SHAPES, decide
-from .precision.graph import Graph
+from .precision.graph import Graph, Node
 from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 
@@ -46,35 +46,31 @@ def emitted(
     *,
     large_inputs: bool = False,  # without the workarounds for small inputs, except in bodies: see ``LargeInputs``
     avoid_slow_kernels: bool | None = None,  # False: only what keeps the graph right; None: as the plan says
-) -> CastGraph:
+) -> LowGraph:
     """Return the graph to run for an FP32 graph and its plan: with casts and workarounds, in bodies too.
     A variable that ``grad_req`` lacks gets every workaround that one of its values would need."""
     if avoid_slow_kernels is None:
         avoid_slow_kernels = plan.avoids_slow_kernels
     planned = PlannedGraph(graph, plan)
-    casted = insert_casts(planned)
-    for copy, node in casted.source.items():
+    low = insert_casts(planned, grad_req, large_inputs=large_inputs)
+    for copy, node in low.source.items():
         # A body returns FP32, so that the states of a loop keep their dtype from one iteration to the next, and casts
         # what it reads, but for data and weights of a foreach (``Plan.within``).
         if node.subgraphs:
-            within = planned.within[node]
-            read = {position: entry.node.name for position, entry in enumerate(node.inputs)}
-            requested = {position: grad_req[name] for position, name in read.items() if name in grad_req}
-            low = [(body, inner, _low_body(body, inner, requested, avoid_slow_kernels)) for body, inner in within]
-            casted.bodies[node] = low
-            set_bodies(copy, [each.graph for *_, each in low])
-    casted.graph = fit_to_device(
-        casted, plan.device, grad_req, large_inputs=large_inputs, avoid_slow_kernels=avoid_slow_kernels
-    )
-    return casted
+            low.bodies[node] = [
+                (body, emitted(body.graph, inner, _added(node, body, grad_req), avoid_slow_kernels=avoid_slow_kernels))
+                for body, inner in planned.within[node]
+            ]
+            set_bodies(copy, [each.graph for _, each in low.bodies[node]])
+    fit_to_device(low, avoid_slow_kernels=avoid_slow_kernels)
+    return low
 
 
-def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> CastGraph:
-    """Return the graph to run for ``body``; ``requested`` has ``grad_req`` by position of the node's input."""
-    within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
-    # In a body MXNet adds the gradients of the iterations.
-    added = {name: "add" if request == "write" else request for name, request in within.items()}
-    return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels)
+def _added(loop: Node, body: Body, grad_req: Mapping[str, str]) -> dict[str, str]:
+    """Return ``grad_req`` of a body's variables: MXNet adds the gradients of the iterations."""
+    read = {variable.name: loop.inputs[position].node.name for variable, position in body.positions.items()}
+    requested = {name: grad_req[outer] for name, outer in read.items() if outer in grad_req}
+    return {name: "add" if request == "write" else request for name, request in requested.items()}
 
 
 def emulated(how: Policy | Plan, device: str) -> Policy | Plan:

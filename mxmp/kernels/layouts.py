@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ..precision.casts import FULL, inserted, is_ours
+from ..precision.casts import FULL, LowGraph, inserted, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
-from .workaround import FittedGraph
 
 
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
@@ -42,7 +41,7 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def copy_inputs(fitted: FittedGraph) -> list[Node]:
+def copy_inputs(fitted: LowGraph) -> list[Node]:
     """Let each reshape that depends on a 3-D operator read a plain copy of its data; return these reshapes."""
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
@@ -51,7 +50,7 @@ def copy_inputs(fitted: FittedGraph) -> list[Node]:
     return reshapes
 
 
-def copy_reshaped(fitted: FittedGraph) -> list[Node]:
+def copy_reshaped(fitted: LowGraph) -> list[Node]:
     """Insert a plain copy behind each bfloat16 reshape before a bfloat16 convolution; return these reshapes."""
     reshapes: list[Node] = []
     needed = {node for node in fitted.low if node.op == "Convolution"}
@@ -65,7 +64,7 @@ def copy_reshaped(fitted: FittedGraph) -> list[Node]:
     return reshapes
 
 
-def copy_around_norms(fitted: FittedGraph) -> list[Node]:
+def copy_around_norms(fitted: LowGraph) -> list[Node]:
     """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms."""
     norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
@@ -77,7 +76,7 @@ def copy_around_norms(fitted: FittedGraph) -> list[Node]:
 # -- Grouped convolutions ---------------------------------------------------------------------------
 
 
-def copy_weights(fitted: FittedGraph) -> list[Node]:
+def copy_weights(fitted: LowGraph) -> list[Node]:
     """Insert a copy between the weight of each grouped convolution and mxmp's cast of it; return the convolutions."""
     convolutions = [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
     for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
@@ -87,7 +86,7 @@ def copy_weights(fitted: FittedGraph) -> list[Node]:
     return convolutions
 
 
-def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
+def copy_around_convolutions(fitted: LowGraph) -> list[Node]:
     """Copy data and output of each 2-D convolution with small blocks of channels; return these convolutions."""
     convolutions = []
     for node in _grouped(fitted.graph):
@@ -101,7 +100,7 @@ def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
         low = node in fitted.low
         # The blocks of a depthwise convolution, where the channels fill them.
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
-        dtype = fitted.casted.compute if low else FULL
+        dtype = fitted.compute if low else FULL
         return _blocked_copy(Entry(node), node, node.name, dtype) if fits else _plain_copy_4d(Entry(node), node)
 
     fitted.graph.insert_behind(convolutions, copied)
@@ -117,7 +116,7 @@ def _grouped(graph: Graph) -> list[Node]:
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 
-def block_inputs(fitted: FittedGraph) -> list[Node]:
+def block_inputs(fitted: LowGraph) -> list[Node]:
     """Copy the data of each BatchNorm behind a rounded 2-D convolution into blocks of channels; return the norms."""
     norms = []
     for norm in fitted.graph.nodes():

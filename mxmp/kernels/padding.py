@@ -12,14 +12,13 @@ from typing import Sequence
 
 import mxnet as mx
 
-from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, replace_operator
+from ..precision.casts import FULL, PASSED, LowGraph, inserted, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
 from ..precision.rule import numbers_in
 from ..precision.rules import spatial_axes
-from .workaround import FittedGraph
 
 
-def select_used_taps(fitted: FittedGraph) -> list[Node]:
+def select_used_taps(fitted: LowGraph) -> list[Node]:
     """Make the weight gradient 0 for taps that read only padding; return the bfloat16 convolutions with such taps."""
     convolutions = [node for node in _may_read_padding(fitted.graph) if node in fitted.low and not fitted.large_inputs]
     for node in convolutions:
@@ -28,12 +27,12 @@ def select_used_taps(fitted: FittedGraph) -> list[Node]:
     return convolutions
 
 
-def pad_separately(fitted: FittedGraph) -> list[Node]:
+def pad_separately(fitted: LowGraph) -> list[Node]:
     """Let new nodes pad or crop instead of 3-D convolutions and deconvolutions; return the changed ones."""
     volumes = [] if fitted.large_inputs else _around_both_ends(fitted.graph)
     for node in volumes:
         if node.op == "Convolution":
-            _pad(node, node in fitted.low and fitted.casted.compute == "bfloat16")
+            _pad(node, node in fitted.low and fitted.compute == "bfloat16")
     deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
     return volumes

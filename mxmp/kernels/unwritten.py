@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, source_of
+from ..precision.casts import FULL, PASSED, LowGraph, inserted, is_ours, replace_heads, source_of
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
-from .workaround import FittedGraph
 
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
 # that of the first one is requested.
@@ -33,7 +32,7 @@ _CANNOT_ADD = {
 }
 
 
-def request_both_gradients(fitted: FittedGraph) -> list[Node]:
+def request_both_gradients(fitted: LowGraph) -> list[Node]:
     """Let MXNet request both gradients that a kernel writes together, if one is frozen; return the operators."""
     found = []
     for node in fitted.graph.nodes():
@@ -70,7 +69,7 @@ def _may_be_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     return not variable.is_variable or grad_req.get(variable.name, "write") != "null"
 
 
-def copy_summands(fitted: FittedGraph) -> list[Node]:
+def copy_summands(fitted: LowGraph) -> list[Node]:
     """Copy the variables that an ``elemwise_add`` reads if MXNet may add to the gradient of one; return these sums."""
 
     def is_added_to(entry: Entry) -> bool:
@@ -85,7 +84,7 @@ def copy_summands(fitted: FittedGraph) -> list[Node]:
     return sums
 
 
-def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
+def copy_before_kernels_that_cannot_add(fitted: LowGraph) -> list[Node]:
     """Let the operators of ``_CANNOT_ADD`` read copies where MXNet may add to a gradient; return these operators."""
     if not fitted.has_gradients:
         return []
@@ -100,7 +99,7 @@ def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
     return list(dict.fromkeys(node for node, _, _ in found))
 
 
-def train_slopes_apart(fitted: FittedGraph) -> list[Node]:
+def train_slopes_apart(fitted: LowGraph) -> list[Node]:
     """Let a second PReLU compute the slopes' gradient where they may be trained; return the first ones."""
 
     activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
@@ -122,7 +121,7 @@ def _with_slopes(node: Node) -> Entry:
     return op("elemwise_add", "sum", Entry(node), zero_with_gradient(own, op))
 
 
-def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:
+def zero_unassigned_regions(fitted: LowGraph) -> list[Node]:
     """Make the output of each ``ROIAlign`` 0 for regions with a negative batch index, in place; return these nodes."""
     aligns = [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))

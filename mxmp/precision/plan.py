@@ -24,6 +24,7 @@ from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
 FORMAT = "mxmp-plan-1"
+FULL = "float32"
 # Why a graph would compute nothing in low precision, for a message.
 NOTHING_LOW = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
 
@@ -244,6 +245,13 @@ class PlannedGraph:
         if node in self._low_inputs:
             return position in self._low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
+
+    def cast_to(self, node: Node, position: int) -> str | None:
+        """Return the dtype to which ``node`` needs a cast of its input at ``position``; None if it needs none."""
+        low = self.wants_low(node, position)
+        if low == self.is_low(node.inputs[position]):
+            return None
+        return self.plan.policy.compute if low else FULL
 
 
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:

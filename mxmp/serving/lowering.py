@@ -6,7 +6,7 @@ from typing import Any, Collection, Mapping
 
 from ..pipeline import emitted
 from ..policy import Policy
-from ..precision.casts import CastGraph, source_of
+from ..precision.casts import LowGraph, source_of
 from ..precision.decide import decide
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision, Plan
@@ -77,7 +77,7 @@ def lower_to_float16(
     return _without_marks(lowered), values, plan.decisions
 
 
-def _casted(graph: Graph, plan: Plan) -> CastGraph:
+def _casted(graph: Graph, plan: Plan) -> LowGraph:
     """Return the graph of ``plan`` for inference: no variable has a gradient, so no workaround for one is needed."""
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)

@@ -15,7 +15,6 @@ from ..precision.decide import NO_SHAPES, decide, may_compute_low
 from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
-from ..precision.traffic import casts_left
 from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
@@ -105,9 +104,8 @@ class Task:
 
     def bytes_cast(self, plan: Plan, shapes: Mapping[Entry, tuple[int, ...]]) -> int:
         """Return the bytes that casts of ``plan`` move in a forward, without those in kernels and in loops."""
-        casted = casts_left(PlannedGraph(self.graph, plan), emitted(self.graph, plan))
-        moved, casts = cast_bytes(shapes), (cast.inputs[0] for cast in casted.casts)
-        return int(sum(moved[Entry(casted.source[entry.node], entry.index)] for entry in casts))
+        moved = cast_bytes(shapes)
+        return int(sum(moved[cast.tensor] for cast in emitted(self.graph, plan).casts_left))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
         return decide(

@@ -76,10 +76,7 @@ def counts(called: list[Any], policy: str, device: str, learned: list[str]) -> d
     for symbol, known in called:
         graph = Graph.from_symbol(symbol)
         plan = decide(graph, Policy.parse(policy), device, parameters=learned, learned=learned)
-        casted = emitted(graph, plan)
-        there = set(casted.graph.nodes())
-        sizes = cast_sizes(casted, {each: shape for each, (shape, _) in known.items()})
-        kept = [size for cast, size in zip(casted.casts, sizes) if cast in there]
+        kept = cast_sizes(emitted(graph, plan), {each: shape for each, (shape, _) in known.items()})
         total["low"] += plan.num_low
         total["casts"] += len(kept)
         total["bytes"] += sum(size.bytes or 0 for size in kept)
