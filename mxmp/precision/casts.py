@@ -31,7 +31,7 @@ _REPLACED = "__mxmp_replaced__"
 _LAYOUT = "__layout__"
 # A ``grad_req`` by which no variable's requested gradient is known: every workaround that any request would need is
 # applied.
-UNKNOWN: Mapping[str, str] = MappingProxyType({})
+UNKNOWN: Mapping[str, Any] = MappingProxyType({})
 
 
 # MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more. This

@@ -15,6 +15,7 @@ from ...pipeline import emitted
 from ...policy import Policy
 from ...precision.casts import LowGraph, strip
 from ...precision.decide import decide
+from ...precision.draft import Options
 from ...precision.graph import Graph, Node, check_shapes
 from ...precision.plan import FULL, Plan, read_policy, summed_in_fp32
 from ...precision.rules import Kind
@@ -108,7 +109,7 @@ def _report_symbol(
 ) -> GraphReport:
     """Return the report on an FP32 Symbol, as ``plan`` would convert it or, if None, ``policy`` on ``ctx``."""
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
-    plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
+    plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), Options(keep_output_names=True))
     plan = summed_in_fp32(plan)
     try:
         return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
