@@ -27,7 +27,7 @@ HOUSE = {
         *("plan", "draft", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
+        *("layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
         "channels_last",
         *("table", "fit", "fusion", "__init__"),
     ],

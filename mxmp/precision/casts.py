@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 import mxnet as mx
 
 from ..policy import Policy
-from .graph import TYPE_CODES, Entry, Graph, Node, Reader
+from .graph import TYPE_CODES, Entry, Graph, Node, Reader, inferred
 from .plan import FULL, PlannedGraph
 from .rules import Rule
 from .subgraphs import Body, bodies, set_bodies
@@ -235,24 +236,23 @@ def _take_layout(ours: Node, source: Node) -> None:
 def declare_full(graph: Graph, given: Mapping[str, Any] | None = None) -> None:
     """Declare as FP32, in place, each variable whose dtype MXNet cannot infer because of what mxmp inserted.
     ``given`` has the dtypes of data and labels by name; None if they are not known."""
-    nodes = [*graph.nodes()]
+    nodes = graph.nodes()
     # MXNet infers a weight's dtype from the operator that reads it, but not through a cast. Without the declaration,
     # bind fails if the caller gives dtypes of some inputs only, as Module does. What the caller gives overrules it.
     cut: set[Node] = set()  # what inserted nodes read, also through operators, in a body of control flow too
     for node in reversed(nodes):
         if node in cut or is_ours(node) or node.subgraphs:
             cut.update(entry.node for entry in node.inputs)
-    symbol, inferred = graph.to_symbol(), set(given or ())
-    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-    try:
-        # The dtypes of a Custom operator come from the user's code, which may not know what to do with None.
-        if given is not None or all(node.op != "Custom" for node in nodes):
-            found, _, rest = symbol.infer_type_partial(**{k: v for k, v in (given or {}).items() if k in arguments})
-            inferred |= {name for name, dtype in zip([*arguments, *states], [*found, *rest]) if dtype is not None}
-    except mx.MXNetError:
-        pass  # an operator, such as Dropout, asks for the dtype of what it reads: declare all
+    known = set(given or ())
+    # The dtypes of a Custom operator come from the user's code, which may not know what to do with None.
+    if given is not None or all(node.op != "Custom" for node in nodes):
+        symbol = graph.to_symbol()
+        own = {name: given[name] for name in symbol.list_arguments() if name in given} if given else {}
+        with suppress(mx.MXNetError):  # an operator, such as Dropout, asks for the dtype of what it reads: declare all
+            dtypes = inferred(symbol, symbol.infer_type_partial, own)
+            known |= {name for name, dtype in dtypes.items() if dtype is not None}
     for node in cut:
-        if node.is_variable and "__dtype__" not in node.attrs and node.name not in inferred:
+        if node.is_variable and "__dtype__" not in node.attrs and node.name not in known:
             _declare_dtype(node, FULL)
 
 

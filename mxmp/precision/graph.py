@@ -275,6 +275,14 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
             )
 
 
+def inferred(symbol: mx.sym.Symbol, infer: Callable[..., tuple], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``symbol.infer_shape_partial`` or ``infer_type_partial`` finds for each argument and state, by name.
+    Raises ``MXNetError`` if what is ``given`` of some contradicts the Symbol."""
+    arguments, _, states = infer(**given)
+    names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    return dict(zip(names, [*(arguments or ()), *(states or ())]))
+
+
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:
     """Return the outputs' shapes, as far as they follow from those of inputs: 0 for an unknown size, ``()`` for all.
     Raises ``MXNetError`` if ``shapes`` contradict the Symbol."""
