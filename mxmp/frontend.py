@@ -16,8 +16,8 @@ from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from .kernels.fit import UNKNOWN
 from .policy import Policy
+from .precision.casts import UNKNOWN
 from .precision.monitoring import GraphListener
 from .precision.plan import Plan
 from .step.gradients import Gradient

@@ -54,9 +54,7 @@ class ObservedGraph:
             self._nodes.setdefault(node.name, node)
             below = any(self._differentiable[entry.node] for entry in node.inputs)
             self._differentiable[node] = has_gradient(node.name) if node.is_variable else below
-        self._users: dict[Node, list[Node]] = {}
-        for entry, users in graph.consumers().items():
-            self._users.setdefault(entry.node, []).extend(user for user, _ in users)
+        self._users = graph.readers()
         self._observed: dict[str, Observed | None] = {}
         self._outputs = {self.source(head).node for head in graph.heads}
         sources = [self.source(entry).node for node in self._names if self.is_low(node) for entry in node.inputs]
@@ -110,7 +108,7 @@ class ObservedGraph:
         found: list[Node] = []
         stack = [node]
         while stack:
-            users = self._users.get(stack.pop(), [])
+            users = [user for user, _ in self._users.get(stack.pop(), ())]
             found += [user for user in users if user in self._names]
             stack += [user for user in users if user not in self._names]
         return list(dict.fromkeys(found))

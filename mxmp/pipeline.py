@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from glob import escape
-from typing import Any, Callable, Collection, Iterable, Mapping, Set, Union
+from typing import Callable, Collection, Iterable, Mapping, Set, Union
 
 import mxnet as mx
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
-from .kernels.fit import UNKNOWN, fit_to_device
+from .kernels.fit import fit_to_device
 from .policy import Policy, as_policy
-from .precision.casts import CastGraph, insert_casts, strip
-from .precision.decide import NO_SHAPES, decide
-from .precision.graph import Graph
+from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
+from .precision.decide import decide
+from .precision.draft import Options
+from .precision.graph import Graph, Node
 from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 
@@ -33,9 +34,10 @@ def low_graph(graph: Graph, how: Policy | Plan, device: str, *, keep_output_name
     An earlier conversion is undone first. ``ValueError``: as ``decide``, or the plan is of another graph or device."""
     original = strip(graph)
     if isinstance(how, Plan):
-        plan = _planned_for(device, how)
+        _check_device(how, device)
+        plan = summed_in_fp32(how)
     else:
-        plan = decide(original, how, device, keep_output_names=keep_output_names)
+        plan = decide(original, how, device, Options(keep_output_names=keep_output_names))
     return emitted(original, plan).graph, plan
 
 
@@ -46,35 +48,31 @@ def emitted(
     *,
     large_inputs: bool = False,  # without the workarounds for small inputs, except in bodies: see ``LargeInputs``
     avoid_slow_kernels: bool | None = None,  # False: only what keeps the graph right; None: as the plan says
-) -> CastGraph:
+) -> LowGraph:
     """Return the graph to run for an FP32 graph and its plan: with casts and workarounds, in bodies too.
     A variable that ``grad_req`` lacks gets every workaround that one of its values would need."""
     if avoid_slow_kernels is None:
         avoid_slow_kernels = plan.avoids_slow_kernels
     planned = PlannedGraph(graph, plan)
-    casted = insert_casts(planned)
-    for copy, node in casted.source.items():
+    low = insert_casts(planned, grad_req, large_inputs=large_inputs)
+    for copy, node in low.source.items():
         # A body returns FP32, so that the states of a loop keep their dtype from one iteration to the next, and casts
         # what it reads, but for data and weights of a foreach (``Plan.within``).
         if node.subgraphs:
-            within = planned.within[node]
-            read = {position: entry.node.name for position, entry in enumerate(node.inputs)}
-            requested = {position: grad_req[name] for position, name in read.items() if name in grad_req}
-            low = [(body, inner, _low_body(body, inner, requested, avoid_slow_kernels)) for body, inner in within]
-            casted.bodies[node] = low
-            set_bodies(copy, [each.graph for *_, each in low])
-    casted.graph = fit_to_device(
-        casted, plan.device, grad_req, large_inputs=large_inputs, avoid_slow_kernels=avoid_slow_kernels
-    )
-    return casted
+            low.bodies[node] = [
+                (body, emitted(body.graph, inner, _added(node, body, grad_req), avoid_slow_kernels=avoid_slow_kernels))
+                for body, inner in planned.within[node]
+            ]
+            set_bodies(copy, [each.graph for _, each in low.bodies[node]])
+    fit_to_device(low, avoid_slow_kernels=avoid_slow_kernels)
+    return low
 
 
-def _low_body(body: Body, plan: Plan, requested: Mapping[int, str], avoid_slow_kernels: bool) -> CastGraph:
-    """Return the graph to run for ``body``; ``requested`` has ``grad_req`` by position of the node's input."""
-    within = {variable.name: requested[i] for variable, i in body.positions.items() if i in requested}
-    # In a body MXNet adds the gradients of the iterations.
-    added = {name: "add" if request == "write" else request for name, request in within.items()}
-    return emitted(body.graph, plan, added, avoid_slow_kernels=avoid_slow_kernels)
+def _added(loop: Node, body: Body, grad_req: Mapping[str, str]) -> dict[str, str]:
+    """Return ``grad_req`` of a body's variables: MXNet adds the gradients of the iterations."""
+    read = {variable.name: loop.inputs[position].node.name for variable, position in body.positions.items()}
+    requested = {name: grad_req[outer] for name, outer in read.items() if outer in grad_req}
+    return {name: "add" if request == "write" else request for name, request in requested.items()}
 
 
 def emulated(how: Policy | Plan, device: str) -> Policy | Plan:
@@ -122,7 +120,7 @@ class Conversion:
         keep_output_names: bool = False,
         grad_req: Mapping[str, str] = UNKNOWN,
         large_inputs: bool = False,
-        training_shapes: Mapping[str, tuple] = NO_SHAPES,
+        training_shapes: Mapping[str, tuple] = UNKNOWN,
         sparse: Mapping[str, str] = UNKNOWN,  # variables with sparse arrays or gradients, and the reasons
     ) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
@@ -130,18 +128,16 @@ class Conversion:
         of ``decide`` and ``emitted``. Raises ``ValueError`` as ``decide`` does, if the plan is of another network or
         device, or if the net would read in FP32 what another net stores in float16."""
         original, names = strip(Graph.from_symbol(symbol)), list(parameters)
-        if self.plan is not None and strict:
-            check_fit(original.names(), _planned_for(device, self.plan))
         learned = {*names}.difference(constants)
-        undecided = {each for each in learned if each not in stored and each not in fixed}
-        low = {each for each, is_low in stored.items() if is_low}
-        options: dict[str, Any] = {
-            "keep_output_names": keep_output_names,
-            "training_shapes": training_shapes,
-            "learned": learned if reads_data else None,
-            "non_fp32": sparse,
-        }
-        plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
+        options = Options(
+            parameters={each for each in learned if each not in stored and each not in fixed},
+            stored_low={each for each, is_low in stored.items() if is_low},
+            keep_output_names=keep_output_names,
+            training_shapes=training_shapes,
+            learned=learned if reads_data else None,
+            non_fp32=sparse,
+        )
+        plan = self._plan(original, device, options, strict=strict)
         graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
@@ -160,18 +156,38 @@ class Conversion:
         *,
         reads_data: bool = True,
         keep_output_names: bool = False,
-        training_shapes: Mapping[str, tuple] = NO_SHAPES,
+        training_shapes: Mapping[str, tuple] = UNKNOWN,
     ) -> Plan:
         """Return the plan that ``build`` would follow, and record nothing; ``parameters`` are without constants."""
-        original, names = strip(Graph.from_symbol(symbol)), set(parameters)
-        options: dict[str, Any] = {
-            "keep_output_names": keep_output_names,
-            "training_shapes": training_shapes,
-            "learned": names if reads_data else None,
-        }
-        low = {each for each in names if self.stored_low.get(each)}
-        undecided = {each for each in names if each not in self.stored_low}
-        return self._decide(partial(_decided, original, device, options), device, undecided, low)
+        names = {*parameters}
+        options = Options(
+            parameters=names - self.stored_low.keys(),
+            stored_low={each for each in names if self.stored_low.get(each)},
+            keep_output_names=keep_output_names,
+            training_shapes=training_shapes,
+            learned=names if reads_data else None,
+        )
+        return self._plan(strip(Graph.from_symbol(symbol)), device, options)
+
+    def _plan(self, graph: Graph, device: str, options: Options, *, strict: bool = False) -> Plan:
+        """Return the plan of one FP32 graph; where this conversion follows a plan, the rules decide for what it lacks,
+        but not if it is ``strict``."""
+        if self.plan is not None:
+            _check_device(self.plan, device)
+            if strict:
+                check_fit(graph.names(), self.plan)
+
+        def decided(how: Policy | Plan, undecided: set[str], low: set[str]) -> Plan:
+            known = replace(options, parameters=undecided, stored_low=low)
+            if not isinstance(how, Plan):
+                return decide(graph, how, device, known)
+            given = summed_in_fp32(how).decisions
+            plan = decide(graph, how.policy, device, replace(known, decided=given))
+            if not plan.decisions.keys() & given.keys():
+                check_fit(graph.names(), how)
+            return replace(plan, tuned=how.tuned)
+
+        return self._decide(decided, device, {*(options.parameters or ())}, {*options.stored_low})
 
     def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
         found = [name for name in wrongly_differentiated(graph, grad_req) if name not in self._wrong]
@@ -203,22 +219,6 @@ def _log_that_float16_is_emulated() -> None:
     )
 
 
-def _decided(
-    graph: Graph, device: str, options: Mapping[str, Any], how: Policy | Plan, undecided: set[str], low: set[str]
-) -> Plan:
-    """Return a plan for one FP32 graph; where ``how`` is a plan, the rules decide for operators that it lacks."""
-    given = _planned_for(device, how).decisions if isinstance(how, Plan) else {}
-    policy = how.policy if isinstance(how, Plan) else how
-    plan = decide(graph, policy, device, parameters=undecided, stored_low=low, decided=given, **options)
-    if not isinstance(how, Plan):
-        return plan
-    if not plan.decisions.keys() & given.keys():
-        check_fit(graph.names(), how)
-    return replace(plan, tuned=how.tuned)
-
-
-def _planned_for(device: str, plan: Plan) -> Plan:
-    """Return ``plan`` as it is followed here; raise ``ValueError`` if it is for another device."""
+def _check_device(plan: Plan, device: str) -> None:
     if plan.device != device:
         raise ValueError(f"the plan was made for a {plan.device}, and the graph is to run on a {device}: plan it there")
-    return summed_in_fp32(plan)

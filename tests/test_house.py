@@ -24,10 +24,10 @@ HOUSE = {
     "": ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
-        *("plan", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
+        *("plan", "draft", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
+        *("layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
         "channels_last",
         *("table", "fit", "fusion", "__init__"),
     ],

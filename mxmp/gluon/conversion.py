@@ -17,7 +17,8 @@ from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, Decider
 from ..policy import Policy
-from ..precision.decide import SPARSE, SPARSE_GRADIENT, check_policy
+from ..precision.decide import check_policy
+from ..precision.draft import SPARSE, SPARSE_GRADIENT
 from ..precision.graph import Graph
 from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient

@@ -36,7 +36,7 @@ def tensors_to_calibrate(graph: Graph, params: Params) -> list[str]:
     return sorted({*collector.include_layer, *tensor_names(read)})
 
 
-def _data_of(node: Node) -> list[Entry]:
+def _data_of(node: Node) -> tuple[Entry, ...]:
     """Return the inputs that are converted to INT8 with an operator: of an LSTM the first, not its states."""
     return node.inputs[:1] if node.op == "RNN" else node.inputs
 
@@ -151,7 +151,7 @@ def _fused(symbol: mx.sym.Symbol) -> Graph:
     for node in list(graph.nodes()):
         if node.op == "_contrib_dequantize" and len(readers[node.inputs[0]]) > 1:
             copy = Node("BlockGrad", f"{node.name}_apart", inputs=[node.inputs[0]])
-            node.inputs[0] = Entry(copy)
+            node.rewire(0, Entry(copy))
             copies.add(copy.name)
     fused = Graph.from_symbol(graph.to_symbol().get_backend_symbol("MKLDNN_QUANTIZE"))
     for node in fused.nodes():
@@ -168,7 +168,7 @@ def _repair_relus(graph: Graph, params: Params) -> None:
         readers = graph.consumers()
         for index, source in enumerate(node.inputs):  # the tensor, its least and its greatest value
             for reader, position in readers.get(Entry(node, index), ()):
-                reader.inputs[position] = source
+                reader.rewire(position, source)
 
 
 def _repair_sums(graph: Graph, params: Params) -> None:
@@ -188,7 +188,9 @@ def _repair_sums(graph: Graph, params: Params) -> None:
             # Where the largest value is to be 255, int8 ends at half of it; where twice that is, int8 ends at it.
             node.attrs["max_calib_range"] = repr(2 * float(node.attrs["max_calib_range"]))
         elif added == np.uint8 and output == np.int8:  # negative values would become 0
-            node.inputs[_ADDED], *node.inputs[_ADDED_RANGE:] = _signed(node.inputs[_ADDED].node)
+            signed, *ends = _signed(node.inputs[_ADDED].node)
+            node.rewire(_ADDED, signed)
+            node.inputs = (*node.inputs[:_ADDED_RANGE], *ends)
 
 
 def _signed(node: Node) -> list[Entry]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 
-from ..precision.casts import FULL, CastGraph, casts_to, inserted, replace_heads, replace_operator, skip_casts
+from ..precision.casts import FULL, LowGraph, casts_to, inserted, replace_heads, replace_operator, skip_casts
 from ..precision.graph import Entry, Node
 from ..precision.rule import is_true
 from ..precision.subgraphs import rows, set_bodies
-from .workaround import FittedGraph
 
 
-def write_steps(fitted: FittedGraph) -> list[Node]:
+def write_steps(fitted: LowGraph) -> list[Node]:
     """Give each ``slice`` without ``step`` the default, 1 for each axis of ``begin``; return these slices."""
     slices = [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
     for node in slices:
@@ -29,7 +28,7 @@ def write_steps(fitted: FittedGraph) -> list[Node]:
 _LOOKED_UP = {"LeakyReLU": ("act_type", "leaky"), "smooth_l1": ("scalar", "1.0")}
 
 
-def write_defaults(fitted: FittedGraph) -> list[Node]:
+def write_defaults(fitted: LowGraph) -> list[Node]:
     """Write out each attribute of ``_LOOKED_UP`` that an operator lacks; return these operators."""
     found = [n for n in fitted.graph.nodes() if n.op in _LOOKED_UP and _LOOKED_UP[n.op][0] not in n.attrs]
     for node in found:
@@ -43,7 +42,7 @@ def _items(text: str) -> list[str]:
     return re.findall(r"-?\d+|None", text)
 
 
-def split_norms_with_relu(fitted: FittedGraph) -> list[Node]:
+def split_norms_with_relu(fitted: LowGraph) -> list[Node]:
     """Turn each ``BatchNormWithReLU`` into a ``BatchNorm``, in place, with a ``relu`` behind it; return the norms."""
 
     def relu(node: Node) -> Entry:
@@ -55,7 +54,7 @@ def split_norms_with_relu(fitted: FittedGraph) -> list[Node]:
     return norms
 
 
-def use_global_pooling(fitted: FittedGraph) -> list[Node]:
+def use_global_pooling(fitted: LowGraph) -> list[Node]:
     """Turn each float16 ``AdaptiveAvgPooling2D`` into a global average ``Pooling``, in place; return these nodes."""
     poolings = [node for node in fitted.low if node.op == "_contrib_AdaptiveAvgPooling2D"]
     for node in poolings:
@@ -64,7 +63,7 @@ def use_global_pooling(fitted: FittedGraph) -> list[Node]:
     return poolings
 
 
-def double_in_steps(fitted: FittedGraph) -> list[Node]:
+def double_in_steps(fitted: LowGraph) -> list[Node]:
     """Double the size step by step for each float16 ``UpSampling`` of scale 4, 8, 16, ...; return these operators."""
     upsamplings = [node for node in fitted.low if node.op == "UpSampling" and node.attrs["scale"] != "2"]
     for node in upsamplings:
@@ -72,12 +71,12 @@ def double_in_steps(fitted: FittedGraph) -> list[Node]:
         # same: bilinear operators, and those with other scales, stay in FP32.
         attrs = {**node.attrs, "scale": "2"}
         for step in range(int(node.attrs["scale"]).bit_length() - 2):
-            node.inputs[0] = inserted("UpSampling", f"{node.name}_step{step}", [node.inputs[0]], **attrs)
+            node.rewire(0, inserted("UpSampling", f"{node.name}_step{step}", [node.inputs[0]], **attrs))
         replace_operator(node, "UpSampling", **attrs)
     return upsamplings
 
 
-def sum_float16(fitted: FittedGraph) -> list[Node]:
+def sum_float16(fitted: LowGraph) -> list[Node]:
     """Let each ``sum`` behind mxmp's cast to FP32 read float16 and add in FP32, as ``_np_sum``; return these nodes."""
     sums = [
         node
@@ -90,7 +89,7 @@ def sum_float16(fitted: FittedGraph) -> list[Node]:
     squeezed = [node for node in sums if not is_true(node.attrs.get("keepdims"))]
     readers, heads = fitted.graph.consumers(), {entry.node for entry in fitted.graph.heads}
     for node in sums:
-        node.inputs[0] = node.inputs[0].node.inputs[0]
+        node.rewire(0, node.inputs[0].node.inputs[0])
         # Where only casts to float16 read the sum, it returns float16. Its gradient is rounded once either way.
         is_rounded = node not in heads and all(casts_to(user, "float16") for user, _ in readers.get(Entry(node), ()))
         if is_rounded:
@@ -114,15 +113,15 @@ def _axes(node: Node) -> str:
     return f"({', '.join(axes)},)" if axes else ""
 
 
-def copy_rows(fitted: FittedGraph) -> list[Node]:
+def copy_rows(fitted: LowGraph) -> list[Node]:
     """Copy each row of an array that a fused kernel in a loop's body might read or write; return these loops."""
     # A foreach reads rows of the arrays that it iterates over and writes rows of its outputs; a while_loop reads rows
     # of its outputs' gradients.
     loops = [node for node in fitted.graph.nodes() if node.op in ("_foreach", "_while_loop")]
     changed = []
     for loop in loops:
-        bodies = fitted.casted.bodies[fitted.casted.source[loop]]
-        body, _, low = bodies[-1]  # in front of it a while_loop has its condition
+        bodies = fitted.bodies[fitted.source[loop]]
+        body, low = bodies[-1]  # in front of it a while_loop has its condition
         # A loop within counts too: a row may be its state.
         if not _computes_low(low):
             continue
@@ -135,16 +134,16 @@ def copy_rows(fitted: FittedGraph) -> list[Node]:
         ]
         graph.insert_behind(in_rows, _copy_of)
         graph.heads[:num_written] = [_copy_of(head.node, head.index) for head in graph.heads[:num_written]]
-        set_bodies(loop, [each.graph for *_, each in bodies])
+        set_bodies(loop, [each.graph for _, each in bodies])
         if in_rows or num_written:
             changed.append(loop)
     return changed
 
 
-def _computes_low(casted: CastGraph) -> bool:
+def _computes_low(graph: LowGraph) -> bool:
     """Return whether a graph, or a body of its control flow, has a cast or an operator in low precision."""
-    inside = (each for bodies in casted.bodies.values() for *_, each in bodies)
-    return bool(casted.casts or casted.low) or any(map(_computes_low, inside))
+    inside = (each for bodies in graph.bodies.values() for _, each in bodies)
+    return bool(graph.casts or graph.low) or any(map(_computes_low, inside))
 
 
 _PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")

@@ -6,13 +6,12 @@ tensors between operators are float16, so gradients of several readers are summe
 
 from __future__ import annotations
 
-from ..precision.casts import APART, FULL, MARK, casts_to, inserted
+from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted
 from ..precision.graph import Entry, Node
 from ..precision.rules import spatial_axes
-from .workaround import FittedGraph
 
 
-def round_every_node(fitted: FittedGraph) -> list[Node]:
+def round_every_node(fitted: LowGraph) -> list[Node]:
     """Cast the inputs of each float16 operator to FP32 and its outputs to float16, in place; return these operators."""
     graph, low = fitted.graph, fitted.low
     heads = set(graph.heads)
@@ -25,7 +24,7 @@ def round_every_node(fitted: FittedGraph) -> list[Node]:
         for position, entry in enumerate(node.inputs):
             read = half.get(entry, entry)
             widen = rule is not None and position not in rule.keep
-            node.inputs[position] = _widen(fitted, read, f"{node.name}_in{position}_to_{FULL}") if widen else read
+            node.rewire(position, _widen(fitted, read, f"{node.name}_in{position}_to_{FULL}") if widen else read)
         for entry in outputs.get(node, ()) if rule is not None else ():
             if entry.index not in rule.keep_outputs:  # type: ignore[union-attr]
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
@@ -33,7 +32,7 @@ def round_every_node(fitted: FittedGraph) -> list[Node]:
     return list(low)
 
 
-def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
+def _widen(fitted: LowGraph, entry: Entry, name: str) -> Entry:
     # A cast for each input: MXNet would sum the gradients of a shared cast's readers in FP32, where a GPU rounds each.
     cast = inserted("Cast", name, [entry], dtype=FULL)
     cast.node.attrs[APART] = name
@@ -41,9 +40,9 @@ def _widen(fitted: FittedGraph, entry: Entry, name: str) -> Entry:
     return cast
 
 
-def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
+def _round(fitted: LowGraph, entry: Entry, *, is_head: bool) -> Entry:
     """Return ``entry`` cast to float16; a cast of the graph's output takes the name of its operator."""
-    node, dtype = entry.node, fitted.casted.compute
+    node, dtype = entry.node, fitted.compute
     suffix = f"_{entry.index}" if entry.index else ""
     cast = inserted("Cast", f"{node.name}{suffix}_rounded", [entry], dtype=dtype).node
     if is_head and entry.index == 0:
@@ -53,7 +52,7 @@ def _round(fitted: FittedGraph, entry: Entry, *, is_head: bool) -> Entry:
     return Entry(cast)
 
 
-def compute_in_float64(fitted: FittedGraph) -> list[Node]:
+def compute_in_float64(fitted: LowGraph) -> list[Node]:
     """Let each float16 deconvolution compute in float64 instead of FP32; return the deconvolutions."""
     # The backward of oneDNN's FP32 kernel fails if the weight is the output of a cast; float64 is MXNet's own kernel.
     # The plan keeps 3-D ones in FP32.
@@ -66,7 +65,7 @@ def compute_in_float64(fitted: FittedGraph) -> list[Node]:
     return deconvolutions
 
 
-def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
+def clamp_to_lowest(fitted: LowGraph) -> list[Node]:
     """Raise the output of max poolings that may have windows in padding alone to -65504; return these poolings."""
 
     def may_cover_padding(node: Node) -> bool:
@@ -78,13 +77,13 @@ def clamp_to_lowest(fitted: FittedGraph) -> list[Node]:
     for node in poolings:
         for cast in fitted.roundings.get(node, ()):
             name = cast.name if cast.attrs[MARK] == "head" else node.name
-            name = f"{name}_of_{fitted.casted.compute}"
+            name = f"{name}_of_{fitted.compute}"
             # The kernel returns FP32's lowest value there, which would be -inf in float16; -65504 is float16's lowest.
-            cast.inputs[0] = inserted("_maximum_scalar", name, cast.inputs, scalar=-65504.0)
+            cast.rewire(0, inserted("_maximum_scalar", name, cast.inputs, scalar=-65504.0))
     return poolings
 
 
-def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
+def skip_needless_roundings(fitted: LowGraph) -> list[Node]:
     """Skip the casts behind operators that only select values; return these operators, also where casts stay."""
     # They read float16, so their FP32 outputs are float16 numbers too. The casts in front round their gradients.
     nodes = [node for node in fitted.roundings if fitted.low[node].exact]
@@ -98,5 +97,5 @@ def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
                 # A cast back by insert_casts stays, but reads the FP32 output.
                 if widening in fitted.widenings:
                     ((widening, position),) = readers[Entry(widening)]
-                widening.inputs[position] = rounding.inputs[0]
+                widening.rewire(position, rounding.inputs[0])
     return nodes

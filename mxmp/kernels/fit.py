@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Mapping
 
 import mxnet as mx
 
 from .. import cpu
-from ..precision.casts import CastGraph
-from ..precision.graph import Graph
+from ..precision.casts import LowGraph
 from .table import WORKAROUNDS
-from .workaround import FittedGraph
 
-# A ``grad_req`` for ``fit_to_device`` by which no variable's requested gradient is known.
-# Then every workaround is applied that any request would need.
-UNKNOWN: Mapping[str, str] = MappingProxyType({})
 # The environment variable that names the workarounds to leave out, separated by commas.
 SWITCH = "MXMP_WITHOUT"
 
@@ -31,28 +24,18 @@ def device_of(ctx: mx.Context | None) -> str:
     return "gpu" if kind == "gpu" else "cpu"
 
 
-def fit_to_device(
-    casted: CastGraph,
-    device: str,
-    grad_req: Mapping[str, str] = UNKNOWN,
-    *,
-    large_inputs: bool = False,
-    avoid_slow_kernels: bool = True,
-) -> Graph:
-    """Apply the workarounds that a device needs to a converted graph, in place; return the graph, ready to run.
-    ``large_inputs``: it runs only where ``LargeInputs.at`` is True. ``casted.workarounds`` gets the nodes of each.
-    """
-    if device == "cpu" and casted.compute == "bfloat16" and casted.low:
+def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
+    """Apply the workarounds that the plan's device needs, in place; ``low.workarounds`` gets the nodes of each."""
+    device = low.planned.plan.device
+    if device == "cpu" and low.compute == "bfloat16" and low.low:
         _warn_of_slow_bfloat16()
-    fitted = FittedGraph(casted, grad_req, large_inputs)
     left_out = _switched_off(os.environ.get(SWITCH, ""))
     for row in WORKAROUNDS:
         applies = avoid_slow_kernels or row.effect != "slow"
-        if applies and device in row.devices and casted.compute in row.dtypes and row.name not in left_out:
-            nodes = row.rewrite(fitted)
+        if applies and device in row.devices and low.compute in row.dtypes and row.name not in left_out:
+            nodes = row.rewrite(low)
             if nodes:
-                casted.workarounds[row.name] = list(nodes)
-    return casted.graph
+                low.workarounds[row.name] = list(nodes)
 
 
 def _switched_off(text: str) -> set[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ..precision.casts import FULL, inserted, is_ours
+from ..precision.casts import FULL, LowGraph, inserted, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
-from .workaround import FittedGraph
 
 _RESHAPES = ("Reshape", "reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape")
 
@@ -44,18 +43,18 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def copy_inputs(fitted: FittedGraph) -> list[Node]:
+def copy_inputs(fitted: LowGraph) -> list[Node]:
     """Let each reshape that depends on a 3-D operator read a plain copy of its data; return these reshapes."""
     operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
     for node in reshapes:
-        node.inputs[0] = plain_copy(node.inputs[0], node)
+        node.rewire(0, plain_copy(node.inputs[0], node))
     return reshapes
 
 
-def copy_reshaped(fitted: FittedGraph) -> list[Node]:
+def copy_reshaped(fitted: LowGraph) -> list[Node]:
     """Insert a plain copy behind each reshape on which a convolution of its dtype depends; return these reshapes."""
-    # The convolution sends back a gradient in oneDNN's blocked layout, on which the backward of a bfloat16 reshape raises
+    # A convolution sends back a gradient in a blocked layout, on which the backward of a bfloat16 reshape raises
     # an error, and that of a cast in front of an FP32 one. The backward of the copy makes it plain.
     reshapes: list[Node] = []
     nodes = list(fitted.graph.nodes())
@@ -77,29 +76,29 @@ def copy_reshaped(fitted: FittedGraph) -> list[Node]:
     return reshapes
 
 
-def copy_around_norms(fitted: FittedGraph) -> list[Node]:
+def copy_around_norms(fitted: LowGraph) -> list[Node]:
     """Insert a plain copy in front of and behind each BatchNorm that depends on a 3-D operator; return these norms."""
     norms = [node for node in _after_volumes(fitted.graph) if node.op == "BatchNorm"]
     fitted.graph.insert_behind(norms, lambda norm: plain_copy(Entry(norm), norm))
     for norm in norms:
-        norm.inputs[0] = plain_copy(norm.inputs[0], norm, "given")
+        norm.rewire(0, plain_copy(norm.inputs[0], norm, "given"))
     return norms
 
 
 # -- Grouped convolutions ---------------------------------------------------------------------------
 
 
-def copy_weights(fitted: FittedGraph) -> list[Node]:
+def copy_weights(fitted: LowGraph) -> list[Node]:
     """Insert a copy between the weight of each grouped convolution and mxmp's cast of it; return the convolutions."""
     convolutions = [node for node in _grouped(fitted.graph) if is_cast_of_variable(node.inputs[1].node)]
     for cast in dict.fromkeys(node.inputs[1].node for node in convolutions):
         weight = cast.inputs[0]
         # MXNet's Cast would not need the copy, but truncates to bfloat16.
-        cast.inputs[0] = inserted("_copy", f"{weight.node.name}_plain", [weight])
+        cast.rewire(0, inserted("_copy", f"{weight.node.name}_plain", [weight]))
     return convolutions
 
 
-def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
+def copy_around_convolutions(fitted: LowGraph) -> list[Node]:
     """Copy data and output of each 2-D convolution with small blocks of channels; return these convolutions."""
     convolutions = []
     for node in _grouped(fitted.graph):
@@ -113,12 +112,12 @@ def copy_around_convolutions(fitted: FittedGraph) -> list[Node]:
         low = node in fitted.low
         # The blocks of a depthwise convolution, where the channels fill them.
         fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
-        dtype = fitted.casted.compute if low else FULL
+        dtype = fitted.compute if low else FULL
         return _blocked_copy(Entry(node), node, node.name, dtype) if fits else _plain_copy_4d(Entry(node), node)
 
     fitted.graph.insert_behind(convolutions, copied)
     for node in convolutions:
-        node.inputs[0] = _plain_copy_4d(node.inputs[0], node, "given")
+        node.rewire(0, _plain_copy_4d(node.inputs[0], node, "given"))
     return convolutions
 
 
@@ -129,7 +128,7 @@ def _grouped(graph: Graph) -> list[Node]:
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 
-def block_inputs(fitted: FittedGraph) -> list[Node]:
+def block_inputs(fitted: LowGraph) -> list[Node]:
     """Copy the data of each BatchNorm behind a rounded 2-D convolution into blocks of channels; return the norms."""
     norms = []
     for norm in fitted.graph.nodes():
@@ -139,7 +138,7 @@ def block_inputs(fitted: FittedGraph) -> list[Node]:
         if convolution is not None and norm.attrs.get("axis", "1") == "1":
             norms.append((norm, convolution))
     for norm, convolution in norms:
-        norm.inputs[0] = _blocked_copy(norm.inputs[0], convolution, norm.name)
+        norm.rewire(0, _blocked_copy(norm.inputs[0], convolution, norm.name))
     return [norm for norm, _ in norms]
 
 

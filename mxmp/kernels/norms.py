@@ -6,16 +6,15 @@ cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and roun
 from __future__ import annotations
 
 from ..policy import Policy
-from ..precision.casts import APART, FULL, casts_to, inserted, skip_casts
+from ..precision.casts import APART, FULL, LowGraph, casts_to, inserted, skip_casts
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES, Kind, leaves_cudnn
-from .workaround import FittedGraph
 
 
-def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
+def _norms_between_casts(fitted: LowGraph) -> list[Node]:
     """Return the BatchNorms that read a cast to FP32 and are read by one to float16: all is one kernel of cuDNN."""
     # The user's policy says whether there are casts.
-    if fitted.casted.norm is not None:
+    if fitted.policy.norm is not None:
         return []
     readers = fitted.graph.consumers()
 
@@ -25,7 +24,7 @@ def _norms_between_casts(fitted: FittedGraph) -> list[Node]:
         users = (user for user, _ in readers.get(Entry(node), ()))
         return casts_to(node.inputs[0].node, FULL) and any(casts_to(user, "float16") for user in users)
 
-    return [node for node in fitted.casted.source if _is_norm(node) and is_between(node)]
+    return [node for node in fitted.source if _is_norm(node) and is_between(node)]
 
 
 def casts_inside(graph: Graph, policy: Policy, device: str) -> list[Node]:
@@ -44,7 +43,7 @@ def _may_be_between(node: Node, graph: Graph) -> bool:
     return not leaves_cudnn(node.attrs) and Entry(node) not in graph.heads
 
 
-def separate_casts(fitted: FittedGraph) -> list[Node]:
+def separate_casts(fitted: LowGraph) -> list[Node]:
     """Let the casts around each BatchNorm round as cuDNN's kernel does; return the norms that were changed."""
     readers = fitted.graph.consumers()
     norms = [
@@ -56,23 +55,23 @@ def separate_casts(fitted: FittedGraph) -> list[Node]:
         # The gradients of a shared cast's readers would be summed before they are rounded.
         shared = node.inputs[0].node
         name = f"{shared.name}_for_{node.name}"
-        node.inputs[0] = inserted("Cast", name, shared.inputs, dtype=FULL, **{APART: name})
+        node.rewire(0, inserted("Cast", name, shared.inputs, dtype=FULL, **{APART: name}))
         users = readers[Entry(node)]
         rounded = next(user for user, _ in users if casts_to(user, "float16"))
         # FP32 readers read what the kernel has rounded.
         widened = inserted("Cast", f"{node.name}_to_{FULL}", [Entry(rounded)], dtype=FULL)
         for user, position in users:
             if not casts_to(user, "float16"):
-                user.inputs[position] = widened
+                user.rewire(position, widened)
     return norms
 
 
-def drop_casts(fitted: FittedGraph) -> list[Node]:
+def drop_casts(fitted: LowGraph) -> list[Node]:
     """Take out the casts around each BatchNorm that ``_norms_between_casts`` returns, in place; return these norms."""
     norms = _norms_between_casts(fitted)
     separate_casts(fitted)
     readers = fitted.graph.consumers()
     for node in norms:
-        node.inputs[0] = node.inputs[0].node.inputs[0]
+        node.rewire(0, node.inputs[0].node.inputs[0])
         skip_casts(node, readers)
     return norms

@@ -12,14 +12,13 @@ from typing import Sequence
 
 import mxnet as mx
 
-from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, replace_operator
+from ..precision.casts import FULL, PASSED, LowGraph, inserted, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
 from ..precision.rule import numbers_in
 from ..precision.rules import spatial_axes
-from .workaround import FittedGraph
 
 
-def select_used_taps(fitted: FittedGraph) -> list[Node]:
+def select_used_taps(fitted: LowGraph) -> list[Node]:
     """Make the weight gradient 0 for taps that read only padding; return the bfloat16 convolutions with such taps."""
     convolutions = [node for node in _may_read_padding(fitted.graph) if node in fitted.low and not fitted.large_inputs]
     for node in convolutions:
@@ -28,12 +27,12 @@ def select_used_taps(fitted: FittedGraph) -> list[Node]:
     return convolutions
 
 
-def pad_separately(fitted: FittedGraph) -> list[Node]:
+def pad_separately(fitted: LowGraph) -> list[Node]:
     """Let new nodes pad or crop instead of 3-D convolutions and deconvolutions; return the changed ones."""
     volumes = [] if fitted.large_inputs else _around_both_ends(fitted.graph)
     for node in volumes:
         if node.op == "Convolution":
-            _pad(node, node in fitted.low and fitted.casted.compute == "bfloat16")
+            _pad(node, node in fitted.low and fitted.compute == "bfloat16")
     deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
     return volumes
@@ -144,9 +143,9 @@ def _pad(node: Node, low: bool) -> None:
     elif low:
         given = inserted("amp_cast", f"{node.name}_given", [given], dtype=FULL)
     width = [0, 0, 0, 0] + [pad for _, _, pad, _ in _axes(node) for _ in ("front", "behind")]
-    node.inputs[0] = inserted("Pad", f"{node.name}_padded", [given], mode="constant", pad_width=tuple(width))
+    node.rewire(0, inserted("Pad", f"{node.name}_padded", [given], mode="constant", pad_width=tuple(width)))
     if low:
-        node.inputs[0] = inserted("amp_cast", f"{node.name}_padded_low", [node.inputs[0]], dtype="bfloat16")
+        node.rewire(0, inserted("amp_cast", f"{node.name}_padded_low", [node.inputs[0]], dtype="bfloat16"))
     _drop_padding(node)
 
 
@@ -194,4 +193,4 @@ def _select(node: Node, least: list[list[int]]) -> None:
     selected.node.attrs[PASSED] = "1"
     # MXNet infers no shapes of inputs through "where"; through this identity it does.
     selected = op("_identity_with_attr_like_rhs", "weight_told", [selected, fixed])
-    node.inputs[1] = op("amp_cast", "weight_low", [selected], dtype="bfloat16")
+    node.rewire(1, op("amp_cast", "weight_low", [selected], dtype="bfloat16"))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-from ..precision.casts import APART, inserted, is_ours, replace_operator
+from ..precision.casts import APART, LowGraph, inserted, is_ours, replace_operator
 from ..precision.graph import Entry, Node
 from .layouts import is_cast_of_variable, plain_copy
-from .workaround import FittedGraph
 
 
-def use_amp_cast(fitted: FittedGraph) -> list[Node]:
+def use_amp_cast(fitted: LowGraph) -> list[Node]:
     """Turn each ``Cast`` by mxmp into an ``amp_cast``, which rounds to nearest, in place; return the casts."""
     casts = [node for node in fitted.graph.nodes() if is_ours(node)]
     for node in casts:
@@ -18,19 +17,19 @@ def use_amp_cast(fitted: FittedGraph) -> list[Node]:
     return casts
 
 
-def replace_truncating_operators(fitted: FittedGraph) -> list[Node]:
+def replace_truncating_operators(fitted: LowGraph) -> list[Node]:
     """Turn bfloat16 ``sigmoid``, ``tanh`` and ``elemwise_sub`` into operators that round; return these nodes."""
     operators = [node for node in fitted.low if node.op in ("sigmoid", "tanh", "elemwise_sub")]
     for node in operators:
         if node.op == "elemwise_sub":
             replace_operator(node, "elemwise_add")
-            node.inputs[1] = inserted("negative", f"{node.name}_negated", [node.inputs[1]])
+            node.rewire(1, inserted("negative", f"{node.name}_negated", [node.inputs[1]]))
         else:
             replace_operator(node, "Activation", act_type=node.op)
     return operators
 
 
-def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
+def clip_by_two_bounds(fitted: LowGraph) -> list[Node]:
     """Compute each FP32 ``clip`` as a minimum of a maximum, which is faster; return the ``clip`` nodes."""
 
     def is_bounded(node: Node) -> bool:
@@ -40,13 +39,13 @@ def clip_by_two_bounds(fitted: FittedGraph) -> list[Node]:
 
     # Values and finite gradients stay the same, but for the sign of a zero. Forward and backward of 4.8 million values
     # with casts: 57 ms with clip, 16 after the rewrite, 180 with clip's bfloat16 kernel (one core of a Zen 5).
-    full = [node for node in fitted.casted.source if node not in fitted.low]
+    full = [node for node in fitted.source if node not in fitted.low]
     clips = [node for node in full if node.op == "clip" and is_bounded(node)]
     for node in clips:
         # The copy sends back a plain gradient, as clip does. In the blocks of the clip's reader, a BatchNorm in front
         # would need oneDNN's reference kernel (between a pointwise and a depthwise convolution: 100 ms instead of 0.5).
         source = node.inputs[0] if is_ours(node.inputs[0].node) else plain_copy(node.inputs[0], node)
-        node.inputs[0] = inserted("_maximum_scalar", f"{node.name}_larger", [source], scalar=node.attrs["a_min"])
+        node.rewire(0, inserted("_maximum_scalar", f"{node.name}_larger", [source], scalar=node.attrs["a_min"]))
         replace_operator(node, "_minimum_scalar", scalar=node.attrs["a_max"])
     return clips
 
@@ -61,7 +60,7 @@ def _is_exact(number: str) -> bool:
 _SUMMED_LOW = 4
 
 
-def split_shared_casts(fitted: FittedGraph) -> list[Node]:
+def split_shared_casts(fitted: LowGraph) -> list[Node]:
     """Let each cast of a variable have at most four readers, and others read new casts; return those that had more."""
     readers = fitted.graph.consumers()
     shared = [e for e, users in readers.items() if len(users) > _SUMMED_LOW and is_cast_of_variable(e.node)]
@@ -71,11 +70,11 @@ def split_shared_casts(fitted: FittedGraph) -> list[Node]:
             if number % _SUMMED_LOW == 0:
                 name = f"{cast.name}_{number // _SUMMED_LOW + 1}"
                 another = Entry(Node(cast.op, name, {**cast.attrs, APART: name}, list(cast.inputs)))
-            node.inputs[position] = another
+            node.rewire(position, another)
     return [entry.node for entry in shared]
 
 
-def copy_before_casts(fitted: FittedGraph) -> list[Node]:
+def copy_before_casts(fitted: LowGraph) -> list[Node]:
     """Let each ``amp_cast`` whose gradient MXNet may add to others read a copy of its input; return the casts."""
     readers = fitted.graph.consumers()
 
@@ -93,5 +92,5 @@ def copy_before_casts(fitted: FittedGraph) -> list[Node]:
             apart = {name: value for name, value in node.attrs.items() if name == APART}
             suffix = f"_{entry.index}" if entry.index else ""
             copies[key] = inserted("_copy", f"{entry.node.name}{suffix}_accumulated", [entry], **apart)
-        node.inputs[0] = copies[key]
+        node.rewire(0, copies[key])
     return casts

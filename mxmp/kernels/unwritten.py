@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ..precision.casts import FULL, PASSED, inserted, is_ours, replace_heads, source_of
+from ..precision.casts import FULL, PASSED, LowGraph, inserted, is_ours, replace_heads, source_of
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
-from .workaround import FittedGraph
 
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
 # that of the first one is requested.
@@ -33,7 +32,7 @@ _CANNOT_ADD = {
 }
 
 
-def request_both_gradients(fitted: FittedGraph) -> list[Node]:
+def request_both_gradients(fitted: LowGraph) -> list[Node]:
     """Let MXNet request both gradients that a kernel writes together, if one is frozen; return the operators."""
     found = []
     for node in fitted.graph.nodes():
@@ -52,7 +51,8 @@ def request_both_gradients(fitted: FittedGraph) -> list[Node]:
         # Its backward needs the gradients of both outputs, so MXNet requests both from the operator.
         both = inserted("amp_multicast", f"{node.name}_asked", read, num_outputs=2).node
         both.attrs[PASSED] = "each"
-        node.inputs[first], node.inputs[second] = Entry(both, 0), Entry(both, 1)
+        node.rewire(first, Entry(both, 0))
+        node.rewire(second, Entry(both, 1))
     return found
 
 
@@ -69,7 +69,7 @@ def _may_be_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
     return not variable.is_variable or grad_req.get(variable.name, "write") != "null"
 
 
-def copy_summands(fitted: FittedGraph) -> list[Node]:
+def copy_summands(fitted: LowGraph) -> list[Node]:
     """Copy the variables that an ``elemwise_add`` reads if MXNet may add to the gradient of one; return these sums."""
 
     def is_added_to(entry: Entry) -> bool:
@@ -80,11 +80,11 @@ def copy_summands(fitted: FittedGraph) -> list[Node]:
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable:
                 # Without it MXNet takes the array of the variable's gradient for that of the sum, too.
-                node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_accumulated", [entry])
+                node.rewire(position, inserted("_copy", f"{node.name}_in{position}_accumulated", [entry]))
     return sums
 
 
-def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
+def copy_before_kernels_that_cannot_add(fitted: LowGraph) -> list[Node]:
     """Let the operators of ``_CANNOT_ADD`` read copies where MXNet may add to a gradient; return these operators."""
     if not fitted.has_gradients:
         return []
@@ -95,11 +95,11 @@ def copy_before_kernels_that_cannot_add(fitted: FittedGraph) -> list[Node]:
             if fitted.may_be_added_to(entry, len(readers[entry])):
                 found.append((node, position, entry))
     for node, position, entry in found:
-        node.inputs[position] = inserted("_copy", f"{node.name}_in{position}_added", [entry])
+        node.rewire(position, inserted("_copy", f"{node.name}_in{position}_added", [entry]))
     return list(dict.fromkeys(node for node, _, _ in found))
 
 
-def train_slopes_apart(fitted: FittedGraph) -> list[Node]:
+def train_slopes_apart(fitted: LowGraph) -> list[Node]:
     """Let a second PReLU compute the slopes' gradient where they may be trained; return the first ones."""
 
     activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
@@ -117,11 +117,11 @@ def _with_slopes(node: Node) -> Entry:
     x, slopes = node.inputs
     # It reads x without a gradient, so its kernel writes nothing over the gradient that it reads.
     own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
-    node.inputs[1] = op("BlockGrad", "frozen_slopes", slopes)
+    node.rewire(1, op("BlockGrad", "frozen_slopes", slopes))
     return op("elemwise_add", "sum", Entry(node), zero_with_gradient(own, op))
 
 
-def zero_unassigned_regions(fitted: FittedGraph) -> list[Node]:
+def zero_unassigned_regions(fitted: LowGraph) -> list[Node]:
     """Make the output of each ``ROIAlign`` 0 for regions with a negative batch index, in place; return these nodes."""
     aligns = [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
@@ -140,7 +140,7 @@ def _assigned_only(node: Node) -> Entry:
     # A valid box for each region of no image here; its output is replaced by zeros behind the node.
     box = op("_arange", "box", start="0", stop="5", dtype=FULL)  # of image 0, from (1, 2) to (3, 4)
     boxes = op("broadcast_add", "boxes", op("zeros_like", "none", rois), op("Reshape", "row", box, shape="(1, 5)"))
-    node.inputs[1] = op("where", "rois", assigned, rois, boxes)
+    node.rewire(1, op("where", "rois", assigned, rois, boxes))
     node.inputs[1].node.attrs[PASSED] = "1"
     aligned = Entry(node)
     written = op("where", "written", assigned, aligned, op("zeros_like", "zeros", aligned))

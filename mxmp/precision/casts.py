@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
-from .graph import TYPE_CODES, Entry, Graph, Node
-from .plan import Plan, PlannedGraph
+from ..policy import Policy
+from .graph import TYPE_CODES, Entry, Graph, Node, Reader, inferred
+from .plan import FULL, PlannedGraph
 from .rules import Rule
 from .subgraphs import Body, bodies, set_bodies
 
@@ -25,35 +28,81 @@ APART = "__mxmp_apart__"
 # What ``strip`` restores: a variable's declared dtype; the operator and attributes of a node of the network.
 _STORED = "__mxmp_stored__"
 _REPLACED = "__mxmp_replaced__"
-FULL = "float32"
 # The attribute by which a user says which axis of an output is the batch ("TNC"): Module splits and joins along it.
 _LAYOUT = "__layout__"
+# A ``grad_req`` by which no variable's requested gradient is known: every workaround that any request would need is
+# applied.
+UNKNOWN: Mapping[str, Any] = MappingProxyType({})
+
+
+# MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more. This
+# is half of it.
+_ADDED_IN_PLACE = 4
+
+
+class InsertedCast(NamedTuple):
+    """What a cast reads, and the dtype that it returns."""
+
+    tensor: Entry  # of the FP32 graph
+    name: str  # of the tensor in the graph with casts: "fc", or "split[1]" for the second output of "split"
+    dtype: str
 
 
 @dataclass
-class CastGraph:
-    """A graph with the casts of a plan. The workarounds of ``mxmp.kernels`` rewrite ``graph`` in place."""
+class LowGraph:
+    """The graph that runs for an FP32 graph and its plan, with casts; workarounds rewrite ``graph`` in place."""
 
+    planned: PlannedGraph
     graph: Graph
-    compute: str
-    casts: list[Node]  # as inserted: one that a workaround removes from ``graph`` is still here
+    casts: dict[Node, InsertedCast]  # as inserted: one that a workaround removes from ``graph`` is still here
     low: dict[Node, Rule]  # without those in bodies of control flow
     source: dict[Node, Node]  # from a copy in ``graph`` to its original in the FP32 graph
-    norm: str | None = None  # ``Policy.norm``: only for None may a workaround remove the casts around BatchNorm
+    grad_req: Mapping[str, str]  # "write", "add" or "null" by the name of a variable; a missing one may have any
+    large_inputs: bool  # it runs without gradients, or never with data that are small beside the padding (LargeInputs)
     workarounds: dict[str, list[Node]] = field(default_factory=dict)  # from a name to what it rewrote
     # By control-flow operator of the FP32 graph; empty until ``pipeline.emitted`` fills it.
-    bodies: dict[Node, list[tuple[Body, Plan, CastGraph]]] = field(default_factory=dict)
+    bodies: dict[Node, list[tuple[Body, LowGraph]]] = field(default_factory=dict)
+    # In emulated float16: the casts that round the outputs of each low-precision operator, and those to FP32 that such
+    # operators read.
+    roundings: dict[Node, list[Node]] = field(default_factory=dict)
+    widenings: set[Node] = field(default_factory=set)
+
+    @property
+    def policy(self) -> Policy:
+        return self.planned.plan.policy
+
+    @property
+    def compute(self) -> str:
+        return self.policy.compute
+
+    @property
+    def casts_left(self) -> list[InsertedCast]:
+        """Return the casts without those that a workaround removed: a kernel of the device casts inside."""
+        there = set(self.graph.nodes())
+        return [cast for node, cast in self.casts.items() if node in there]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether a backward may run: a requested gradient that is not known counts."""
+        variables = [node for node in self.graph.nodes() if node.is_variable]
+        return any(self.grad_req.get(node.name, "write") != "null" for node in variables)
+
+    def may_be_added_to(self, entry: Entry, readers: int) -> bool:
+        """Return whether MXNet may add one reader's gradient of ``entry`` to what its array holds already."""
+        requested = self.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
+        return requested == "add" or readers >= _ADDED_IN_PLACE
 
 
-def insert_casts(planned: PlannedGraph) -> CastGraph:
+def insert_casts(
+    planned: PlannedGraph, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
+) -> LowGraph:
     """Return a copy of the FP32 graph of ``planned`` with its casts; bodies are left to ``pipeline.emitted``."""
-    plan, graph = planned.plan, planned.graph
-    compute = plan.policy.compute
+    graph, policy = planned.graph, planned.plan.policy
     new: dict[Node, Node] = {}
     casts: dict[tuple[Entry, str], Entry] = {}
 
     def copied(entry: Entry) -> Entry:
-        return Entry(new[entry.node], entry.index, entry.version)
+        return entry._replace(node=new[entry.node])
 
     def cast(entry: Entry, dtype: str) -> Entry:
         key = (entry, dtype)
@@ -62,32 +111,37 @@ def insert_casts(planned: PlannedGraph) -> CastGraph:
             casts[key] = inserted("Cast", f"{entry.node.name}{suffix}_to_{dtype}", [copied(entry)], dtype=dtype)
         return casts[key]
 
-    def read(entry: Entry, node: Node, position: int) -> Entry:
-        low = planned.wants_low(node, position)
-        return copied(entry) if low == planned.is_low(entry) else cast(entry, compute if low else FULL)
+    def read(node: Node, position: int) -> Entry:
+        dtype = planned.cast_to(node, position)
+        return cast(node.inputs[position], dtype) if dtype else copied(node.inputs[position])
 
     def output(entry: Entry) -> Entry:
-        if plan.policy.output != FULL or not planned.is_low(entry):
+        if policy.output != FULL or not planned.is_low(entry):
             return copied(entry)
-        _take_layout(cast(entry, FULL).node, entry.node)
+        made = cast(entry, FULL)
+        _take_layout(made.node, entry.node)
         # The output is still "fc_output": the cast is now "fc", and the operator "fc_bfloat16". Of an operator with
         # several outputs, the cast ones get new names: "split_1_to_float32_output" for "split_output1".
         if entry.index == 0 and not entry.node.is_variable:
-            _take_name(cast(entry, FULL).node, new[entry.node], compute)
-        return cast(entry, FULL)
+            _take_name(made.node, new[entry.node], policy.compute)
+        return made
 
     for node in graph.nodes():
-        new[node] = _copy(node, [read(entry, node, position) for position, entry in enumerate(node.inputs)], new)
+        new[node] = _copy(node, [read(node, position) for position in range(len(node.inputs))], new)
         if node in planned.low_variables:
-            _declare_dtype(new[node], compute)
+            _declare_dtype(new[node], policy.compute)
     heads = [output(entry) for entry in graph.heads]
-    return CastGraph(
+    return LowGraph(
+        planned,
         Graph(heads, graph.attrs, numpy=graph.numpy),
-        compute,
-        [entry.node for entry in casts.values()],
+        {
+            made.node: InsertedCast(entry, new[entry.node].name + (f"[{entry.index}]" if entry.index else ""), dtype)
+            for (entry, dtype), made in casts.items()
+        },
         {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
         {copy: node for node, copy in new.items()},
-        plan.policy.norm,
+        grad_req,
+        large_inputs,
     )
 
 
@@ -106,12 +160,12 @@ def casts_to(node: Node, dtype: str) -> bool:
     return is_ours(node) and node.op == "Cast" and node.attrs["dtype"] == dtype
 
 
-def skip_casts(node: Node, readers: Mapping[Entry, list[tuple[Node, int]]]) -> None:
+def skip_casts(node: Node, readers: Mapping[Entry, Sequence[Reader]]) -> None:
     """Let the readers of all casts of the first output of ``node`` read this output itself, in place.
     Nothing but casts may read it. ``readers`` is ``consumers()`` of the graph, before this change."""
     for cast, _ in readers.get(Entry(node), ()):
         for user, position in readers[Entry(cast)]:
-            user.inputs[position] = Entry(node)
+            user.rewire(position, Entry(node))
 
 
 def source_of(entry: Entry) -> Entry:
@@ -135,7 +189,7 @@ def strip(graph: Graph) -> Graph:
             entry = passed_on(entry)
         if name:
             renamed[entry.node] = name
-        return Entry(new[entry.node], entry.index, entry.version)
+        return entry._replace(node=new[entry.node])
 
     for node in graph.nodes():
         if not is_ours(node):
@@ -182,24 +236,23 @@ def _take_layout(ours: Node, source: Node) -> None:
 def declare_full(graph: Graph, given: Mapping[str, Any] | None = None) -> None:
     """Declare as FP32, in place, each variable whose dtype MXNet cannot infer because of what mxmp inserted.
     ``given`` has the dtypes of data and labels by name; None if they are not known."""
-    nodes = [*graph.nodes()]
+    nodes = graph.nodes()
     # MXNet infers a weight's dtype from the operator that reads it, but not through a cast. Without the declaration,
     # bind fails if the caller gives dtypes of some inputs only, as Module does. What the caller gives overrules it.
     cut: set[Node] = set()  # what inserted nodes read, also through operators, in a body of control flow too
     for node in reversed(nodes):
         if node in cut or is_ours(node) or node.subgraphs:
             cut.update(entry.node for entry in node.inputs)
-    symbol, inferred = graph.to_symbol(), set(given or ())
-    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-    try:
-        # The dtypes of a Custom operator come from the user's code, which may not know what to do with None.
-        if given is not None or all(node.op != "Custom" for node in nodes):
-            found, _, rest = symbol.infer_type_partial(**{k: v for k, v in (given or {}).items() if k in arguments})
-            inferred |= {name for name, dtype in zip([*arguments, *states], [*found, *rest]) if dtype is not None}
-    except mx.MXNetError:
-        pass  # an operator, such as Dropout, asks for the dtype of what it reads: declare all
+    known = set(given or ())
+    # The dtypes of a Custom operator come from the user's code, which may not know what to do with None.
+    if given is not None or all(node.op != "Custom" for node in nodes):
+        symbol = graph.to_symbol()
+        own = {name: given[name] for name in symbol.list_arguments() if name in given} if given else {}
+        with suppress(mx.MXNetError):  # an operator, such as Dropout, asks for the dtype of what it reads: declare all
+            dtypes = inferred(symbol, symbol.infer_type_partial, own)
+            known |= {name for name, dtype in dtypes.items() if dtype is not None}
     for node in cut:
-        if node.is_variable and "__dtype__" not in node.attrs and node.name not in inferred:
+        if node.is_variable and "__dtype__" not in node.attrs and node.name not in known:
             _declare_dtype(node, FULL)
 
 

@@ -6,7 +6,7 @@ import json
 from difflib import get_close_matches
 from math import prod
 from numbers import Integral
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -33,23 +33,50 @@ TYPE_CODES = {
 class Node:
     """One operator, or variable (``op == "null"``), of a graph; it equals only itself."""
 
-    __slots__ = ("attrs", "control_deps", "inputs", "name", "op", "subgraphs")
+    __slots__ = ("_control_deps", "_inputs", "attrs", "name", "op", "subgraphs")
+
+    # How often any node was rewired so far: a Graph sorts its nodes anew if there was one since. A node may be in
+    # several graphs, and none of them is told.
+    rewirings: ClassVar[int] = 0
 
     def __init__(
         self,
         op: str,
         name: str,  # several nodes may have the same one
         attrs: dict[str, str] | None = None,  # parameters and attributes such as ``__dtype__``, as MXNet writes them
-        inputs: list[Entry] | None = None,  # auxiliary states too, in MXNet's order
-        control_deps: list[Node] | None = None,  # must run before this node, which reads nothing from them
+        inputs: Iterable[Entry] = (),  # auxiliary states too, in MXNet's order
+        control_deps: Iterable[Node] = (),  # must run before this node, which reads nothing from them
         subgraphs: list | None = None,  # the bodies of control flow, as parsed JSON (``subgraphs.bodies``)
     ) -> None:
         self.op = op
         self.name = name
         self.attrs = attrs if attrs is not None else {}
-        self.inputs = inputs if inputs is not None else []
-        self.control_deps = control_deps if control_deps is not None else []
+        self._inputs = tuple(inputs)
+        self._control_deps = tuple(control_deps)
         self.subgraphs = subgraphs
+
+    @property
+    def inputs(self) -> tuple[Entry, ...]:
+        return self._inputs
+
+    @inputs.setter
+    def inputs(self, entries: Iterable[Entry]) -> None:
+        self._inputs = tuple(entries)
+        Node.rewirings += 1
+
+    def rewire(self, position: int, entry: Entry) -> None:
+        entries = [*self._inputs]
+        entries[position] = entry
+        self.inputs = entries
+
+    @property
+    def control_deps(self) -> tuple[Node, ...]:
+        return self._control_deps
+
+    @control_deps.setter
+    def control_deps(self, nodes: Iterable[Node]) -> None:
+        self._control_deps = tuple(nodes)
+        Node.rewirings += 1
 
     @property
     def is_variable(self) -> bool:
@@ -69,6 +96,10 @@ class Entry(NamedTuple):
     version: int = 0
 
 
+# Who reads a tensor: a node, and the position of the tensor among its inputs.
+Reader = Tuple[Node, int]
+
+
 class Graph:
     """A Symbol as Python objects that can be rewritten: its outputs, ``heads``, and all nodes that they depend on.
     ``attrs`` are those of the whole graph; with ``numpy``, ``to_symbol`` returns a Symbol of ``mx.sym.np``."""
@@ -77,6 +108,10 @@ class Graph:
         self.heads = heads
         self.attrs = attrs or {}
         self.numpy = numpy
+        self._sorted: tuple = ()  # the heads, and ``Node.rewirings``, for which the rest is known
+        self._nodes: tuple[Node, ...] = ()
+        self._consumers: dict[Entry, list[Reader]] = {}
+        self._readers: dict[Node, list[Reader]] = {}
 
     @classmethod
     def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
@@ -89,15 +124,21 @@ class Graph:
         raw = json.loads(text)
         nodes: list[Node] = []
         for item in raw["nodes"]:
-            node = Node(item["op"], item["name"], dict(item.get("attrs") or {}), subgraphs=item.get("subgraphs"))
-            node.inputs = [Entry(nodes[i], index, *rest) for i, index, *rest in item["inputs"]]
-            node.control_deps = [nodes[i] for i in item.get("control_deps", ())]
-            nodes.append(node)
+            inputs = [Entry(nodes[i], index, *rest) for i, index, *rest in item["inputs"]]
+            before = [nodes[i] for i in item.get("control_deps", ())]
+            attrs = dict(item.get("attrs") or {})
+            nodes.append(Node(item["op"], item["name"], attrs, inputs, before, item.get("subgraphs")))
         heads = [Entry(nodes[i], index, *rest) for i, index, *rest in raw["heads"]]
         return cls(heads, raw.get("attrs"), numpy=numpy)
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield each node once, behind what it depends on, in MXNet's order, which ``list_arguments()`` has too."""
+    def nodes(self) -> tuple[Node, ...]:
+        """Return each node once, behind what it depends on, in MXNet's order, which ``list_arguments()`` has too."""
+        now = (*self.heads, Node.rewirings)
+        if self._sorted != now:
+            self._sorted, self._nodes, self._consumers, self._readers = now, tuple(self._in_order()), {}, {}
+        return self._nodes
+
+    def _in_order(self) -> Iterator[Node]:
         # Depth first from the outputs: a node with one input, such as a cast, does not change the order of the others.
         seen: set[Node] = set()
         stack: list[Node | tuple[Node]] = [head.node for head in reversed(self.heads)]
@@ -116,7 +157,7 @@ class Graph:
 
     def names(self) -> dict[Node, str]:
         """Return a unique name for each node, in the order of ``nodes()``: of two ``"fc"`` the second is ``"fc:1"``."""
-        nodes = list(self.nodes())
+        nodes = self.nodes()
         taken = {node.name for node in nodes}
         met: dict[str, int] = {}
         names: dict[Node, str] = {}
@@ -159,13 +200,22 @@ class Graph:
         symbol = mx.sym.load_json(self.to_json())
         return symbol.as_np_ndarray() if self.numpy else symbol
 
-    def consumers(self) -> dict[Entry, list[tuple[Node, int]]]:
-        """Return the places ``(node, position)`` where each tensor is read; a tensor that no node reads is missing."""
-        users: dict[Entry, list[tuple[Node, int]]] = {}
-        for node in self.nodes():
-            for position, entry in enumerate(node.inputs):
-                users.setdefault(entry, []).append((node, position))
-        return users
+    def consumers(self) -> Mapping[Entry, Sequence[Reader]]:
+        """Return who reads each tensor; a tensor that no node reads is missing. The result stays if nodes change."""
+        nodes = self.nodes()
+        if not self._consumers:
+            for node in nodes:
+                for position, entry in enumerate(node.inputs):
+                    self._consumers.setdefault(entry, []).append((node, position))
+        return self._consumers
+
+    def readers(self) -> Mapping[Node, Sequence[Reader]]:
+        """Return who reads an output of each node, as ``consumers`` does for each output by itself."""
+        consumers = self.consumers()
+        if not self._readers:
+            for entry, users in consumers.items():
+                self._readers.setdefault(entry.node, []).extend(users)
+        return self._readers
 
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
         """Let all that read the first output of one of ``nodes`` read ``made(node)`` instead; return what was made.
@@ -175,7 +225,7 @@ class Graph:
         for node in nodes:
             entries[node] = made(node)
             for user, position in readers.get(Entry(node), []):
-                user.inputs[position] = entries[node]
+                user.rewire(position, entries[node])
         return entries
 
 
@@ -223,6 +273,14 @@ def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence
             raise ValueError(
                 f"{name}={shape} is too large for MXNet: a size is at most {largest:,}, all at most 2**63 - 1"
             )
+
+
+def inferred(symbol: mx.sym.Symbol, infer: Callable[..., tuple], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``symbol.infer_shape_partial`` or ``infer_type_partial`` finds for each argument and state, by name.
+    Raises ``MXNetError`` if what is ``given`` of some contradicts the Symbol."""
+    arguments, _, states = infer(**given)
+    names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    return dict(zip(names, [*(arguments or ()), *(states or ())]))
 
 
 def output_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> list[tuple]:

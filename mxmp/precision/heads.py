@@ -34,7 +34,7 @@ def scale_heads(graph: Graph, dtypes: Mapping[str, Any]) -> bool:
     read = [(node, position) for node in graph.nodes() for position in _own_gradients(node)]
     inner = [(node, [body.graph for body in bodies(node)]) for node in graph.nodes() if node.subgraphs]
     for (head, position), dtype in zip(read, _dtypes(graph, [node.inputs[i] for node, i in read], dtypes)):
-        head.inputs[position] = _scaled(head.inputs[position], dtype, scale, f"{head.name}_in{position}")
+        head.rewire(position, _scaled(head.inputs[position], dtype, scale, f"{head.name}_in{position}"))
     found = bool(read)
     for node, graphs in inner:
         for each in graphs:

@@ -7,12 +7,11 @@ slower than FP32's. Such operators compute in FP32.
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Callable, Mapping, NamedTuple
 
-from .rule import is_true, numbers_in
+from .rule import is_exact, is_true, numbers_in
 from .rule_table import LINEAR_ALGEBRA
 
 
@@ -87,15 +86,7 @@ def _scales_inexactly(call: Call) -> bool:
 
 def _truncates_a_bound(call: Call) -> bool:
     """Return whether the clip ``call`` has a bound that bfloat16 cannot hold exactly (``a_max=0.1``)."""
-    return not all(_is_bfloat16(call.attrs.get(bound, "nan")) for bound in ("a_min", "a_max"))
-
-
-def _is_bfloat16(text: str) -> bool:
-    """Return whether bfloat16 holds the number in ``text`` exactly; False for NaN, and for no number."""
-    try:
-        return struct.pack("<f", float(text))[:2] == b"\0\0" and float(text) == float(text)
-    except (OverflowError, ValueError):
-        return False
+    return not all(bound in call.attrs and is_exact(call.attrs[bound], "bfloat16") for bound in ("a_min", "a_max"))
 
 
 def _doubles(attrs: Mapping[str, str]) -> bool:

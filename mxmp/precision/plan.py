@@ -24,6 +24,7 @@ from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
 FORMAT = "mxmp-plan-1"
+FULL = "float32"
 # Why a graph would compute nothing in low precision, for a message.
 NOTHING_LOW = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
 
@@ -217,33 +218,50 @@ class Plan:
         return hash((self.policy, self.device, frozenset(self.decisions.items())))
 
 
-class PlannedGraph:
-    """An FP32 graph with its plan, looked up by node; ``ValueError`` if the plan does not fit, or as ``rule_under``."""
+class DecidedGraph:
+    """A decision for each operator of an FP32 graph, looked up by node, without those in bodies of control flow."""
 
-    def __init__(self, graph: Graph, plan: Plan) -> None:
-        self.names = names = graph.names()  # the keys of ``plan.decisions``
-        check_fit(names, plan)
-        self.graph = graph
-        self.plan = plan
-        # Operators in bodies of control flow are in ``within`` only.
-        self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
-        self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
-        loops = [n for n in self.decisions if n.subgraphs]
-        self.within = {n: [(body, plan.within(body, names[n])) for body in bodies(n)] for n in loops}
-        self._low_inputs = {n: low_inputs(within) for n, within in self.within.items()}
-        self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
+    def __init__(self) -> None:
+        self.decisions: dict[Node, Decision] = {}
+        self.rules: dict[Node, Rule] = {}
+        self.low_inputs: dict[Node, set[int]] = {}  # what control flow reads in float16
+        self.low_variables: set[Node] = set()
 
     def is_low(self, entry: Entry) -> bool:
-        """Return whether the tensor ``entry`` of the FP32 graph is in low precision by the plan."""
+        """Return whether the tensor ``entry`` of the FP32 graph is in low precision."""
         if entry.node.is_variable:
             return entry.node in self.low_variables
         return self.decisions[entry.node].low and entry.index not in self.rules[entry.node].keep_outputs
 
     def wants_low(self, node: Node, position: int) -> bool:
         """Return whether ``node`` reads its input at ``position`` in low precision, perhaps behind a cast."""
-        if node in self._low_inputs:
-            return position in self._low_inputs[node]
+        if node in self.low_inputs:
+            return position in self.low_inputs[node]
         return self.decisions[node].low and position not in self.rules[node].keep
+
+
+class PlannedGraph(DecidedGraph):
+    """An FP32 graph with its plan; ``ValueError`` if the plan does not fit, or as ``rule_under``."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        super().__init__()
+        self.names = names = graph.names()  # the keys of ``plan.decisions``
+        check_fit(names, plan)
+        self.graph = graph
+        self.plan = plan
+        self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
+        self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
+        loops = [n for n in self.decisions if n.subgraphs]
+        self.within = {n: [(body, plan.within(body, names[n])) for body in bodies(n)] for n in loops}
+        self.low_inputs = {n: low_inputs(within) for n, within in self.within.items()}
+        self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
+
+    def cast_to(self, node: Node, position: int) -> str | None:
+        """Return the dtype to which ``node`` needs a cast of its input at ``position``; None if it needs none."""
+        low = self.wants_low(node, position)
+        if low == self.is_low(node.inputs[position]):
+            return None
+        return self.plan.policy.compute if low else FULL
 
 
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:

@@ -6,11 +6,10 @@ but not in front of an FP32 loss that reads 1 - p; a constant factor is, but not
 
 from __future__ import annotations
 
-from typing import Mapping, Protocol
+from typing import Mapping
 
-from ..policy import Policy
-from .graph import Entry, Graph, Node
-from .plan import Decision
+from .draft import TIMES, Draft, deciding_inputs, is_square
+from .graph import Entry, Graph, Node, Reader
 from .rules import Kind, Rule
 
 BEHIND = "nothing behind it computes in low precision, and a cast in front of it costs no more than one behind"
@@ -22,30 +21,12 @@ _PRODUCTS = frozenset(["FullyConnected", "dot", "batch_dot", "_np_dot", "_npi_ma
 _SQUARES = frozenset(
     ["square", "_npi_square", "_power_scalar", "_npi_power_scalar", "_square_sum", "norm", "_npi_norm"]
 )
-_TIMES = frozenset(["elemwise_mul", "broadcast_mul", "_npi_multiply"])
-_Readers = Mapping[Node, "list[tuple[Node, int]]"]
+_Readers = Mapping[Node, "list[Reader]"]
 
 
-class Draft(Protocol):
-    """The decisions so far, of ``decide``; ``kinds`` has the operators for which the rules decided."""
-
-    policy: Policy
-    rules: dict[Node, Rule]
-    kinds: dict[Node, Kind]
-    decisions: dict[Node, Decision]
-
-    def wants_low(self, node: Node, position: int) -> bool: ...
-    def norm_reads_float16(self, node: Node, position: int) -> bool: ...
-
-
-def deciding_inputs(node: Node, rule: Rule) -> list[Entry]:
-    """Return the inputs of ``node`` that decide its dtype: those in neither ``Rule.keep`` nor ``Rule.params``."""
-    return [entry for position, entry in enumerate(node.inputs) if position not in (*rule.keep, *rule.params)]
-
-
-def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
+def raised(graph: Graph, draft: Draft) -> dict[Node, str]:
     """Return the operators in low precision that are to be FP32 because of their readers, each with the reason."""
-    walk = _Walk(graph, draft, is_body)
+    walk = _Walk(graph, draft)
     nodes = [node for node in graph.nodes() if not node.is_variable]
     fine = _fine(nodes, draft)
     for node in reversed(nodes):
@@ -59,16 +40,16 @@ def raised(graph: Graph, draft: Draft, *, is_body: bool) -> dict[Node, str]:
 class _Walk:
     """One way through a graph, from the outputs back: ``found`` has the operators that must be FP32, and why."""
 
-    def __init__(self, graph: Graph, draft: Draft, is_body: bool) -> None:
+    def __init__(self, graph: Graph, draft: Draft) -> None:
         self.found: dict[Node, str] = {}
         self._draft = draft
-        self._readers: dict[Node, list[tuple[Node, int]]] = {}
-        for entry, users in graph.consumers().items():  # an index, a condition or a shape is not read as a value
-            read = ((user, i) for user, i in users if i not in draft.rules[user].keep)
-            self._readers.setdefault(entry.node, []).extend(read)
+        self._readers = {  # an index, a condition or a shape is not read as a value
+            node: [(user, position) for user, position in users if position not in draft.rules[user].keep]
+            for node, users in graph.readers().items()
+        }
         heads = {entry.node for entry in graph.heads}
         self._full_heads, self._low_heads = (heads, set()) if draft.policy.output == "float32" else (set(), heads)
-        self._not_last = heads if is_body else self._low_heads  # behind a body comes its next iteration
+        self._not_last = heads if draft.options.is_body else self._low_heads  # behind a body comes its next iteration
         # Behind which no matrix operator computes in low precision.
         self._last: set[Node] = set()
         # What only FP32 reads, and is not worth casts of its own; of these, in front of which a cast would cost more.
@@ -148,11 +129,7 @@ def _rounds_nothing(node: Node, rule: Rule) -> bool:
 def _is_cheaper_before(node: Node, draft: Draft, fine: Mapping[Node, str]) -> bool:
     """Return whether casts in front of ``node`` cost no more than one behind it, or are worth it: in a product."""
     read = set(deciding_inputs(node, draft.rules[node]))
-    return len(read) == 1 or node.op in _TIMES or any(entry.node in fine for entry in read)
-
-
-def is_square(node: Node) -> bool:
-    return node.op in _TIMES and node.inputs[0] == node.inputs[1]
+    return len(read) == 1 or node.op in TIMES or any(entry.node in fine for entry in read)
 
 
 def _distance(product: Node, readers: _Readers, draft: Draft) -> list[Node]:

@@ -83,7 +83,7 @@ class Rule:
         if exception.saturates if exception else self.saturates:
             return "it comes near a limit, to which its distance matters"
         rounded = (
-            f"{attr}={attrs[attr]}" for attr in self.limits if attr in attrs and not _is_exact(attrs[attr], compute)
+            f"{attr}={attrs[attr]}" for attr in self.limits if attr in attrs and not is_exact(attrs[attr], compute)
         )
         return next((f"{compute} does not hold {constant} exactly" for constant in rounded), "")
 
@@ -108,7 +108,7 @@ def _leaves_float16(text: str) -> bool:
     return size > _FLOAT16_MAX or abs(_rounded(size, "float16") - size) > _HALF_ULP * size
 
 
-def _is_exact(text: str, compute: str) -> bool:
+def is_exact(text: str, compute: str) -> bool:
     """Return whether rounding the constant in ``text`` to ``compute`` leaves what FP32 holds of it."""
     value = _number(text)
     return value is None or _rounded(value, compute) == _rounded(value, "float32")

@@ -103,7 +103,7 @@ def feed_bodies(node: Node, graphs: list[Graph], variable: str, value: Entry) ->
     """Replace the bodies of ``node``, in place, by some that read a new ``variable``, which stands for ``value``.
     ``value`` becomes the node's last input, which all iterations of a loop read."""
     end = len(node.inputs)
-    node.inputs.append(value)
+    node.inputs = (*node.inputs, value)
     node.attrs["num_args"] = str(int(node.attrs["num_args"]) + 1)
     for number, graph in enumerate(graphs):
         names = [each.name for each in _variables(graph)]

@@ -64,7 +64,7 @@ def _is_identity(node: Node) -> bool:
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Return a copy, and its parameters, in which BatchNorms are folded into the layers before them, where possible."""
     copy, values = copied(graph), dict(params)
-    readers = copy.consumers()
+    readers = dict(copy.consumers())
     heads = set(copy.heads)
     for norm in [node for node in copy.nodes() if node.op in _NORMS]:
         layer = norm.inputs[0].node
@@ -72,7 +72,7 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
             continue
         values.update(_fold(norm, layer, values))
         for user, position in readers.get(Entry(norm), []):
-            user.inputs[position] = Entry(layer)
+            user.rewire(position, Entry(layer))
         readers[Entry(layer)] = readers.get(Entry(norm), [])
         if Entry(norm) in heads:
             layer.name = norm.name
@@ -111,7 +111,7 @@ def _fold(norm: Node, layer: Node, values: Params) -> Params:
         f"{layer.name}_folded_weight": weight * scale.reshape((-1,) + (1,) * (weight.ndim - 1)),
         f"{layer.name}_folded_bias": beta + ((bias[0] if bias else 0.0) - mean) * scale,
     }
-    layer.inputs[1:] = [Entry(Node("null", name)) for name in made]
+    layer.inputs = (layer.inputs[0], *(Entry(Node("null", name)) for name in made))
     layer.attrs["no_bias"] = "False"
     return {name: mx.nd.array(value, dtype="float32") for name, value in made.items()}
 
@@ -151,6 +151,6 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
         variable = Node("null", name, attrs)
         values[variable.name] = value.copy()
         for user, position in readers:
-            user.inputs[position] = Entry(variable)
+            user.rewire(position, Entry(variable))
     names = {node.name for node in copy.nodes() if node.is_variable}
     return copy, {name: value for name, value in values.items() if name in names}

@@ -56,4 +56,4 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
             # A BatchNorm that fold_norms left in the graph is one that MXNet would fold wrongly.
             if keep or (position == 0 and user.op == "BatchNorm"):
                 name = f"{user.name}_{position}_barrier"
-                user.inputs[position] = Entry(Node("BlockGrad", name, {_BARRIER: "1"}, [entry]))
+                user.rewire(position, Entry(Node("BlockGrad", name, {_BARRIER: "1"}, [entry])))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping
+from dataclasses import replace
+from typing import Collection, Mapping
 
 from ..pipeline import emitted
 from ..policy import Policy
-from ..precision.casts import CastGraph, source_of
+from ..precision.casts import LowGraph, source_of
 from ..precision.decide import decide
+from ..precision.draft import Options
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision, Plan
 from ..precision.rules import RULES
@@ -35,12 +37,13 @@ def lower(
     # What MXNet fuses with an operator of ``full`` stays in FP32 too.
     kept = {name for group in groups if set(group) & set(full) for name in group}
     decided = {**(decided or {}), **{name: Decision(names[name].op, False, _KEPT) for name in kept}}
-    plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
+    options = Options(parameters=params, keep_output_names=True, decided=decided.copy())
+    plan = decide(graph, policy, "cpu", options)
     for layer, *others in groups:
         # clip's own bfloat16 kernel is slow and truncates the bounds. Fused with a layer, oneDNN computes it in FP32.
         clips = [name for name in others if plan.decisions[layer].low and _holds_limits(names[name])]
         decided.update({name: Decision("clip", True, "fused with the layer before it") for name in clips})
-    plan = decide(graph, policy, "cpu", parameters=params, keep_output_names=True, decided=decided)
+    plan = decide(graph, policy, "cpu", replace(options, decided=decided))
     casted = _casted(graph, plan)
     for clip in casted.workarounds.get("clip_by_bounds", ()):
         source = casted.source[clip]
@@ -62,10 +65,10 @@ def lower_to_float16(
     For ``"gpu"``, weights are stored in float16. For ``"cpu"``, it is the emulation of that graph, stored in FP32."""
     names = {name: node for node, name in graph.names().items()}
     kept = {name: Decision(names[name].op, False, _KEPT) for name in full}
-    options: dict[str, Any] = {"parameters": params, "keep_output_names": True, "exported": True}
-    plan = decide(graph, _FLOAT16, "gpu", decided=kept, **options)
+    options = Options(parameters=params, keep_output_names=True, exported=True, decided=kept)
+    plan = decide(graph, _FLOAT16, "gpu", options)
     if device == "cpu":
-        plan = decide(graph, _FLOAT16, "cpu", decided=plan.decisions, **options)
+        plan = decide(graph, _FLOAT16, "cpu", replace(options, decided=plan.decisions))
     stored = {name: value.astype("float16") if name in plan.low_variables else value for name, value in params.items()}
     casted = _casted(graph, plan)
     lowered, values = fold_constants(casted.graph, stored)
@@ -77,7 +80,7 @@ def lower_to_float16(
     return _without_marks(lowered), values, plan.decisions
 
 
-def _casted(graph: Graph, plan: Plan) -> CastGraph:
+def _casted(graph: Graph, plan: Plan) -> LowGraph:
     """Return the graph of ``plan`` for inference: no variable has a gradient, so no workaround for one is needed."""
     not_requested = {node.name: "null" for node in graph.nodes() if node.is_variable}
     return emitted(graph, plan, not_requested, large_inputs=True)

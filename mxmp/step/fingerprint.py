@@ -30,7 +30,7 @@ def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
 
 
 def other_weights(saved: np.ndarray, weights: Sequence[Weight], *, at_load: bool = True) -> list[str]:
-    """Return the names of weights with other values than ``saved``; at load, ``[]`` if one is as initializers leave it."""
+    """Return the names of weights with other values than ``saved``; at load, none if one is as initialized."""
     now = fingerprint(weights)
     if saved.shape != now.shape:
         return []

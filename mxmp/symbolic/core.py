@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +15,7 @@ from ..frontend import Listeners
 from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full
-from ..precision.graph import TYPE_CODES, Graph
+from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.plan import Plan, read_policy
 from ..step.masters import MasterPair, Weight, assign, take_over
@@ -173,8 +174,12 @@ def _declare_parameters(
     # operator reads. One pointwise operator between a weight and its reader is not fused, but it and a cast are, so
     # that ``bind`` would fail.
     given = {name: dtypes.get(name, np.float32) for name in shapes}
-    found_shapes = _inferred(symbol, symbol.infer_shape_partial, shapes)
-    found_dtypes = _inferred(symbol, symbol.infer_type_partial, given)
+    found_shapes, found_dtypes = {}, {}
+    # The graph with casts may have no contradiction, as if data are float16 and labels FP32; otherwise ``bind`` raises.
+    with suppress(mx.MXNetError):
+        found_shapes = inferred(symbol, symbol.infer_shape_partial, shapes)
+    with suppress(mx.MXNetError):
+        found_dtypes = inferred(symbol, symbol.infer_type_partial, given)
     for node in graph.nodes():
         if node.is_variable and node.name in names:
             shape = found_shapes.get(node.name)
@@ -182,12 +187,3 @@ def _declare_parameters(
                 node.attrs["__shape__"] = str(tuple(shape))
             if found_dtypes.get(node.name) is np.float32:
                 node.attrs.setdefault("__dtype__", TYPE_CODES["float32"])
-
-
-def _inferred(symbol: mx.sym.Symbol, infer: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the method ``infer`` finds for the arguments, by name; nothing if MXNet finds a contradiction."""
-    try:
-        return dict(zip(symbol.list_arguments(), infer(**given)[0] or ()))
-    except mx.MXNetError:
-        # The graph with casts may have none, as if data are float16 and labels FP32; otherwise ``bind`` raises it.
-        return {}

@@ -14,9 +14,10 @@ from mxnet.ndarray import NDArray
 
 from ..files import replacing
 from ..frontend import instead
-from ..kernels.fit import UNKNOWN, device_of
+from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
 from ..policy import Policy, is_policy_text
+from ..precision.casts import UNKNOWN
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan

@@ -7,7 +7,7 @@ from typing import Iterator, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..precision.graph import TYPE_CODES, Graph
+from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..step.gradients import is_finite
 
 # Operators whose inputs after the first are parameters; and those whose inputs at some positions are.
@@ -121,7 +121,7 @@ def _expected_sizes(
         ]
     for one, other in trials:
         try:
-            first, second = (_inferred(symbol, each) for each in (one, other))
+            first, second = (inferred(symbol, symbol.infer_shape_partial, each) for each in (one, other))
         except mx.MXNetError:
             continue
         yield {
@@ -129,12 +129,6 @@ def _expected_sizes(
             for name in saved
             if first[name] and len(first[name]) == len(second[name])
         }
-
-
-def _inferred(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the inferred shapes by name; ``()`` where MXNet cannot infer one, 0 for a size."""
-    arguments, _, states = symbol.infer_shape_partial(**shapes)
-    return dict(zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*arguments, *states]))
 
 
 def _first_mismatch(sizes: _Sizes, saved: Mapping[str, tuple[int, ...]]) -> str:

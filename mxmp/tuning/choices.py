@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
-from typing import Any, Collection, Mapping
+from typing import Collection, Mapping
 
 import mxnet as mx
 
 from ..kernels.norms import casts_inside
 from ..pipeline import emitted
 from ..policy import Policy
-from ..precision.decide import NO_SHAPES, decide, may_compute_low
+from ..precision.decide import decide, may_compute_low
+from ..precision.draft import Options
 from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
-from ..precision.traffic import casts_left
 from .cut import Choice, Costs, cheapest
 from .stand_ins import with_stand_ins
 
@@ -38,24 +39,24 @@ class Task:
         keep_output_names: bool = False,
         slow_too: bool = False,
         left_out: Mapping[str, str] | None = None,
-        training_shapes: Mapping[str, tuple] = NO_SHAPES,
+        training_shapes: Mapping[str, tuple] | None = None,
     ) -> None:
         self.graph = graph
         self.policy = policy
         self.device = device
         self.names = graph.names()
         self._readers = graph.consumers()
-        self._options: dict[str, Any] = {
-            "parameters": parameters,
-            "learned": learned,
-            "keep_output_names": keep_output_names,
-        }
-        self._training_shapes = training_shapes
+        self._options = Options(
+            parameters=parameters,
+            learned=learned,
+            keep_output_names=keep_output_names,
+            training_shapes=training_shapes or {},
+        )
         left = {node: name for node, name in self.names.items() if name in (left_out or {})}
         self._left_out = {name: Decision(node.op, False, (left_out or {})[name]) for node, name in left.items()}
         self.rules_plan = self._decide({})
         # ``slow_too`` lets in kernels that are right, but known to be slow.
-        safe = may_compute_low(graph, policy, device, slow_too=slow_too, **self._options)
+        safe = may_compute_low(graph, policy, device, replace(self._options, slow_too=slow_too))
         safe = {node: kind for node, kind in safe.items() if node not in left}
         self.matrix_operators = frozenset(node for node, kind in safe.items() if kind is Kind.LOW)
         self._norms = frozenset(casts_inside(graph, policy, device))
@@ -105,17 +106,12 @@ class Task:
 
     def bytes_cast(self, plan: Plan, shapes: Mapping[Entry, tuple[int, ...]]) -> int:
         """Return the bytes that casts of ``plan`` move in a forward, without those in kernels and in loops."""
-        casted = casts_left(PlannedGraph(self.graph, plan), emitted(self.graph, plan))
-        moved, casts = cast_bytes(shapes), (cast.inputs[0] for cast in casted.casts)
-        return int(sum(moved[Entry(casted.source[entry.node], entry.index)] for entry in casts))
+        moved = cast_bytes(shapes)
+        return int(sum(moved[cast.tensor] for cast in emitted(self.graph, plan).casts_left))
 
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
-        return decide(
-            *(self.graph, self.policy, self.device),
-            decided={**decided, **self._left_out},
-            training_shapes=self._training_shapes,
-            **self._options,
-        )
+        options = replace(self._options, decided={**decided, **self._left_out})
+        return decide(self.graph, self.policy, self.device, options)
 
 
 def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry, tuple[int, ...]]:

@@ -21,9 +21,9 @@ from mxnet.ndarray import NDArray
 from ..callbacks import KeptError, hold_interrupts
 from ..kernels.fusion import Unfused
 from ..pipeline import emitted
-from ..precision.casts import FULL, CastGraph, declare_full, is_ours, source_of
+from ..precision.casts import FULL, LowGraph, declare_full, source_of
 from ..precision.graph import Entry, Graph, Node
-from ..precision.plan import Plan, PlannedGraph
+from ..precision.plan import Plan
 from ..precision.rules import rule_of
 from .stand_ins import put_stand_ins, with_stand_ins
 
@@ -129,7 +129,7 @@ class Timed:
         for number, node in enumerate(owners):
             node.name = f"n{number}"
         arguments, gradients = dict(arrays.arguments), dict(arrays.gradients) if training else {}
-        for variable in PlannedGraph(graph, plan).low_variables:
+        for variable in casted.planned.low_variables:
             for held in (arguments, gradients):
                 if variable.name in held:
                     held[variable.name] = held[variable.name].astype(casted.compute)
@@ -204,14 +204,9 @@ class Timed:
             return time.perf_counter() - start
 
 
-def _owners(casted: CastGraph) -> dict[Node, Owner]:
+def _owners(casted: LowGraph) -> dict[Node, Owner]:
     """Return what the time of each operator counts for: a workaround's for its first reader, else for its source."""
-    casts = {}
-    for cast in casted.casts:
-        entry = cast.inputs[0]
-        while is_ours(entry.node):
-            entry = entry.node.inputs[0]
-        casts[cast] = Cast(entry._replace(node=casted.source[entry.node]), cast.attrs["dtype"] == FULL)
+    casts = {node: Cast(cast.tensor, cast.dtype == FULL) for node, cast in casted.casts.items()}
     nodes = [node for node in casted.graph.nodes() if not node.is_variable]
     reader: dict[Node, Node] = {}
     for node in nodes:

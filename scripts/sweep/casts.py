@@ -68,17 +68,15 @@ def counts(called: list[Any], policy: str, device: str, learned: list[str]) -> d
     from mxmp import Policy
     from mxmp.pipeline import emitted
     from mxmp.precision.decide import decide
+    from mxmp.precision.draft import Options
     from mxmp.precision.graph import Graph
     from mxmp.precision.traffic import cast_sizes
 
     total = {"low": 0, "casts": 0, "bytes": 0}
     for symbol, known in called:
         graph = Graph.from_symbol(symbol)
-        plan = decide(graph, Policy.parse(policy), device, parameters=learned, learned=learned)
-        casted = emitted(graph, plan)
-        there = set(casted.graph.nodes())
-        sizes = cast_sizes(casted, {each: shape for each, (shape, _) in known.items()})
-        kept = [size for cast, size in zip(casted.casts, sizes) if cast in there]
+        plan = decide(graph, Policy.parse(policy), device, Options(parameters=learned, learned=learned))
+        kept = cast_sizes(emitted(graph, plan), {each: shape for each, (shape, _) in known.items()})
         total["low"] += plan.num_low
         total["casts"] += len(kept)
         total["bytes"] += sum(size.bytes or 0 for size in kept)

@@ -13,9 +13,8 @@ from oracle import S, agree, by_gluon, by_symbol, filled, graphs, native, nodes,
 import mxmp
 from mxmp import Policy, cpu
 from mxmp.kernels import fit, rounding
-from mxmp.kernels.workaround import FittedGraph
 from mxmp.pipeline import emitted, low_graph
-from mxmp.precision.casts import CastGraph
+from mxmp.precision.casts import insert_casts
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan, PlannedGraph
@@ -101,9 +100,10 @@ def test_clip_is_computed_in_two_and_is_its_own_again():
         )
 
 
-def bound_in_two(graph: Graph) -> None:
-    fitted = FittedGraph(CastGraph(graph, "bfloat16", [], {}, {node: node for node in graph.nodes()}), {}, False)
-    rounding.clip_by_two_bounds(fitted)
+def bound_in_two(graph: Graph) -> Graph:
+    low = insert_casts(PlannedGraph(graph, decide(graph, Policy("bfloat16", exclude=["*"]), "cpu")))
+    rounding.clip_by_two_bounds(low)
+    return low.graph
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127), (2, 2)])
@@ -111,8 +111,7 @@ def test_clip_in_two_has_the_values_and_gradients_of_clip_at_every_bfloat16_numb
     every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
     every = every[np.isfinite(every)]
     plain = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
-    two = Graph.from_symbol(plain.to_symbol())
-    bound_in_two(two)
+    two = bound_in_two(plain)
     assert [n.op for n in two.nodes()] == ["null", "slice_axis", "_maximum_scalar", "_minimum_scalar"]
     want, got = (by_symbol(g.to_symbol(), {"data": every}) for g in (plain, two))
     np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
@@ -140,8 +139,7 @@ def half_of(value: np.ndarray) -> np.ndarray:
 
 def test_bounds_that_parsers_may_read_differently_stay_with_clip():
     for low, high in ((-0.3, 0.7), (0, 1e30), (6, 0)):
-        graph = Graph.from_symbol(S.clip(S.var("data"), low, high))
-        bound_in_two(graph)
+        graph = bound_in_two(Graph.from_symbol(S.clip(S.var("data"), low, high)))
         assert [n.op for n in graph.nodes()] == ["null", "clip"]
 
 

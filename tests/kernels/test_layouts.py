@@ -16,6 +16,7 @@ from mxmp import Policy
 from mxmp.kernels.fit import SWITCH
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide, may_compute_low
+from mxmp.precision.draft import Options
 from mxmp.precision.graph import Graph
 
 
@@ -157,7 +158,7 @@ def test_a_reshape_to_four_axes_before_a_convolution_trains(groups, between):
     x = S.Reshape(S.SwapAxis(x, dim1=1, dim2=2, name="swapped"), shape=(0, -3, -2), name="reshaped")
     x = S.relu(x) if between == "relu" else S.elemwise_add(x, x) if between == "add" else x
     symbol = convolution(x, 48, groups, name="last")
-    plan = decide(Graph.from_symbol(symbol), Policy("bfloat16"), "cpu", keep_output_names=True)
+    plan = decide(Graph.from_symbol(symbol), Policy("bfloat16"), "cpu", Options(keep_output_names=True))
     decisions = {name: replace(each, low=name != "swapped") for name, each in plan.decisions.items()}
     low = mxmp.cast_symbol(symbol, replace(plan, decisions=decisions), ctx=mx.cpu())
     values = filled(symbol, data=(2, 3, 7, 7))
@@ -293,7 +294,9 @@ def test_unknown_channels_and_other_dtypes_keep_their_rules():
 def test_who_counts_bytes_alone_may_choose_them():
     graph = Graph.from_symbol(norm(convolution(convolution(S.var("data"), 72, name="first"), 72, 72)))
     for slow_too, expected in ((False, {"first"}), (True, {"first", "conv", "norm"})):
-        assert {n.name for n in may_compute_low(graph, Policy("bfloat16"), "cpu", slow_too=slow_too)} == expected
+        assert {
+            n.name for n in may_compute_low(graph, Policy("bfloat16"), "cpu", Options(slow_too=slow_too))
+        } == expected
 
 
 def test_batch_norm_of_72_channels_is_that_of_float32():

@@ -67,7 +67,7 @@ def test_a_missing_cast_is_found():
     graph: Graph = emitted(case)
     run(case, graph)
     node = next(node for node in graph.nodes() if node.op == case.op)
-    node.inputs[0] = node.inputs[0].node.inputs[0]  # the data as it is, the weight cast
+    node.rewire(0, node.inputs[0].node.inputs[0])  # the data as it is, the weight cast
     with pytest.raises(mx.MXNetError, match="Incompatible attr"):
         run(case, graph)
 

@@ -16,6 +16,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.casts import insert_casts, is_ours, strip
 from mxmp.precision.decide import decide
+from mxmp.precision.draft import Options
 from mxmp.precision.graph import TYPE_CODES, Graph
 from mxmp.precision.plan import PlannedGraph
 
@@ -215,7 +216,7 @@ def test_bodies_of_control_flow_compute_low_and_return_fp32():
 
 def cast_or_none(symbol: mx.sym.Symbol, policy: Policy) -> mx.sym.Symbol | None:
     """The cast Symbol, or None where nothing in it may run low."""
-    if not decide(Graph.from_symbol(symbol), policy, "cpu", keep_output_names=True).num_low:
+    if not decide(Graph.from_symbol(symbol), policy, "cpu", Options(keep_output_names=True)).num_low:
         with pytest.raises(ValueError, match="nothing in this Symbol"):
             mxmp.cast_symbol(symbol, policy)
         return None

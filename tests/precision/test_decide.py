@@ -9,6 +9,7 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp import Policy
 from mxmp.precision.decide import check_policy, decide
+from mxmp.precision.draft import Options
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.plan import Plan, PlannedGraph
 from mxmp.precision.rules import CUDA_BUILD_ONLY
@@ -17,7 +18,7 @@ S = mx.sym
 
 
 def planned(symbol: mx.sym.Symbol, policy: Policy | None = None, device: str = "cpu", **kwargs) -> Plan:
-    return decide(Graph.from_symbol(symbol), policy or Policy(), device, **kwargs)
+    return decide(Graph.from_symbol(symbol), policy or Policy(), device, Options(**kwargs))
 
 
 def low(plan: Plan) -> set[str]:
@@ -292,7 +293,7 @@ def test_inputs_and_excluded_weights_are_not_stored_low():
 def test_a_large_product_of_few_rows_trains_in_fp32_in_bfloat16(shapes, policy, low):
     symbol = mx.sym.FullyConnected(mx.sym.var("data") * mx.sym.var("mask"), name="fc", num_hidden=4096)
     shapes = {"mask": shapes["data"], **shapes} if "data" in shapes else shapes
-    plan = decide(Graph.from_symbol(symbol), mxmp.Policy.parse(policy), "cpu", training_shapes=shapes)
+    plan = decide(Graph.from_symbol(symbol), mxmp.Policy.parse(policy), "cpu", Options(training_shapes=shapes))
     assert plan.decisions["fc"].low is low
     assert ("96 rows" in plan.decisions["fc"].reason) is not low
 

@@ -149,3 +149,32 @@ def test_names_are_unique_and_the_first_keeps_its_own():
     for name in ("a", "a:1", "a", "a", "b"):
         x = mx.sym.relu(x, name=name)
     assert list(Graph.from_symbol(x).names().values()) == ["x", "a", "a:1", "a:2", "a:3", "b"]
+
+
+def test_the_order_is_kept_until_a_node_or_an_output_changes():
+    x, y = Node("null", "x"), Node("null", "y")
+    relu = Node("relu", "relu", inputs=[Entry(x)])
+    graph, same = Graph([Entry(relu)]), Graph([Entry(relu)])
+    assert graph.nodes() is graph.nodes()
+    assert graph.readers() is graph.readers()
+    before, read = graph.nodes(), graph.consumers()
+    relu.rewire(0, Entry(y))
+    assert graph.nodes() == same.nodes() == (y, relu)  # of every graph with this node
+    assert graph.consumers() == {Entry(y): [(relu, 0)]}
+    assert graph.readers() == {y: [(relu, 0)]}
+    assert (before, read) == ((x, relu), {Entry(x): [(relu, 0)]})  # what was returned stays
+    relu.inputs = [Entry(x)]
+    assert graph.nodes() == (x, relu)
+    x.control_deps = [y]
+    assert graph.nodes() == (y, x, relu)
+    graph.heads[0] = Entry(x)
+    assert graph.nodes() == (y, x)
+    graph.heads = [Entry(y)]
+    assert graph.nodes() == (y,)
+
+
+def test_inputs_change_only_where_graphs_notice_it():
+    relu = Node("relu", "relu", inputs=[Entry(Node("null", "x"))], control_deps=[Node("null", "y")])
+    for entries in (relu.inputs, relu.control_deps):
+        assert isinstance(entries, tuple)
+    assert not hasattr(relu, "__dict__")

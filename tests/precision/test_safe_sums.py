@@ -14,6 +14,7 @@ from mxmp import Policy
 from mxmp.diagnose import explain
 from mxmp.pipeline import low_graph
 from mxmp.precision.decide import decide
+from mxmp.precision.draft import Options
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Plan
 from mxmp.precision.safe_sums import VARIABLE
@@ -38,7 +39,7 @@ def cell(norm: dict[str, Any] = {}, softmax: dict[str, Any] = {}) -> mx.sym.Symb
 
 
 def low(symbol: mx.sym.Symbol, policy: Policy | None = None, device: str = "gpu", **options: Any) -> set[str]:
-    plan = decide(Graph.from_symbol(symbol), policy or FAST, device, **options)
+    plan = decide(Graph.from_symbol(symbol), policy or FAST, device, Options(**options))
     return {name for name in ("norm", "softmax") if plan.decisions[name].low}
 
 
@@ -73,7 +74,7 @@ def test_layer_norm_needs_a_policy_that_leaves_norms_without_casts(safe):
 
 def test_gamma_and_beta_are_stored_in_float16_as_the_kernel_reads_them_so(safe):
     names = cell().list_arguments()[1:]
-    plan = decide(Graph.from_symbol(cell()), FAST, "gpu", parameters=names)
+    plan = decide(Graph.from_symbol(cell()), FAST, "gpu", Options(parameters=names))
     assert plan.low_variables == set(names)
 
 

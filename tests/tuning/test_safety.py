@@ -17,6 +17,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
+from mxmp.precision.draft import Options
 from mxmp.precision.graph import Graph
 from mxmp.precision.rules import RULES
 from mxmp.tuning.choices import Task
@@ -33,7 +34,7 @@ def test_what_is_free_is_low_by_the_rules_given_the_kernels_or_moves_values_to_w
         readers.setdefault(entry.node, []).extend(user for user, _ in users)
     for text, device in POLICIES:
         policy = Policy.parse(text)
-        ideal = decide(graph, policy, device, any_kernel=True).decisions
+        ideal = decide(graph, policy, device, Options(any_kernel=True)).decisions
         for slow_too in (False, True):
             task = Task(graph, policy, device, slow_too=slow_too)
             assert task.low_nodes(task.rules_plan) <= task.may_be_low
@@ -54,7 +55,10 @@ def test_operators_that_move_values_to_low_ones_change_no_bit(drawn):
     symbol, shapes = drawn
     graph = strip(Graph.from_symbol(symbol))
     task = Task(graph, Policy("float16", params="float32"), "cpu", keep_output_names=True)
-    ideal, values = decide(graph, task.policy, "cpu", any_kernel=True, keep_output_names=True), filled(symbol, **shapes)
+    ideal, values = (
+        decide(graph, task.policy, "cpu", Options(any_kernel=True, keep_output_names=True)),
+        filled(symbol, **shapes),
+    )
     by_rules = {node for node in task.may_be_low if ideal.decisions[task.names[node]].low}
     moved = task.may_be_low
     assume(by_rules)

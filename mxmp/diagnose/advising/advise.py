@@ -13,6 +13,7 @@ from ...kernels.channels_last import has_norm, norms_over_rows
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
+from ...precision.draft import Options
 from ...precision.graph import Graph, check_shapes, data_inputs, wanted_shapes
 from ...precision.plan import Plan, read_policy
 from ..shared.targets import blocks_of, called_graphs, policy_of, with_names_of
@@ -138,7 +139,7 @@ def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequ
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
     """Return the operators of a graph with their shapes, and the plan that says which compute in low precision."""
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
-    plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", parameters=parameters)
+    plan = policy if isinstance(policy, Plan) else decide(graph, policy, "gpu", Options(parameters=parameters))
     known = {name: Tensor(shape, dtype_name(dtype)) for name, (shape, dtype) in called.known.items()}
     try:
         nodes = list(shaped_nodes(graph, known))

@@ -38,7 +38,7 @@ def stilled(graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int) -> tup
             drawn[_PREFIX + name] = mask / (keep if active else 1)
             decisions[name] = replace(decisions[name], op=_DROPOUT[node.op])
             node.op, node.attrs = _DROPOUT[node.op], {k: v for k, v in node.attrs.items() if k.startswith("__")}
-            node.inputs.append(Entry(Node("null", _PREFIX + name)))
+            node.inputs = (*node.inputs, Entry(Node("null", _PREFIX + name)))
         elif node.op in _UNIFORM | _NORMAL:
             low, high = (float(node.attrs.get(key, default)) for key, default in _bounds(node.op))
             shape = _shape(made, Entry(node), shapes)
@@ -46,7 +46,7 @@ def stilled(graph: ReplayedGraph, shapes: Mapping[str, tuple], seed: int) -> tup
                 rng.uniform(low, high, shape) if node.op in _UNIFORM else rng.normal(low, high, shape)
             )
             del decisions[name]
-            node.op, node.name, node.attrs, node.inputs = "null", _PREFIX + name, {}, []
+            node.op, node.name, node.attrs, node.inputs = "null", _PREFIX + name, {}, ()
         elif node.op.startswith(("_random_", "_sample_", "random_", "sample_")) and "_pdf_" not in node.op:
             raise ValueError(f"{name!r} ({node.op}) draws random numbers that audit cannot hold still between replays")
     return made, replace(graph.plan, decisions=decisions), {k: v.astype(np.float32) for k, v in drawn.items()}

@@ -13,12 +13,13 @@ from ...kernels.channels_last import norms_over_rows
 from ...kernels.fit import device_of
 from ...pipeline import emitted
 from ...policy import Policy
-from ...precision.casts import FULL, CastGraph, strip
+from ...precision.casts import LowGraph, strip
 from ...precision.decide import decide
+from ...precision.draft import Options
 from ...precision.graph import Graph, Node, check_shapes
-from ...precision.plan import Plan, PlannedGraph, read_policy, rule_under, summed_in_fp32
+from ...precision.plan import FULL, Plan, read_policy, summed_in_fp32
 from ...precision.rules import Kind
-from ...precision.traffic import CastSize, cast_sizes, casts_left
+from ...precision.traffic import CastSize, cast_sizes
 from ..shared.targets import Network, converted_graphs, is_network
 from .report import Explanation, GraphReport, NodeReport
 
@@ -108,7 +109,7 @@ def _report_symbol(
 ) -> GraphReport:
     """Return the report on an FP32 Symbol, as ``plan`` would convert it or, if None, ``policy`` on ``ctx``."""
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
-    plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), keep_output_names=True)
+    plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), Options(keep_output_names=True))
     plan = summed_in_fp32(plan)
     try:
         return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
@@ -121,9 +122,9 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
     """Return the report on an FP32 graph, which is converted once more by its plan."""
     graph, plan, shapes = strip(Graph.from_symbol(converted.symbol)), converted.plan, converted.shapes
     fitted = emitted(graph, plan, converted.requested_gradients, large_inputs=converted.large_inputs)
-    nodes, casts, workarounds = _described(graph, plan, fitted, shapes)
+    nodes, casts, workarounds = _described(fitted, shapes)
     at = {workaround: dict.fromkeys(places) for workaround, places in workarounds.items()}
-    variables = [name for node, name in graph.names().items() if node.is_variable]
+    variables = [name for node, name in fitted.planned.names.items() if node.is_variable]
     return GraphReport(
         converted.name,
         converted.training,
@@ -138,7 +139,7 @@ def _report_graph(converted: ConvertedGraph) -> GraphReport:
 
 
 def _described(
-    graph: Graph, plan: Plan, fitted: CastGraph, shapes: Mapping[str, tuple], prefix: str = ""
+    fitted: LowGraph, shapes: Mapping[str, tuple], prefix: str = ""
 ) -> tuple[list[NodeReport], list[CastSize], dict[str, list[str]]]:
     """Return the reports on the operators of a graph, its casts, and the places of each workaround, bodies included.
     ``prefix``, ``"loop/"`` in the body of a loop, is put before each name.
@@ -150,30 +151,24 @@ def _described(
             node = node.inputs[0].node
         return prefix + (fitted.source[node].name if node in fitted.source else node.name)
 
-    planned = PlannedGraph(graph, plan)
-    # Without the casts that a workaround has removed, because a kernel of the device casts inside.
-    casted = casts_left(planned, fitted)
-    inserted = set(casted.casts)
-    names = planned.names
-    casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(casted, shapes)]
+    planned = fitted.planned
+    inserted = {(cast.tensor, cast.dtype) for cast in fitted.casts_left}
+    casts = [cast._replace(tensor=prefix + cast.tensor) for cast in cast_sizes(fitted, shapes)]
     workarounds = {name: list(map(source, places)) for name, places in fitted.workarounds.items()}
     nodes = []
-    for new, old in casted.source.items():
-        if old.is_variable:
-            continue
-        decision = plan.decisions[names[old]]
+    for node, decision in planned.decisions.items():
         nodes.append(
             NodeReport(
-                prefix + old.name,
-                old.op,
-                plan.policy.compute if decision.low else FULL,
+                prefix + node.name,
+                node.op,
+                fitted.compute if decision.low else FULL,
                 decision.reason,
-                sum(entry.node in inserted for entry in new.inputs),
-                rule_under(plan.policy, old.op).kind is Kind.ALONE,
+                sum((entry, planned.cast_to(node, i)) in inserted for i, entry in enumerate(node.inputs)),
+                planned.rules[node].kind is Kind.ALONE,
             )
         )
-        for body, inner_plan, low in fitted.bodies.get(old, ()):
-            inner = _described(body.graph, inner_plan, low, {}, prefix + body.prefix(names[old]))
+        for body, low in fitted.bodies.get(node, ()):
+            inner = _described(low, {}, prefix + body.prefix(planned.names[node]))
             nodes += inner[0]
             casts += inner[1]
             for name, places in inner[2].items():
