@@ -11,8 +11,6 @@ from functools import lru_cache, partial
 from glob import escape
 from typing import Any, Callable, Collection, Iterable, Mapping, Set, Union
 
-import mxnet as mx
-
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import UNKNOWN, fit_to_device
 from .policy import Policy, as_policy
@@ -110,7 +108,7 @@ class Conversion:
 
     def build(
         self,
-        symbol: mx.sym.Symbol,
+        graph: Graph,
         device: str,
         parameters: Iterable[str],
         *,
@@ -125,11 +123,11 @@ class Conversion:
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
         sparse: Mapping[str, str] = UNKNOWN,  # variables with sparse arrays or gradients, and the reasons
     ) -> tuple[Graph, Plan]:
-        """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
+        """Return the graph in low precision for an FP32 graph, and the plan that it follows.
         Records in ``stored_low`` how each parameter is to be stored; the caller stores it so. Other arguments are those
         of ``decide`` and ``emitted``. Raises ``ValueError`` as ``decide`` does, if the plan is of another network or
         device, or if the net would read in FP32 what another net stores in float16."""
-        original, names = strip(Graph.from_symbol(symbol)), list(parameters)
+        original, names = strip(graph), list(parameters)
         if self.plan is not None and strict:
             check_fit(original.names(), _planned_for(device, self.plan))
         learned = {*names}.difference(constants)
@@ -142,7 +140,7 @@ class Conversion:
             "non_fp32": sparse,
         }
         plan = self._decide(partial(_decided, original, device, options), device, undecided, low)
-        graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
+        made = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
         self._warn_of_control_flow(original, grad_req)
@@ -150,11 +148,11 @@ class Conversion:
             _log_that_float16_is_emulated()
         if device == "gpu":
             self._warn_of_norms(original)
-        return graph, plan
+        return made, plan
 
     def preview(
         self,
-        symbol: mx.sym.Symbol,
+        graph: Graph,
         device: str,
         parameters: Iterable[str],
         *,
@@ -163,7 +161,7 @@ class Conversion:
         training_shapes: Mapping[str, tuple] = NO_SHAPES,
     ) -> Plan:
         """Return the plan that ``build`` would follow, and record nothing; ``parameters`` are without constants."""
-        original, names = strip(Graph.from_symbol(symbol)), set(parameters)
+        original, names = strip(graph), set(parameters)
         options: dict[str, Any] = {
             "keep_output_names": keep_output_names,
             "training_shapes": training_shapes,

@@ -14,6 +14,7 @@ from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, unchanged
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, emulated
 from ..policy import Policy
+from ..precision.graph import Graph
 from ..precision.plan import Plan
 from . import _mxnet
 from .blocks import blocks_of
@@ -83,7 +84,7 @@ class ReplayedNet:
             call, graph = known
             given = dict(zip(call.inputs, (array for array in flat if array is not None)))
             return call._replace(inputs=given), graph
-        call = traced_call(block, args)
+        call = traced_call(block, args, autograd.is_training())
         ctx = next(array.ctx for array in flat if array is not None)
         if hook is not None:
             conversion: Conversion = hook.conversion
@@ -92,7 +93,9 @@ class ReplayedNet:
         names = [name for name, param in call.params.items() if not isinstance(param, Constant)]
         shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
         reads_data = hook is None or hook.conversion.reads_data(block)
-        plan = conversion.preview(*(call.symbol, device_of(ctx), names), reads_data=reads_data, training_shapes=shapes)
+        plan = conversion.preview(
+            *(Graph.from_symbol(call.symbol), device_of(ctx), names), reads_data=reads_data, training_shapes=shapes
+        )
         trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
         values = {name: _value(param, ctx) for name, param in call.params.items()}

@@ -156,11 +156,11 @@ class TrainedNet:
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         for key, built in list(place.graphs.items()):
-            if key.training:
+            if key.call.training:
                 yield GraphRun(built, built.op.symbol, built.plan)
 
     def count_graphs(self, place: Hook) -> int:
-        return sum(key.training for key in place.graphs)
+        return sum(key.call.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         monitors = [_mxnet.monitor(block) or (Listeners(), False) for block, _ in self._hooks]

@@ -104,7 +104,7 @@ def replayed_symbol(
     ctx = next(iter({**inputs, **values}.values())).ctx
     device = device_of(ctx)
     plan = Conversion(emulated(how, device)).preview(
-        symbol, device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
+        Graph.from_symbol(symbol), device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
     )
     trained = frozenset(symbol.list_arguments()) & values.keys()
     graph = ReplayedGraph(0, symbol, plan, values, trained, frozenset(), training)

@@ -18,7 +18,7 @@ from twins import FLAGS, POLICIES, array, value
 from zoo.plans import random_exclusions, random_plan
 
 import mxmp
-from mxmp.gluon.graphs import traced_alone
+from mxmp.gluon.graphs import traced_call
 
 WIDTH, CLASSES, BATCH, STEPS = 8, 3, 8, 3
 
@@ -280,7 +280,7 @@ class _Program:
         args = (x, label) if net is self.head or isinstance(net, Headed) else (x,)
         if self.a.how == "plan":
             return random_plan(net, args, policy, self.a.seed)
-        return replace(policy, exclude=tuple(random_exclusions([traced_alone(net, args, True)[0]], self.a.seed)))
+        return replace(policy, exclude=tuple(random_exclusions([traced_call(net, args, True)[0]], self.a.seed)))
 
     def _params(self) -> dict[str, gluon.Parameter]:
         return {name: param for net in self.nets for name, param in net.collect_params().items()}
