@@ -104,15 +104,15 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
     def __reduce__(self) -> tuple:
         return type(None), ()
 
-    def find(self, structure: str, constants: tuple, inputs: Sequence[NDArray]) -> BuiltGraph | None:
+    def find(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> BuiltGraph | None:
         """Return the graph for a call with these arguments, None being left out of ``inputs``, or None."""
-        return self.get(self.key_of(self.call_of(structure, constants, inputs), inputs))
+        return self.get(self.key_of(self.call_of(structure, device, constants, inputs), inputs))
 
-    def call_of(self, structure: str, constants: tuple, inputs: Sequence[NDArray]) -> Call:
+    def call_of(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> Call:
         return Call(
             autograd.is_training(),
             structure,
-            device_of(inputs[0].ctx),
+            device,
             _mxnet.lacks_states(self._block),
             tuple([i for i, array in enumerate(inputs) if isinstance(array, BaseSparseNDArray)]),
             constants,
@@ -130,10 +130,10 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             tuple([array.dtype for array in inputs]) if asked.has_heads and needs_scale(self._compute) else None,
         )
 
-    def add(self, built: BuiltGraph, structure: str, constants: tuple, inputs: Sequence[NDArray]) -> None:
+    def add(self, built: BuiltGraph, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> None:
         """Store a graph, drop those that it replaces, and the oldest of too many; the caller holds ``BUILDING``."""
         self._needs = tuple(sorted({*self._needs, *built.needs}))
-        call = self.call_of(structure, constants, inputs)
+        call = self.call_of(structure, device, constants, inputs)
         self.asked[call] = built.asked
         key = self.key_of(call, inputs)
         # A graph that is asked otherwise is never found again. With other requests the last one stays: a GAN has two.

@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
+from ..kernels.fit import device_of
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
@@ -149,10 +150,11 @@ class Hook:
             ) from error
         flat, structure = _mxnet.flatten(args)
         inputs = [array for array in flat if array is not None]
-        _check_memory(block, inputs)
+        contexts = [array.ctx for array in inputs]
+        _check_memory(block, contexts)
         if autograd.is_training():
             conversion.note_training_forward()
-        graphs, call = self.graphs, (repr(structure), key_of(constants), inputs)
+        graphs, call = self.graphs, (repr(structure), device_of(contexts[0]), key_of(constants), inputs)
         built = graphs.find(*call)
         if built is None:
             with BUILDING:
@@ -245,15 +247,15 @@ def _dtypes_explained(inputs: list) -> Iterator[None]:
         ) from error
 
 
-def _check_memory(block: HybridBlock, arrays: list) -> None:
+def _check_memory(block: HybridBlock, contexts: list[mx.Context]) -> None:
     """Raise ``ValueError`` if ``block`` has parameters and an input is in shared or pinned memory."""
     # A DataLoader with workers or ``pin_memory`` leaves batches there; MXNet's own error does not say what to do.
-    for array in arrays:
-        if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
+    for ctx in contexts:
+        if ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
-                f"{block.name}: the batch is in {array.ctx}, where a DataLoader with workers or pin_memory leaves it, "
-                "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
-                "only: call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
+                f"{block.name}: the batch is in {ctx}, where a DataLoader with workers or pin_memory leaves it, and a "
+                "converted net runs as a graph, which like any hybridized net takes inputs from its own device only: "
+                "call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
             )
 
 
