@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph
+from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, listed
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, emulated
 from ..policy import Policy
@@ -40,7 +40,7 @@ class ReplayedSymbol:
         with autograd.record() if self.training else autograd.pause(train_mode=False):
             outs = run(self._graph, self._inputs)
             found = self._loss(outs, *self._labels) if self._loss is not None else []
-        return outs, list(found) if isinstance(found, (list, tuple)) else [found]
+        return outs, listed(found)
 
     def unchanged(self) -> ContextManager[None]:
         return nullcontext()
