@@ -427,10 +427,9 @@ class _LowPrecisionOp:
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
         # The ``data`` of a user's own class may compute what the net reads, such as a weight with dropout.
         self._computed = frozenset(at for is_input, at in self._sources if not is_input and "data" in overridden(at))
-        indices: dict[bool, list[int]] = {True: [], False: []}
-        for i, (is_input, _) in enumerate(self._sources):
-            indices[is_input].append(i)
-        self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
+        data = [i for i, (is_input, _) in enumerate(self._sources) if is_input]
+        params = [i for i, (is_input, _) in enumerate(self._sources) if not is_input]
+        self._flags = [("data_indices", data), ("param_indices", params), *flags]
         # MXNet fuses pointwise operators of a CachedOp on a GPU, and only with ``static_alloc``.
         self._is_fused = plan.device == "gpu" and bool(dict(flags).get("static_alloc"))
         self._shared: mx.nd.CachedOp | None = None
