@@ -82,7 +82,7 @@ class Core:
             raise ValueError(f"the Symbol has an input {SCALE_NAME!r}, the name of mxmp's own: give it another name")
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
-            symbol,
+            Graph.from_symbol(symbol),
             device,
             parameters,
             # All buckets share the master weights, so the first graph decides how parameters are stored.

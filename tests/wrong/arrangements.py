@@ -19,7 +19,7 @@ from twins import FLAGS, POLICIES, array, value
 from zoo.plans import random_exclusions, random_plan
 
 import mxmp
-from mxmp.gluon.graphs import traced_alone
+from mxmp.gluon.graphs import traced_call
 
 WIDTH, CLASSES, BATCH, STEPS = 8, 3, 8, 3
 
@@ -491,7 +491,7 @@ class _Program:
         args = (x, label) if net is self.head else self._arguments(net, x, label, 0)
         if self.a.how == "plan":
             return random_plan(net, args, policy, self.a.seed)
-        return replace(policy, exclude=tuple(random_exclusions([traced_alone(net, args, True)[0]], self.a.seed)))
+        return replace(policy, exclude=tuple(random_exclusions([traced_call(net, args, True)[0]], self.a.seed)))
 
     def _arguments(self, net: gluon.HybridBlock, x: Any, label: Any, step: int) -> tuple:
         body = net.body if isinstance(net, Valued) else net
