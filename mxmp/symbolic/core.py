@@ -34,7 +34,6 @@ class Core:
         requested, plan = read_policy(policy, exclude)
         self.step = ScaledStep(as_scaler(loss_scale, only_bfloat16=requested.compute == "bfloat16"))
         self.conversion = Conversion(plan or requested)  # the policy or plan, and how parameters are stored
-        self.scaled_by = 1.0  # the loss scale in the executors' gradients
         # One FP32 array per device for each parameter that is stored in float16; empty before ``make_masters``.
         self.masters: dict[str, list[NDArray]] = {}
         self.statistics = RunningStatistics()

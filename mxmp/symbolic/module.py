@@ -555,7 +555,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         require(self, optimizer=False)
         group = self._exec_group
         self.scaled_step.note_own_backward(adds="add" in group.grad_req.values())
-        scale = self.core.scaled_by = self.loss_scale
+        scale = self.loss_scale
         self.set_head_scale(scale)
         if out_grads is not None:
             out_grads = [g * scale for g in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]
@@ -603,7 +603,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         def apply() -> None:
             # The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to
             # all workers.
-            self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
+            self._updater.apply(updates, 1.0 / self.loss_scale, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
@@ -622,7 +622,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``. Does not
         wait for the device.
         """
-        factor = 1.0 / self.core.scaled_by
+        factor = 1.0 / self.core.step.ledger.scale
 
         def unscaled(found: Any) -> Any:
             if isinstance(found, list):
