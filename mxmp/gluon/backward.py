@@ -19,6 +19,7 @@ from ..step.ledger import Event, Ledger
 from ..step.updater import Update
 from . import _mxnet
 from .graphs import engine_lock
+from .parameter import LowParameter
 from .scaled_reads import stop_warning, warn_of_reads
 from .scaling import (
     Record,
@@ -147,8 +148,9 @@ def read_gradients(params: Sequence[Parameter], ledger: Ledger) -> Gradients:
     """Return the gradients of ``params``; ``Update.index`` is a position in ``params``."""
     found = Gradients([], [], [])
     for index, param in enumerate(params):
+        masters = param.held_masters if isinstance(param, LowParameter) else None
         for device, (weight, grad) in enumerate(_mxnet.with_gradients(param)):
-            update = Update(index, device, param.name, weight, grad)
+            update = Update(index, device, param.name, weight, grad, masters)
             is_fresh = _mxnet.is_fresh(weight)
             (found.due if is_fresh or ledger.has_written(weight) else found.stale).append(update)
             if is_fresh:

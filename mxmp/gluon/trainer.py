@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Collection, Iterator, Sequence
 
 import mxnet as mx
@@ -24,20 +23,12 @@ from ..step.scaler import as_scaler, check_positive
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Updaters, check_optimizer
+from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
 from .backward import Gradients
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
-from .parameter import (
-    conversions_of,
-    exposed_pairs,
-    is_scaling,
-    master_at,
-    note_update,
-    refuse_own_arrays,
-    weight_of,
-)
+from .parameter import conversions_of, is_scaling, refuse_own_arrays, weight_of
 from .scaled_reads import stop_warning
 from .scaling import Record, head_gradient, living_trainers
 
@@ -546,7 +537,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)
-        self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
+        self._updaters = Updaters(self._optimizer, len(self._contexts))
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
@@ -595,8 +586,6 @@ class Trainer(StepView, gluon.Trainer):
             # SGLD adds random noise to its updates, and each worker draws its own.
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
-            for index in {update.index for update in updates}:
-                note_update(self._params[index])
             share_drawn(self._kvstore, self._optimizer, trained)
 
         try:
@@ -605,7 +594,7 @@ class Trainer(StepView, gluon.Trainer):
                     [update.gradient for update in updates],
                     apply,
                     self._statistics,
-                    exposed=exposed_pairs(self._params[index] for index in {update.index for update in updates}),
+                    exposed=exposed_pairs(updates),
                     unscaled=self.ledger.unscaled,
                 )
             else:

@@ -23,10 +23,10 @@ from ..precision.plan import Plan
 from ..step import states
 from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient
-from ..step.masters import Weight, assign, share_drawn, share_initial
+from ..step.masters import Weight, share_drawn, share_initial
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Update, check_optimizer
+from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
 from .core import Core, NamedUpdaters
@@ -344,7 +344,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         # The user may write into float16 arrays.
         if is_called_by_user():
-            self.core.exposed = True
+            self.core.expose()
         return self._group
 
     @_exec_group.setter
@@ -414,7 +414,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, list(arrays), len(self._context))
-        self._updater = NamedUpdaters(self._optimizer, len(self._context), self.core, arrays)
+        self._updater = NamedUpdaters(self._optimizer, len(self._context), arrays)
         if self.has_other_workers:
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
@@ -507,11 +507,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
         for name, copies in arrays.items():
-            for k, (value, array) in enumerate(zip(weights[name], copies)):
-                if name in self.core.masters:
-                    assign(value, [self.core.masters[name][k]], [array])
-                else:
-                    value.copyto(array)
+            masters = self.core.masters.get(name)
+            for value, array in zip(weights[name], masters or copies):
+                value.copyto(array)
+            if masters is not None:
+                masters.round_into(copies)
         self._params_dirty = True
 
     def renew_store(self) -> None:
@@ -597,7 +597,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
             index = self._updater.numbers[name]
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
-            updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
+            masters = self.core.masters.get(name)
+            updates += [Update(index, k, name, w, g, masters) for k, (w, g) in enumerate(zip(weights, gradients))]
         self._params_dirty = True
 
         def apply() -> None:
@@ -611,7 +612,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 [update.gradient for update in updates],
                 apply,
                 self.core.statistics,
-                exposed=self.core.exposed_pairs(self.arrays()),
+                exposed=exposed_pairs(updates),
             )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
