@@ -61,7 +61,7 @@ class TrainedNet:
 
     @property
     def gradient_scale(self) -> float:
-        return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
+        return 1.0 if self._trainer.ledger.unscaled else self._trainer.loss_scale
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
         found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
