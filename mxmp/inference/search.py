@@ -13,15 +13,15 @@ from typing import Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
+from ..callbacks import last_line
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
 from ..serving.folding import Params, fold_constants, fold_norms, without_identities
 from ..serving.fusing import fuse, inner_operators
 from ..serving.lowering import lower, lower_to_float16
 from ..serving.sums import register
-from ..symbolic.checkpoint import last_line
-from ..tuning.search import quartiles
-from .calibration import CALIBRATORS, column_axis, column_sqnr, columns_of, same_answers, sqnr
+from ..tuning.clock import beats, gain
+from .calibration import CALIBRATORS, Statistics, column_axis, column_sqnr, columns_of, same_answers, sqnr
 from .quantizing import QUANTIZED, Ranges, layers_at, quantizable, quantize, tensor_names, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
@@ -36,6 +36,7 @@ _SAME = 90.0
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
 # How the verdict on a graph begins that MXNet cannot run.
 _FAILS = "fails here"
+_FAILURES = CandidateError, mx.MXNetError
 # A dtype in which a network of more layers than this is less than so many times as fast is not tried layer by layer.
 _FEW, _SLOW = 16, 0.95
 # So many layers are named in a note.
@@ -98,7 +99,7 @@ class Search:
         tell: Callable[[str], None],
     ) -> None:
         # Positions of the batches that calibrate INT8, and of those that measure accuracy.
-        self._runner, self._calibrating, self._held = runner, list(calibrating), list(held)
+        self._runner, self._calibrating, self._held = runner, calibrating, held
         self._limits, self._tell = limits, tell
         self._base = without_identities(graph), params
         # By candidate: the graph, its parameters by name, and the reasons for the dtypes of operators by name.
@@ -130,7 +131,7 @@ class Search:
         self._tried[PLAIN] = graph, params, {}
         self._runner.add(PLAIN, graph, params)
         every = sorted({*self._calibrating, *self._held})
-        self._reference = dict(zip(every, self._runner.outputs(PLAIN, every)))
+        self._reference = dict(zip(every, self._runner.ask("outputs", PLAIN, every)))
         if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
             raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
         self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf)
@@ -230,11 +231,12 @@ class Search:
         self._tell("calibration")
         base, params = self._base
         fused = fuse(base, quantizable=True)
-        self._runner.add("calibration", fused, params)
         try:
-            unfit = self._runner.collect("calibration", self._calibrating, tensors_to_calibrate(fused, params))
-            failing = layers_at(fused, unfit)
-            least = self._runner.ranges("min/max")
+            self._runner.add("calibration", fused, params)
+            tensors = tensors_to_calibrate(fused, params)
+            seen: Statistics = self._runner.ask("statistics", "calibration", self._calibrating, tensors)
+            failing = layers_at(fused, seen.unusable(tensors))
+            least = seen.ranges("min/max")
             every = quantize(fused, params, least, failing)[2]
             # What only MXNet's full mode would quantize is no candidate, and may fail.
             others = [
@@ -242,8 +244,8 @@ class Search:
                 *(name for name in quantizable(fused, params, failing, every=True) if name not in every),
             ]
             self._note_unfit({name: failing[name] for name in quantizable(fused, params, ()) if name in failing})
-        except (CandidateError, mx.MXNetError) as error:
-            self.notes.append(f"int8 cannot be had: {_last_line(error)}")
+        except _FAILURES as error:
+            self.notes.append(f"int8 cannot be had: {last_line(error)[-350:]}")
             return
         if not every:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
@@ -258,7 +260,7 @@ class Search:
             )
         )
         layers = [name for name in every if name not in failing]
-        found = self._best_ranges(fused, params, least, failing)
+        found = self._best_ranges(fused, params, seen, failing)
         if found is None:
             self.notes.append("int8: no graph runs here, see the reasons of its operators")
             return
@@ -288,33 +290,32 @@ class Search:
 
     def _is_slow(self, dtype: str, build: Callable[[], tuple[Graph, Params]]) -> bool:
         """Return whether a graph with all layers in ``dtype`` is slower than FP32, and note it; False if it fails."""
-        full = [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
+        full = self._full_candidates()
         try:
             self._runner.add("trial", *build())
-            times = self._runner.times([*full, "trial"], _FEWEST_ROUNDS)
-        except (CandidateError, mx.MXNetError):
+            times = self._runner.ask("times", [*full, "trial"], _FEWEST_ROUNDS)
+        except _FAILURES:
             return False
-        finally:
-            self._runner.forget("trial")
         best = min(full, key=lambda name: statistics.median(times[name]))
-        gain = quartiles([a / b for a, b in zip(times[best], times["trial"])])
-        if gain[1] < _SLOW:
-            self.notes.append(
-                f"{dtype}: its layers were not tried one by one: all in it are {gain[1]:.2f} times as fast"
-            )
-        return gain[1] < _SLOW
+        speed = gain(times, "trial", best)[1]
+        if speed < _SLOW:
+            self.notes.append(f"{dtype}: its layers were not tried one by one: all in it are {speed:.2f} times as fast")
+        return speed < _SLOW
 
-    def _best_ranges(self, fused: Graph, params: Params, least: Ranges, failing: Mapping[str, str]) -> Ranges | None:
+    def _full_candidates(self) -> list[str]:
+        return [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
+
+    def _best_ranges(self, fused: Graph, params: Params, seen: Statistics, failing: Mapping[str, str]) -> Ranges | None:
         """Return the ranges with which INT8 has the highest SQNR, which is kept; None if it cannot run with any."""
         self._tell("calibrators")
         ranges: dict[str, Ranges] = {}
         for name in CALIBRATORS:
             try:
-                ranges[name] = least if name == "min/max" else self._runner.ranges(name)
+                ranges[name] = self._runner.ask("ranges", seen, name)
                 made = quantize(fused, params, ranges[name], failing)[:2]
                 self._calibrators[name] = self._sqnr_of(made, self._held)
-            except (CandidateError, mx.MXNetError) as error:
-                self.notes.append(f"int8 by {name} fails here: {_last_line(error)}")
+            except _FAILURES as error:
+                self.notes.append(f"int8 by {name} {_fails(error)}")
         return ranges[max(self._calibrators, key=self._calibrators.__getitem__)] if self._calibrators else None
 
     # -- falling back -------------------------------------------------------------------------------
@@ -334,19 +335,16 @@ class Search:
                 continue
             try:
                 alone[name] = self._sqnr_of(build([other for other in layers if other != name]), self._held[:1])
-            except (CandidateError, mx.MXNetError) as error:
-                failing[name] = f"{_FAILS}: {_last_line(error)}"
+            except _FAILURES as error:
+                failing[name] = _fails(error)
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
         return failing
 
     def _sqnr_of(self, made: tuple[Graph, Params], batches: Sequence[int]) -> float:
         """Run a graph that is no candidate; return the SQNR in dB of its worst column."""
-        try:
-            self._runner.add("trial", *made)
-            return self._compared(dict(zip(batches, self._runner.outputs("trial", batches)))).column_sqnr
-        finally:
-            self._runner.forget("trial")
+        self._runner.add("trial", *made)
+        return self._compared(dict(zip(batches, self._runner.ask("outputs", "trial", batches)))).column_sqnr
 
     def _fall_back(
         self,
@@ -426,9 +424,9 @@ class Search:
         try:
             graph, params = build()
             self._runner.add(name, graph, params)
-            outputs = self._runner.outputs(name, batches)
-        except (CandidateError, mx.MXNetError) as error:
-            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {_last_line(error)}")
+            outputs = self._runner.ask("outputs", name, batches)
+        except _FAILURES as error:
+            self._rows[name] = Candidate(name, verdict=_fails(error))
             return None
         self._tried[name] = graph, params, why
         return dict(zip(batches, outputs))
@@ -456,16 +454,15 @@ class Search:
         """Time the candidates that are accurate enough; return the fastest."""
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
-        times = self._runner.times(names, 2)
-        spent = sum(min(each) for each in times.values())
-        times = self._runner.times(names, int(np.clip(_SECONDS / spent, _FEWEST_ROUNDS, _MOST_ROUNDS)))
+        spent = sum(min(each) for each in self._runner.ask("times", names, 2).values())
+        times = self._runner.ask("times", names, int(np.clip(_SECONDS / spent, _FEWEST_ROUNDS, _MOST_ROUNDS)))
         middle = {name: statistics.median(each) for name, each in times.items()}
-        full = [name for name in (PLAIN, FOLDED, FUSED) if name in names]
-        baseline = min(full, key=middle.__getitem__)
-        gains = {n: quartiles([a / b for a, b in zip(times[baseline], each)]) for n, each in times.items()}
+        full = self._full_candidates()
         others = [name for name in names if name not in full]
-        chosen = min(others, key=middle.__getitem__) if others else baseline
-        if chosen not in full and gains[chosen][0] <= 1:  # not faster in three quarters of the rounds
+        baseline = min(full, key=middle.__getitem__)
+        gains = {name: gain(times, name, baseline) for name in names}
+        chosen = min(others, key=middle.__getitem__, default=baseline)
+        if not beats(times, chosen, baseline):
             chosen = baseline
         if chosen == PLAIN:  # a Module that binds the plain graph would let MXNet fuse it, perhaps wrongly
             chosen = min([name for name in full if name != PLAIN] or [PLAIN], key=middle.__getitem__)
@@ -484,7 +481,7 @@ class Search:
     def _layers(self, name: str) -> list[Layer]:
         """Return a report's ``Layer`` of each operator of a candidate, which runs once more for the times."""
         graph, _, why = self._tried[name]
-        spent = self._runner.profile(name)
+        spent = self._runner.ask("profile", name)
         layers, alone = [], self._alone.get(name.partition(",")[0], {})
         for node in graph.nodes():
             if node.is_variable:
@@ -517,5 +514,5 @@ def _candidate_name(dtype: str, count: int, other: str) -> str:
     return f"{dtype}, {count} in {other}" if count else dtype
 
 
-def _last_line(error: Exception) -> str:
-    return (last_line(error) or type(error).__name__)[-350:]
+def _fails(error: Exception) -> str:
+    return f"{_FAILS}: {last_line(error)[-350:]}"

@@ -14,6 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.ndarray import NDArray
 
+from ..callbacks import last_line
 from ..files import replacing_all
 from ..frontend import instead
 from ..gluon.graphs import traced_alone
@@ -21,9 +22,9 @@ from ..gluon.parameter import weight_of
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from ..precision.heads import HEAD_OPERATORS
-from ..serving.folding import Params, by_kind
+from ..serving.folding import Params, by_kind, dtype_name
 from ..serving.fusing import FUSED
-from ..symbolic.checkpoint import last_line, write_arrays, write_symbol
+from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .prepared import Prepared
 from .report import InferenceReport
@@ -190,8 +191,9 @@ def _check_values(subject: Subject, any_device: bool) -> None:
         if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
         if np.dtype(value.dtype) != np.float32:
-            dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
-            raise ValueError(f"parameter {name!r} is {dtype}: give the network in FP32, as it was before net.cast()")
+            raise ValueError(
+                f"parameter {name!r} is {dtype_name(value)}: give the network in FP32, as it was before net.cast()"
+            )
     named = [(f"parameter {name!r}", value) for name, value in subject.params.items()]
     named += [
         (f"calibration batch {i}, {name!r},", v) for i, batch in enumerate(subject.batches) for name, v in batch.items()

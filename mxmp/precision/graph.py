@@ -156,6 +156,10 @@ class Graph:
                 stack += reversed(item.control_deps)
                 stack += [entry.node for entry in reversed(item.inputs)]
 
+    def copy(self) -> Graph:
+        """Return an equal graph of new nodes."""
+        return Graph.from_json(self.to_json(), numpy=self.numpy)
+
     def names(self) -> dict[Node, str]:
         """Return a dict from each node to a name that no other node has, in the order of ``nodes()``.
 

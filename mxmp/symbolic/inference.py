@@ -14,6 +14,7 @@ from typing import Any, Callable, Collection
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..callbacks import last_line
 from ..kernels.fusion import Unfused
 from ..policy import Policy
 from ..precision.casts import strip
@@ -142,7 +143,7 @@ class InferenceExecutor:
                 self._fused = self._graph.bind(self._executor)
             except mx.MXNetError as error:
                 self._is_safe = lambda: False
-                reason = str(error).strip().splitlines()[-1]
-                logger.warning("MXNet cannot fuse this module's graph: it predicts by that with casts: %s", reason)
+                why = last_line(error)
+                logger.warning("MXNet cannot fuse this module's graph: it predicts by that with casts: %s", why)
                 return self._executor
         return self._fused
