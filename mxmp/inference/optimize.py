@@ -129,8 +129,7 @@ def optimize_for_inference(
             search.notes.append(
                 "int8 was left out: this CPU has no VNNI, so its INT8 kernels are slow and may overflow"
             )
-        found = search.run(requested)
-    return served(subject, found.graph, found.params, found.report)
+        return served(subject, *search.run(requested))
 
 
 # The report of a network that ``evaluate`` gets: the search has not ended yet.
