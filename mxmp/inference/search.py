@@ -16,7 +16,7 @@ import numpy as np
 from ..callbacks import last_line
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
-from ..serving.folding import Params, fold_constants, fold_norms, without_identities
+from ..serving.folding import Params, folded_norms, without_identities
 from ..serving.fusing import fuse, inner_operators
 from ..serving.lowering import lower, lower_to_float16
 from ..serving.sums import register
@@ -25,6 +25,7 @@ from .calibration import CALIBRATORS, Statistics, column_axis, column_sqnr, colu
 from .quantizing import QUANTIZED, Ranges, layers_at, quantizable, quantize, tensor_names, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
+from .targets import Subject
 
 INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
 SUMS = "float16 sums"
@@ -67,26 +68,18 @@ class Limits(NamedTuple):
 class Search:
     """One search. Each graph that is tried is a candidate, with a name such as ``"int8, 3 in float32"``."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        params: Params,
-        runner: Runner,
-        calibrating: Sequence[int],
-        held: Sequence[int],
-        limits: Limits,
-        tell: Callable[[str], None],
-    ) -> None:
-        # Positions of the batches that calibrate INT8, and of those that measure accuracy.
-        self._runner, self._calibrating, self._held = runner, calibrating, held
-        self._limits, self._tell = limits, tell
-        self._base = without_identities(graph), params
+    def __init__(self, subject: Subject, runner: Runner, limits: Limits, tell: Callable[[str], None]) -> None:
+        self._runner, self._limits, self._tell = runner, limits, tell
+        self._calibrating, self._held = subject.calibrating, subject.held
+        self._base = subject.graph, subject.params
         # By candidate: the graph, its parameters by name, and the reasons for the dtypes of operators by name.
         self._tried: dict[str, tuple[Graph, Params, Mapping[str, str]]] = {}
         self._rows: dict[str, Candidate] = {}
         self._alone: dict[str, dict[str, float]] = {}  # by dtype, then by layer
         self._calibrators: dict[str, float] = {}
         self.notes: list[str] = []
+        if set(self._held) & set(self._calibrating):
+            self.notes.append("one batch both calibrated and measured: SQNR is that of data that was seen")
 
     def run(self, dtypes: Collection[str]) -> tuple[Graph, Params, InferenceReport]:
         """Return the fastest graph within the ``Limits``; ``CandidateError`` if the network fails in FP32.
@@ -105,14 +98,14 @@ class Search:
     def _try_float32(self, fused: bool) -> None:
         """Run the network as it is, with BatchNorm folded and, with ``fused``, fused by oneDNN too."""
         self._tell("float32")
+        graph, params = self._base = without_identities(self._base[0]), self._base[1]
+        folded = folded_norms(graph, params)
         every = sorted({*self._calibrating, *self._held})
         self._reference = self._outputs(PLAIN, self._base, every)
         if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
             raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
         self._tried[PLAIN] = *self._base, {}
         self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf)
-        graph, params = self._base
-        folded = fold_constants(*fold_norms(graph, params))
         if self._try(FOLDED, lambda: (fuse(folded[0], apart=True), folded[1]), {}, same=True):
             self._base = folded  # graphs in other dtypes are made from it
         else:

@@ -66,6 +66,11 @@ def _is_identity(node: Node) -> bool:
     return node.op in ("_copy", "BlockGrad")
 
 
+def folded_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
+    """Return a copy, and its parameters, without BatchNorms that can be folded, and without what is constant then."""
+    return fold_constants(*fold_norms(graph, params))
+
+
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
     """Return a copy, and its parameters, in which BatchNorms are folded into the layers before them, where possible."""
     copy, values = copied(graph), dict(params)

@@ -20,7 +20,7 @@ from ..policy import Policy
 from ..precision.casts import strip
 from ..precision.graph import Graph
 from ..precision.plan import Plan
-from ..serving.folding import Params, fold_constants, fold_norms, without_identities
+from ..serving.folding import Params, folded_norms, without_identities
 from ..serving.lowering import lower
 
 logger = logging.getLogger("mxmp")
@@ -75,8 +75,7 @@ class InferenceGraph:
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
         """Return the fused Symbol and its parameters by name, computed from ``params``, those of the FP32 Symbol."""
         network = without_identities(strip(Graph.from_symbol(self._symbol)))
-        graph, params = fold_constants(*fold_norms(network, params))
-        graph, params = lower(graph, params, policy=self._policy, decided=self._decided)
+        graph, params = lower(*folded_norms(network, params), policy=self._policy, decided=self._decided)
         return graph.to_symbol(), params
 
 
