@@ -1,6 +1,7 @@
 """How many planted operators ``mxmp.diagnose.audit`` names first, and on how many healthy networks it stays quiet.
 
-The plants and the healthy networks are those of tests/diagnose/plants.py, in both dtypes. Ends with 1 where one fails.
+They are those of tests/diagnose/plants.py: each plant in the dtypes that it is listed for, each healthy network in
+both. Ends with 1 where one fails.
 """
 
 from __future__ import annotations

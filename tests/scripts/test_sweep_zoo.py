@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.results import read
 from sweep import casts, plans
 
 
@@ -19,3 +20,13 @@ def test_a_summary_is_of_the_results_that_were_asked_for(tool, tmp_path, capsys)
     printed = capsys.readouterr().out
     assert "in 1 networks" in printed
     assert "nn.Conv2D: 12 -> 18 bytes" in printed
+
+
+def test_no_plan_for_a_gpu_moves_more_by_casts_than_the_rules():
+    found = read(plans.RESULTS)
+    moved = {name: result for name, result in found.items() if not result.keys() & {"left_out", "error"}}
+    assert len(moved) > 400
+    for name, result in moved.items():
+        for policy in plans.POLICIES:
+            rules, plan = result[policy]
+            assert plan <= rules, (name, policy)

@@ -141,7 +141,7 @@ ON_WEIGHTS: dict[str, Callable[[Any, Any], Any]] = {
     "tanh": lambda op, w: op.tanh(w),
     "sign": lambda op, w: op.sign(w) * 0.3,
     "clip": lambda op, w: op.clip(w, -2, 2),
-    "exp": lambda op, w: op.exp(w) * 0.3,
+    "exp": lambda op, w: op.expm1(w),
     "softmax": lambda op, w: op.softmax(w, axis=1),
     "normalized": lambda op, w: op.L2Normalization(w),
     "standardized": _standardized,
@@ -172,7 +172,9 @@ READERS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "dense": lambda op, x, w, plain: op.FullyConnected(x, w, num_hidden=WIDTH, no_bias=True),
     "dense with bias": lambda op, x, w, plain: op.FullyConnected(x, plain, op.mean(w, axis=1), num_hidden=WIDTH),
     "dot": lambda op, x, w, plain: op.dot(x, w),
-    "batch_dot": lambda op, x, w, plain: op.batch_dot(x.expand_dims(1), op.broadcast_axis(w.expand_dims(0), 0, BATCH)),
+    "batch_dot": lambda op, x, w, plain: op.batch_dot(
+        x.expand_dims(1), op.broadcast_like(w.expand_dims(0), x, lhs_axes=(0,), rhs_axes=(0,))
+    ),
     "conv": lambda op, x, w, plain: op.Convolution(
         _as_image(op, x), _as_image(op, w), num_filter=WIDTH, kernel=(1, 1), no_bias=True
     ),
@@ -185,7 +187,7 @@ READERS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 class OnWeight(gluon.HybridBlock):
     """A layer whose weight goes through operators: ``"tanh, clip -> dot"``.
 
-    In the FP32 twin they read a ``copy``: some, such as clip, cannot add to a gradient in MXNet.
+    Where MXNet runs it as it is, they read a ``copy``: some, such as clip, cannot add to a gradient there.
     """
 
     def __init__(self, what: str, weight: Callable[..., gluon.Parameter] = gluon.Parameter, copy: bool = False) -> None:
@@ -309,13 +311,13 @@ HEADS = {"SoftmaxOutput": SoftmaxHead, "LinearRegressionOutput": RegressionHead,
 OPTIMIZERS = {"sgd": {"learning_rate": 0.1}, "nag": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}}
 
 
-def part(name: str, full: bool) -> gluon.HybridBlock:
+def part(name: str, copy: bool) -> gluon.HybridBlock:
     """One of ``PARTS``; or a layer of which the name says what its weight is: ``"frozen weight: tanh -> dot"``."""
     if name in PARTS:
         return PARTS[name]()
     weight, what = name.split(": ")
     kind, _, _ = weight.rpartition(" ")
-    block = OnWeight(what, PARAMETERS.get(kind, gluon.Parameter), copy=full)
+    block = OnWeight(what, PARAMETERS.get(kind, gluon.Parameter), copy)
     if kind == "frozen":
         block.weight.grad_req = "null"
     return block
@@ -461,7 +463,10 @@ class _Program:
 
     def _net(self, k: int, trunk: Any) -> gluon.HybridBlock:
         net, values = nn.HybridSequential(), self.a.values[k]
-        net.add(*([] if trunk is None else [trunk]), *(part(name, self.full) for name in self.a.nets[k]))
+        net.add(
+            *([] if trunk is None else [trunk]),
+            *(part(name, copy=self.full or self.a.kept[k]) for name in self.a.nets[k]),
+        )
         last = k == len(self.a.nets) - 1
         ends = last or self.a.topology == "trunk"
         net.add(nn.Dense(CLASSES if ends else WIDTH, in_units=WIDTH))

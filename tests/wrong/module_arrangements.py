@@ -96,7 +96,7 @@ def _symbol(a: ModuleArrangement, full: bool) -> tuple[mx.sym.Symbol, list[str]]
     """And the names of what stays as it is."""
     body = nn.HybridSequential(prefix="body_")
     with body.name_scope():
-        body.add(*(part(name, full) for name in a.parts))
+        body.add(*(part(name, copy=full) for name in a.parts))
     out = body(mx.sym.var("data"))
     outs = [mx.sym.FullyConnected(out, num_hidden=CLASSES, name=f"fc{k}") for k in range(len(a.heads))]
     label = mx.sym.var("label")
