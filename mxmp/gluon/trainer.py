@@ -334,12 +334,11 @@ class Trainer(StepView, gluon.Trainer):
         """
         if self.ledger.pending:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
-        states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
+        states.save(fname, *self._own_states())
 
     def check_states(self, fname: str) -> None:
         """Raise the errors of ``load_states`` for a file that this trainer cannot continue from; change nothing."""
-        weights = [weight_of(param) for param in self._params]
-        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts, only_check=True)
+        states.load(fname, *self._own_states(), self._contexts, only_check=True)
 
     def load_states(self, fname: str) -> None:
         """Continue from a file of ``save_states``, or of MXNet's own Trainer or Module. Runs no code from the file.
@@ -359,8 +358,7 @@ class Trainer(StepView, gluon.Trainer):
         OSError
             The file cannot be read.
         """
-        weights = [weight_of(param) for param in self._params]
-        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts)
+        states.load(fname, *self._own_states(), self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
         ready = list(filter(_mxnet.is_initialized, self._params))
@@ -369,6 +367,9 @@ class Trainer(StepView, gluon.Trainer):
             update.grad[:] = 0  # the next backward may add to it
         backward.use_up(ready, dropped)
         self.scaled_step.group.forget_backward(self.scaled_step)
+
+    def _own_states(self) -> tuple[ScaledStep, Updaters, list[Weight]]:
+        return self.scaled_step, self._updaters, [weight_of(param) for param in self._params]
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 
@@ -432,7 +433,7 @@ class Trainer(StepView, gluon.Trainer):
                 f"multiplied by the loss scale, {self.loss_scale:g} now: norms and limits of clipping are off by it. "
                 "Call trainer.unscale() first, or trainer.clip_global_norm(max_norm) in place of "
                 "gluon.utils.clip_global_norm",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _notice_plain_backward(self, found: Gradients) -> None:
@@ -468,7 +469,7 @@ class Trainer(StepView, gluon.Trainer):
         """Return whether the loss scale is other than 1, or may be.
         With "dynamic", before the first backward: True unless all nets of the parameters are converted to bfloat16."""
         if self._step is None and self._requested_scale == "dynamic":
-            return {c.policy.compute for c in conversions_of(self._params)} != {"bfloat16"}
+            return not self._only_bfloat16
         return self.loss_scale != 1.0
 
     @property
@@ -502,10 +503,13 @@ class Trainer(StepView, gluon.Trainer):
         whether the net computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
-            computes = {c.policy.compute for c in conversions_of(self._params)}
-            scaler = as_scaler(self._requested_scale, only_bfloat16=computes == {"bfloat16"})
+            scaler = as_scaler(self._requested_scale, only_bfloat16=self._only_bfloat16)
             self._step = ScaledStep(scaler, self.ledger)
         return self._step
+
+    @property
+    def _only_bfloat16(self) -> bool:
+        return {conversion.policy.compute for conversion in conversions_of(self._params)} == {"bfloat16"}
 
     @property
     def _gradient_factor(self) -> float:

@@ -29,27 +29,16 @@ def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
     return rows
 
 
-def other_weights(saved: np.ndarray, weights: Sequence[Weight]) -> list[str]:
-    """Return the names of weights with other values than ``saved``; ``[]`` if one is as initializers leave it."""
+def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: str) -> None:
+    """Log a warning if weights have other values than ``saved``, unless one is as initializers leave it."""
     now = fingerprint(weights)
     if saved.shape != now.shape:
-        return []
+        return
     known = ~(np.isnan(now).all(axis=1) | np.isnan(saved).all(axis=1))
     differ = known & ~np.isclose(now, saved, rtol=_ROUNDING, atol=0, equal_nan=True).all(axis=1)
-    # A run may read its states before its parameters.
-    if any(map(_is_initial, now[differ])):
-        return []
-    return [weight.name for weight, other in zip(weights, differ) if other]
-
-
-def _is_initial(row: np.ndarray) -> bool:
-    values = row[~np.isnan(row)]
-    return values[0] in (0, 1) and bool((values == values[0]).all())
-
-
-def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: str) -> None:
-    names = other_weights(saved, weights)
-    if names:
+    names = [weight.name for weight, other in zip(weights, differ) if other]
+    # A run may read its states before its parameters, which are then all 0 or all 1 in a bias or a gamma.
+    if names and not any(row[0] in (0, 1) and (row[~np.isnan(row)] == row[0]).all() for row in now[differ]):
         logger.warning(
             "the states in %r were saved with other values of %s%s, as after another step: momenta, counts and FP32 "
             "master weights come from this file, all other weights stay. Load parameters and states of one step, the "
