@@ -31,11 +31,6 @@ class LowParameter(gluon.Parameter):
         self._check_and_get(self._data, list)
         return self._masters.taken_over(self._data)
 
-    def full_arrays(self) -> Sequence[NDArray]:
-        """Return what ``masters`` returns, in new arrays where a user may have written; change no master."""
-        self._check_and_get(self._data, list)
-        return self._masters.values(self._data)
-
     @property
     def held_masters(self) -> Masters:
         """Return the masters without what a user wrote since the last update."""
@@ -194,7 +189,8 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
 
 def full_arrays(param: gluon.Parameter) -> Sequence[NDArray]:
     """Return the FP32 values of ``param``, one array per context, which may be its own."""
-    return param.full_arrays() if isinstance(param, LowParameter) else _mxnet.arrays(param)
+    arrays = _mxnet.arrays(param)
+    return param.held_masters.values(arrays) if isinstance(param, LowParameter) else arrays
 
 
 def weight_of(param: gluon.Parameter) -> Weight:
@@ -202,4 +198,4 @@ def weight_of(param: gluon.Parameter) -> Weight:
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None
     assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None
-    return Weight(param.name, param.shape, _mxnet.arrays(param), masters, assign, param.grad_req != "null")
+    return Weight(param.name, tuple(param.shape or ()), _mxnet.arrays(param), masters, assign, param.grad_req != "null")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from types import MethodType
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 from mxnet.gluon import Parameter
 
@@ -18,15 +18,16 @@ _METHODS = ("grad", "list_grad")
 
 
 class _Read:
-    """The method ``name`` of a Parameter with scaled gradients: warns, and calls that of its class."""
+    """The method ``name`` of a Parameter with scaled gradients: lets the trainer warn, and calls that of its class."""
 
-    def __init__(self, param: Parameter, name: str, warn: Callable[[Parameter], None]) -> None:
-        self._param, self._name, self._warn = weakref.ref(param), name, warn
+    def __init__(self, param: Parameter, name: str, trainer: Any) -> None:
+        self._param, self._name, self._trainer = weakref.ref(param), name, weakref.ref(trainer)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         param: Any = self._param()
-        if is_called_by_user():
-            self._warn(param)
+        trainer = self._trainer()
+        if is_called_by_user() and trainer is not None:
+            trainer.warn_of_scaled_gradients(param)
         return getattr(type(param), self._name)(param, *args, **named)
 
     def __reduce__(self) -> tuple:
@@ -38,26 +39,13 @@ def _method(param: Parameter, name: str) -> Any:
     return MethodType(getattr(type(param), name), param)
 
 
-def _warner(trainer: Any) -> Callable[[Parameter], None]:
-    """Return the trainer's ``warn_of_scaled_gradients``, without keeping the trainer alive."""
-    method = weakref.WeakMethod(trainer.warn_of_scaled_gradients)
-
-    def warn(param: Parameter) -> None:
-        found = method()
-        if found is not None:
-            found(param)
-
-    return warn
-
-
 def warn_of_reads(params: Iterable[Parameter], trainer: Any) -> None:
     """Let user code that reads gradients of ``params`` get one warning of ``trainer``, until ``stop_warning``."""
-    warn = _warner(trainer)
     for param in params:
         own = vars(param)
         for name in _METHODS:
             if name not in own or isinstance(own[name], _Read):  # a user may have set one
-                own[name] = _Read(param, name, warn)
+                own[name] = _Read(param, name, trainer)
 
 
 def stop_warning(params: Iterable[Parameter]) -> None:

@@ -430,7 +430,7 @@ class Trainer(StepView, gluon.Trainer):
                 f"multiplied by the loss scale, {self.loss_scale:g} now: norms and limits of clipping are off by it. "
                 "Call trainer.unscale() first, or trainer.clip_global_norm(max_norm) in place of "
                 "gluon.utils.clip_global_norm",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _notice_plain_backward(self, found: Gradients) -> None:
@@ -466,7 +466,7 @@ class Trainer(StepView, gluon.Trainer):
         """Return whether the loss scale is other than 1, or may be.
         With "dynamic", before the first backward: True unless all nets of the parameters are converted to bfloat16."""
         if self._step is None and self._requested_scale == "dynamic":
-            return {c.policy.compute for c in conversions_of(self._params)} != {"bfloat16"}
+            return not self._only_bfloat16
         return self.loss_scale != 1.0
 
     @property
@@ -500,10 +500,13 @@ class Trainer(StepView, gluon.Trainer):
         whether the net computes in bfloat16, which needs no loss scale.
         """
         if self._step is None:
-            computes = {c.policy.compute for c in conversions_of(self._params)}
-            scaler = as_scaler(self._requested_scale, only_bfloat16=computes == {"bfloat16"})
+            scaler = as_scaler(self._requested_scale, only_bfloat16=self._only_bfloat16)
             self._step = ScaledStep(scaler, self.ledger)
         return self._step
+
+    @property
+    def _only_bfloat16(self) -> bool:
+        return {conversion.policy.compute for conversion in conversions_of(self._params)} == {"bfloat16"}
 
     @property
     def _gradient_factor(self) -> float:

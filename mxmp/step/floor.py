@@ -35,15 +35,12 @@ def cure(gradients: Sequence[Gradient], bad: Sequence[Gradient], scale: float, s
         return f"no gradient has a finite value but 0; {look}"
     seen = f"the largest finite gradient is {peak:.4g}, or {peak / scale:.4g} without the loss scale, of {largest}"
     if lower_scale_fits(peaks, finite):
-        return f"{seen}. float16 ends at 65504, and no gradient is too small for a lower scale: {_lower(scaler)}"
+        floor = getattr(scaler, "min_scale", None)
+        lower = "lower it, or use loss_scale='dynamic'"
+        if floor is not None:
+            lower = f"lower the floor, loss_scale=mxmp.{type(scaler).__name__}(min_scale={floor * _LOWER:.3g})"
+        return f"{seen}. float16 ends at 65504, and no gradient is too small for a lower scale: {lower}"
     layers = {gradient.name.rpartition("_")[0] or gradient.name for gradient in bad}
     if len(layers) > 1 or not finite:
         return f"{seen}; {look}, or let mxmp.diagnose.guard move the layer that overflows to FP32"
     return f"{seen}; {look}, or keep the layer that overflows in FP32: exclude=['*{layers.pop()}*']"
-
-
-def _lower(scaler: Any) -> str:
-    floor = getattr(scaler, "min_scale", None)
-    if floor is None:
-        return "lower it, or use loss_scale='dynamic'"
-    return f"lower the floor, loss_scale=mxmp.{type(scaler).__name__}(min_scale={floor * _LOWER:.3g})"

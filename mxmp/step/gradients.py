@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from operator import is_
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -89,25 +89,26 @@ def square_sums(gradients: Sequence[Gradient]) -> Scalars:
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     """Return each gradient's share of zeros, and its largest absolute value, as two groups for ``fetch``.
     Of a row-sparse gradient only stored rows count, for which it waits; without any, both numbers are 0."""
-    shares: Scalars = []
-    peaks: Scalars = []
-    for i, gradient in enumerate(gradients):
-        values = _dense_values(gradient.array).astype("float32", copy=False)
-        nothing = mx.nd.zeros(1, values.ctx)
-        shares.append(((values == 0).mean() if values.size else nothing, [i]))
-        peaks.append((values.abs().max() if values.size else nothing, [i]))
-    return [shares, peaks]
+    return _of_each(gradients, lambda values: (values == 0).mean(), lambda values: values.abs().max())
 
 
 def largest_finite(gradients: Sequence[Gradient]) -> list[float]:
     """Return the largest finite absolute value of each gradient; 0 if it has none. Waits for the device."""
-    found = []
+
+    def peak(values: NDArray) -> NDArray:
+        return mx.nd.where(is_finite(values), values.abs(), mx.nd.zeros_like(values)).max()
+
+    return fetch(*_of_each(gradients, peak))[0].tolist()
+
+
+def _of_each(gradients: Sequence[Gradient], *functions: Callable[[NDArray], NDArray]) -> list[Scalars]:
+    """Return, for each function, its result for the FP32 values of each gradient; 0 where no row is stored."""
+    found: list[Scalars] = [[] for _ in functions]
     for i, gradient in enumerate(gradients):
         values = _dense_values(gradient.array).astype("float32", copy=False)
-        nothing = mx.nd.zeros(1, values.ctx)
-        peak = mx.nd.where(is_finite(values), values.abs(), mx.nd.zeros_like(values)).max() if values.size else nothing
-        found.append((peak, [i]))
-    return [float(peak) for peak in fetch(found)[0]]
+        for group, function in zip(found, functions):
+            group.append((function(values) if values.size else mx.nd.zeros(1, values.ctx), [i]))
+    return found
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:

@@ -21,13 +21,6 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def for_half(optimizer: mx.optimizer.Optimizer, state: Any, master: np.ndarray) -> Any:
-    """Return an FP32 weight's state, in NumPy arrays, in the form for a float16 weight without masters."""
-    if optimizer.multi_precision:
-        return Layout(optimizer).join(state, master)
-    return map_leaves(lambda leaf: leaf.astype(np.float16) if isinstance(leaf, np.ndarray) else leaf, state)
-
-
 class Layout:
     """How an optimizer nests the state of a weight, and where ``multi_precision`` puts the FP32 master in it.
     For a float16 weight SGD has ``(state, master)``, Adam ``(master, state)``; states of a 2x3 weight show it."""

@@ -23,7 +23,7 @@ from .resume import (
     to_host,
     without_start,
 )
-from .state_layout import Layout, check_shapes, check_states, for_half, map_leaves, positions, with_attributes
+from .state_layout import Layout, check_shapes, check_states, map_leaves, positions, with_attributes
 from .step import ScaledStep
 from .updater import Updaters
 
@@ -55,7 +55,7 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
     found = found._replace(
         step=step.state_dict(),
         masters={**found.masters, **masters},
-        shapes=[tuple(weight.shape or ()) for weight in weights],
+        shapes=[weight.shape for weight in weights],
         accumulated=updaters.initial.accumulated(updaters.optimizer),
         scheduler_as_made=updaters.initial.schedule,
         names=[weight.name for weight in weights],
@@ -81,7 +81,7 @@ def load(
     found, present = read(path), weights()
     if found.optimizer is None:
         found = _without_optimizer(found.states, updaters.optimizer, present, of_trainer=settings == "file")
-    shapes = [tuple(weight.shape or ()) for weight in present]
+    shapes = [weight.shape for weight in present]
     found = _in_order_of(found, [weight.name for weight in present], shapes, names_identify)
     commit = _check(found, updaters, shapes, contexts, settings)
     if only_check:
@@ -236,12 +236,13 @@ def _check(
 
 def _state_for(optimizer: mx.optimizer.Optimizer, found: OptimizerStates, index: int, weight: Weight) -> Any:
     """Return a parameter's saved state, which is that of an FP32 weight, in the form that the optimizer expects."""
+    state = found.states[index]
     if not _is_half_alone(weight):
-        return found.states[index]
+        return state
+    if not optimizer.multi_precision:
+        return map_leaves(lambda leaf: leaf.astype(np.float16) if isinstance(leaf, np.ndarray) else leaf, state)
     master = found.masters.get(index)
-    if master is None:
-        master = weight.arrays[0].asnumpy().astype(np.float32)
-    return for_half(optimizer, found.states[index], master)
+    return Layout(optimizer).join(state, weight.arrays[0].asnumpy().astype(np.float32) if master is None else master)
 
 
 def _is_half_alone(weight: Weight) -> bool:

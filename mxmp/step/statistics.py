@@ -5,7 +5,7 @@ in an activation leaves them NaN for ever, and evaluation with them.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -16,16 +16,22 @@ from .gradients import Gradient, Scalars, concatenated, is_finite, square_sums
 from .multi_tensor import FlatCopies, copy_all
 
 
+class _Watched(NamedTuple):
+    """The running statistics on one device, and memory for two copies of their values."""
+
+    ids: list[int]  # of the arrays that the caller passed
+    arrays: list[NDArray]
+    kept: FlatCopies  # the last finite values
+    pending: FlatCopies  # those of the present step, not yet found finite
+
+
 class RunningStatistics:
     """Keeps a finite copy of each of BatchNorm's running means and variances, to restore them after an overflow.
     Each training step calls ``watch`` and ``sums``; then ``keep`` if all is finite, otherwise ``restore``."""
 
     def __init__(self) -> None:
-        self._watched: list[NDArray] = []
-        self._devices: dict[mx.Context, list[Gradient]] = {}
-        self._keys: dict[mx.Context, list[int]] = {}  # ``id`` of the array of each item in ``_devices``
-        self._pending: dict[mx.Context, FlatCopies] = {}
-        self._kept: dict[mx.Context, FlatCopies] = {}
+        self._seen: list[NDArray] = []  # all that were passed, also those of other dtypes
+        self._devices: dict[mx.Context, _Watched] = {}
         self._any_kept = False
 
     def watch(self, statistics: Sequence[Gradient]) -> RunningStatistics:
@@ -34,18 +40,21 @@ class RunningStatistics:
         # Arrays that are watched stay so, and nothing is copied anew, when a GAN's discriminator takes steps in which
         # its generator does not run.
         arrays = [item.array for item in statistics]
-        if not {*map(id, arrays)} - {*map(id, self._watched)} and (self._any_kept or not self._watched):
+        if not {*map(id, arrays)} - {*map(id, self._seen)} and (self._any_kept or not self._seen):
             return self
-        kept = {key: copy for ctx, keys in self._keys.items() for key, copy in zip(keys, self._kept[ctx].each)}
-        self._watched, self._devices, self._keys = arrays, {}, {}
-        for name, array in statistics:
-            if array.dtype == np.float32:
-                self._devices.setdefault(array.ctx, []).append(Gradient(name, array.as_nd_ndarray()))
-                self._keys.setdefault(array.ctx, []).append(id(array))
-        before = {ctx: [kept.get(key) for key in keys] for ctx, keys in self._keys.items()}
-        self._kept = {ctx: _finite_copies(items, before[ctx]) for ctx, items in self._devices.items()}
-        with autograd.pause():  # a pause keeps autograd from recording the slices
-            self._pending = {ctx: FlatCopies.like(copies.each) for ctx, copies in self._kept.items()}
+        before = {key: copy for each in self._devices.values() for key, copy in zip(each.ids, each.kept.each)}
+        groups: dict[mx.Context, list[Gradient]] = {}
+        for item in statistics:
+            if item.array.dtype == np.float32:
+                groups.setdefault(item.array.ctx, []).append(item)
+        self._seen, self._devices = arrays, {}
+        for ctx, items in groups.items():
+            ids = [id(item.array) for item in items]
+            own = [Gradient(item.name, item.array.as_nd_ndarray()) for item in items]
+            kept = _finite_copies(own, [before.get(key) for key in ids])
+            with autograd.pause():  # a pause keeps autograd from recording the slices
+                pending = FlatCopies.like(kept.each)
+            self._devices[ctx] = _Watched(ids, [item.array for item in own], kept, pending)
         return self
 
     def renew(self) -> None:
@@ -55,18 +64,19 @@ class RunningStatistics:
     def sums(self, after: Scalars) -> Scalars:
         """Copy the statistics for ``keep``; return each device's sum of squares, not finite if a value is not."""
         with autograd.pause():
-            for ctx, items in self._devices.items():
+            for ctx, watched in self._devices.items():
                 # A copy waits for the sums of the gradients on its device, and so for the end of the backward:
                 # BatchNorm's backward writes the statistics without notifying MXNet's engine.
                 done = [array for array, _ in after if array.ctx == ctx]
                 last = concatenated(done) if done else None
-                copy_all([item.array for item in items], self._pending[ctx].each, last)
-            return square_sums([Gradient("", copies.flat) for copies in self._pending.values()])
+                copy_all(watched.arrays, watched.pending.each, last)
+            return square_sums([Gradient("", watched.pending.flat) for watched in self._devices.values()])
 
     def keep(self) -> None:
         """Let ``restore`` use the copies of the last ``sums``, which the caller has found finite."""
         self._any_kept = True
-        self._kept, self._pending = self._pending, self._kept
+        for ctx, each in self._devices.items():
+            self._devices[ctx] = each._replace(kept=each.pending, pending=each.kept)
 
     def restore(self) -> None:
         """Replace each inf or NaN in the statistics by the kept value. Waits for all work on all devices."""
@@ -75,9 +85,9 @@ class RunningStatistics:
         if self._devices:
             mx.nd.waitall()
         with autograd.pause():
-            for ctx, items in self._devices.items():
-                for item, kept in zip(items, self._kept[ctx].each):
-                    item.array[:] = _finite_or(item.array, kept)
+            for watched in self._devices.values():
+                for array, kept in zip(watched.arrays, watched.kept.each):
+                    array[:] = _finite_or(array, kept)
 
 
 def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) -> FlatCopies:

@@ -24,7 +24,7 @@ _HOROVOD = (
 
 
 def open_store(kvstore: Any) -> Any:
-    """Return what to pass to MXNet as ``kvstore`` for the user's: a name, an open store or None.
+    """Return what to pass to MXNet as ``kvstore`` for the user's, which ``check_kvstore`` accepts: a name or a store.
     Raises ``ValueError`` if MXNet has no such store, ``ImportError`` without Horovod; warns of a store that sums within
     this process if the job has several workers."""
     if isinstance(kvstore, mx.kv.KVStore):
@@ -57,17 +57,14 @@ def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:
     if not (kvstore is None or isinstance(kvstore, (str, mx.kv.KVStoreBase))):
         raise ValueError(
             f"kvstore must be a name such as 'device' or 'dist_sync', an open kvstore or None, got "
-            f"{type(kvstore).__name__}{'; a scaler is given by name, loss_scale=scaler' if _is_scaler(kvstore) else ''}"
+            f"{type(kvstore).__name__}"
+            + ("; a scaler is given by name, loss_scale=scaler" if hasattr(kvstore, "adjust") else "")
         )
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if "async" in kind.lower():
         raise ValueError(
             f"kvstore {kind!r} applies each worker's gradients on the server, before any check: use 'dist_sync'"
         )
-
-
-def _is_scaler(value: Any) -> bool:
-    return all(hasattr(value, name) for name in ("loss_scale", "adjust"))
 
 
 def refuse_compression(compression_params: Any) -> None:

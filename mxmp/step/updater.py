@@ -178,7 +178,11 @@ class Updater(mx.optimizer.Updater):
         scaled = getattr(rescale, "factors", (rescale, 1.0))[1] != 1.0
         # Code from outside MXNet may not read ``rescale_grad`` at all; below 1e-10 MXNet loses digits of it.
         inexact = _is_users_own(self.optimizer) or abs(rescale) < _SMALLEST_RESCALE
-        return _reads_raw_gradients(self.optimizer) or (scaled and inexact)
+        # An LBSGD that takes norms or sums of gradients does so before it multiplies by ``rescale_grad``.
+        raw = isinstance(self.optimizer, mx.optimizer.LBSGD) and (
+            self.optimizer.batch_scale > 1 or self.optimizer.warmup_strategy == "lars"
+        )
+        return raw or (scaled and inexact)
 
     @contextmanager
     def _true_gradients(self, grads: Sequence[NDArray]) -> Iterator[list[NDArray]]:
@@ -253,10 +257,12 @@ class Updaters(List[Updater]):
                         updater([u.index for u in some], *arrays, _masters_by_index(some))
         for update in updates:
             source = once.get(update.index, update)
+            if source is not update:
+                source.weight.copyto(update.weight)
             if update.masters is not None:
                 update.masters.before = None  # the weights are other ones now
-            if source is not update:
-                _copy_weight(source, update)
+                if source is not update:
+                    update.masters[source.device].copyto(update.masters[update.device])
 
     def _updates_can_differ(self) -> bool:
         optimizer = self.optimizer
@@ -269,27 +275,12 @@ class Updaters(List[Updater]):
             updater.states_synced = dict.fromkeys(updater.states, True)
 
 
-def _copy_weight(source: Update, to: Update) -> None:
-    if source.masters is None or to.masters is None:
-        source.weight.copyto(to.weight)
-    else:
-        source.masters[source.device].copyto(to.masters[to.device])
-        round_master(to.masters[to.device], to.weight)
-
-
 # MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.
 _SMALLEST_RESCALE = 1e-10
 
 
 def _is_users_own(optimizer: mx.optimizer.Optimizer) -> bool:
     return not type(optimizer).__module__.startswith("mxnet.")
-
-
-def _reads_raw_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether it is an LBSGD that takes norms or sums of gradients before it multiplies by ``rescale_grad``."""
-    return isinstance(optimizer, mx.optimizer.LBSGD) and (
-        optimizer.batch_scale > 1 or optimizer.warmup_strategy == "lars"
-    )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Subclasses of MXNet's classes (``Module``, ``BucketingModule``) also use inherit
 from __future__ import annotations
 
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Callable, Iterator
 
 import mxnet as mx
@@ -50,25 +51,15 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
         optimizer.idx2name = dict(enumerate(names))
 
 
-def group(module: mx.mod.Module) -> Any:
-    return module._exec_group
+# Of a Module, its executors; of a BucketingModule, the module of the current bucket and the ``mx.mon.Monitor``; of an
+# executor, its Symbol.
+group, current, monitor_of = attrgetter("_exec_group"), attrgetter("_curr_module"), attrgetter("_monitor")
+symbol_of = attrgetter("_symbol")
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:
     """Let a module take new CPU copies of its parameters from its executors before it uses them."""
     module._params_dirty = True
-
-
-def current(module: mx.mod.BucketingModule) -> Any:
-    return module._curr_module
-
-
-def monitor_of(module: mx.mod.BucketingModule) -> Any:
-    return module._monitor
-
-
-def symbol_of(executor: mx.executor.Executor) -> mx.sym.Symbol:
-    return executor._symbol
 
 
 class Monitored:

@@ -374,7 +374,8 @@ def test_the_file_of_a_plain_multi_precision_trainer_gives_states_and_masters(na
     expected = continue_plain(plain, params)
     mx.random.seed(1)
     for step, param in enumerate(trainer._params):
-        trainer._updaters[0](step, mx.nd.ones(param.shape, dtype="float16"), param.data())
+        masters = {step: param.held_masters[0]}
+        trainer._updaters[0](step, mx.nd.ones(param.shape, dtype="float16"), param.data(), masters)
     assert [tree(p.data()) for p in trainer._params] == expected
 
 
