@@ -9,22 +9,21 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
 from ..callbacks import last_line
-from ..kernels.fit import device_of
 from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
-from ..precision.graph import Entry, Graph, Node
+from ..precision.graph import Graph, Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
-from .choices import Task, shapes_of, signature
+from .choices import task_of
 from .clock import Arrays, Cast, Owner, Timed, beats, gain, quartiles
 from .cut import cheapest
-from .job import Crash, Job
-from .stand_ins import replaced, with_stand_ins
+from .job import Job
+from .stand_ins import with_stand_ins
 from .table import Table
 
 RULES, BYTES = "rules", "fewest bytes cast"
@@ -49,9 +48,7 @@ def measured(job: Job, tell: Tell) -> Plan:
 
 def fewest_bytes(job: Job) -> Plan:
     """Return the plan of ``tune(measure=False)``: all matrix operators low, casts that move the fewest bytes."""
-    graph = job.graph()
-    shapes = shapes_of(graph, job.inputs)
-    task = _task(job, graph, slow_too=True)
+    task, shapes = task_of(job, measured=False)
     plans = {RULES: task.rules_plan, BYTES: task.plan(task.least_bytes(shapes), {})}
     amounts = {name: task.bytes_cast(plan, shapes) for name, plan in plans.items()}
     chosen = BYTES
@@ -60,46 +57,19 @@ def fewest_bytes(job: Job) -> Plan:
     return replace(plans[chosen], tuned=Tuned(chosen, job.training, cast_bytes=amounts), blocks=job.blocks)
 
 
-def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    return Task(
-        graph,
-        job.policy,
-        device_of(job.ctx),
-        parameters=job.parameters,
-        learned=job.learned,
-        keep_output_names=job.parameters is None,
-        training_shapes=job.inputs if job.training else {},
-        **options,
-    )
-
-
-def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
-    """Return why operators stay in FP32, by name: they crashed in low precision, or an equal operator did."""
-    names = graph.names()
-    signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
-    found = {signatures[name]: crash for crash in crashes for name in crash.operators if name in crash.low}
-    left_out = {name: found[each] for name, each in signatures.items() if each in found}
-    return {name: f"its low-precision kernel crashes here ({crash.how})" for name, crash in left_out.items()}
-
-
 class Search:
     """One search; ``candidates`` has, by the name that a printed plan shows, the operators in low precision."""
 
     def __init__(self, job: Job, tell: Tell) -> None:
-        graph = job.graph()
-        shapes = shapes_of(graph, job.inputs)
-        untimed = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
-        self._task = task = _task(job, graph, left_out={**untimed, **_crashing(graph, shapes, job.crashes)})
+        self._task, self._shapes = task, shapes = task_of(job, measured=True)
         self._training, self._tell = job.training, tell
         self._table = Table(task, shapes, job.training, dict(job.seconds))
-        # A converted block has another graph for large inputs; a cast Symbol has one for all.
-        large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
-        large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
         drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-        self._arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
-        self._crashes = {crash.low: crash for crash in job.crashes}
-        self._readers = graph.consumers()
-        self._shapes = shapes
+        self._arrays = Arrays(
+            task.graph, job.ctx, job.grad_req, job.values, drawn, _reads_large_inputs(job, task.graph)
+        )
+        self._crashes = {crash.low: crash.how for crash in job.crashes}
+        self._readers = task.graph.consumers()
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
         self.candidates = {
@@ -158,7 +128,7 @@ class Search:
         """Return a plan, bound, after a first step whose operators were announced one by one."""
         names = self._tell_plan(low)
         if names in self._crashes:  # an earlier process
-            raise mx.MXNetError(f"crash: {self._crashes[names].how}")
+            raise mx.MXNetError(f"crash: {self._crashes[names]}")
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
@@ -260,6 +230,12 @@ class Search:
             slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
             reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
         return reasons
+
+
+def _reads_large_inputs(job: Job, graph: Graph) -> bool:
+    """Return whether a converted block has another graph for inputs of this size; a cast Symbol has one for all."""
+    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
+    return job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
 
 
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:
