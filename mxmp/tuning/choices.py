@@ -49,9 +49,8 @@ class Task:
         self.device = device
         self.names = graph.names()
         self._readers = graph.consumers()
-        self._options: dict[str, Any] = dict(
-            parameters=parameters, learned=learned, keep_output_names=keep_output_names
-        )
+        self._options: dict[str, Any] = {"parameters": parameters, "learned": learned}
+        self._options["keep_output_names"] = keep_output_names
         self._training_shapes = training_shapes
         left = {node: name for node, name in self.names.items() if name in left_out}
         self._left_out = {name: Decision(node.op, False, left_out[name]) for node, name in left.items()}
