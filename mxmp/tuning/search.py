@@ -72,11 +72,8 @@ class Search:
         self._readers = task.graph.consumers()
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
-        self.candidates = {
-            FULL: frozenset(),
-            RULES: task.low_nodes(task.rules_plan),
-            BYTES: task.least_bytes(shapes),
-        }
+        rules = task.low_nodes(task.rules_plan)
+        self.candidates = {FULL: frozenset(), RULES: rules, BYTES: task.least_bytes(shapes)}
 
     def run(self) -> Plan:
         """Return the plan with the fastest steps, with all that was measured in ``Plan.tuned``."""
@@ -94,7 +91,7 @@ class Search:
                     break
                 self._learn(cut)
         except mx.MXNetError as error:  # the candidates so far are compared
-            self._notes.append(f"{self._task.policy.compute} fails here ({last_line(error)[-120:]})")
+            self._note_failure(self._task.policy.compute, error)
         times = self._compare_steps()
         return self._end(fastest(times), times)
 
@@ -161,7 +158,7 @@ class Search:
             try:
                 bound[name] = self._timed(low)
             except mx.MXNetError as error:
-                self._notes.append(f"{name} fails here ({last_line(error)[-120:]})")
+                self._note_failure(name, error)
         times: dict[str, list[float]] = {name: [] for name in bound}
         start = time.perf_counter()
         while True:
@@ -172,64 +169,54 @@ class Search:
                 except mx.MXNetError as error:
                     if name == FULL:
                         raise
-                    self._notes.append(f"{name} fails here ({last_line(error)[-120:]})")
+                    self._note_failure(name, error)
                     del bound[name], times[name]
             rounds = len(times[FULL])
             late = time.perf_counter() - start > _SECONDS
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
                 return times
 
+    def _note_failure(self, what: str, error: Exception) -> None:
+        self._notes.append(f"{what} fails here ({last_line(error)[-120:]})")
+
     def _has_workarounds_against_slow_kernels(self) -> bool:
-        plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
-        with_and_without = [
-            emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
-            for avoid in (True, False)
-        ]
-        return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
+        plan, arrays = self._task.plan(frozenset(), {}), self._arrays
+        options: dict[str, Any] = {"grad_req": arrays.grad_req, "large_inputs": arrays.large_inputs}
+        graphs = (emitted(self._task.graph, plan, **options, avoid_slow_kernels=avoid) for avoid in (True, False))
+        with_them, without = (list(each.workarounds) for each in graphs)
+        return with_them != without
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
         """Return a candidate's plan with all measurements; ``times`` is empty if no step was timed."""
+        task, table, compute = self._task, self._table, self._task.policy.compute
         low = self.candidates.get(chosen, frozenset())
-        compute = self._task.policy.compute
         if times and not low:
             self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
-        learnt = all(map(self._table.knows, (frozenset(), self._task.may_be_low, self._task.matrix_operators)))
+        learnt = all(map(table.knows, (frozenset(), task.may_be_low, task.matrix_operators)))
+        seconds = {name: table.predict(e) for name, e in self.candidates.items() if learnt and table.knows(e)}
         gains = {name: gain(times, name, FULL) for name in times}
         # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
-        seconds = {
-            name: self._table.predict(nodes)
-            for name, nodes in self.candidates.items()
-            if learnt and self._table.knows(nodes)
-        }
+        expected = {name: converted * seconds[FULL] / each for name, each in seconds.items() if each > 0}
+        if FULL in expected:
+            expected[FULL] = 1.0
+        reasons = {}
+        for node in task.may_be_low - low:
+            reasons[node] = f"{compute} could not be timed here"
+            if learnt:
+                in_low, in_full = (1e3 * table.seconds_of(node, is_low) for is_low in (True, False))
+                slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
+                reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
         tuned = Tuned(
             chosen,
             self._training,
             {name: statistics.median(each) for name, each in times.items()},
             gains,
-            {
-                name: converted * seconds[FULL] / each if name != FULL else 1.0
-                for name, each in seconds.items()
-                if each > 0
-            },
-            {
-                name: self._task.bytes_cast(self._task.plan(nodes, {}), self._shapes)
-                for name, nodes in self.candidates.items()
-            },
+            expected,
+            {name: task.bytes_cast(task.plan(e, {}), self._shapes) for name, e in self.candidates.items()},
             tuple(self._notes),
         )
-        failed = dict.fromkeys(self._task.may_be_low - low, f"{compute} could not be timed here")
-        return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
-
-    def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return why each operator of ``may_be_low`` that is not in ``low`` stays in FP32."""
-        compute = self._task.policy.compute
-        reasons = {}
-        for node in self._task.may_be_low - low:
-            in_low, in_full = (1e3 * self._table.seconds_of(node, is_low) for is_low in (True, False))
-            slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
-            reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
-        return reasons
+        return replace(task.plan(low, reasons), tuned=tuned)
 
 
 def _reads_large_inputs(job: Job, graph: Graph) -> bool:
