@@ -17,10 +17,7 @@ from ..files import kind_of, near_name, read_json, replacing
 
 
 class SavesParams(mx.mod.BaseModule):
-    """A base class of ``Module`` and ``BucketingModule``, whose ``save_params`` raises an error if the disk is full.
-
-    MXNet's own ``save_params`` then leaves a truncated file and raises nothing.
-    """
+    """Has a ``save_params`` that raises an error if the disk is full, where MXNet's leaves a truncated file."""
 
     def save_params(self, fname: str) -> None:
         """Save all parameters and auxiliary states in FP32, in the format of ``mx.mod.BaseModule.save_params``.
@@ -35,22 +32,15 @@ class SavesParams(mx.mod.BaseModule):
 
 
 def write_symbol(path: str, symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> None:
-    """Write a Symbol as JSON, the same text as ``symbol.save``; raise ``OSError`` if that fails, as on a full disk.
-
-    ``symbol.save`` raises nothing if the disk is full. ``remove_amp_cast=True`` leaves out all ``amp_cast`` operators.
-    An incomplete file is not removed.
-    """
+    """Write the text of ``symbol.save``, which raises nothing if the disk is full."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
 
 
 def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -> None:
-    """Write arrays with ``mx.nd.save``, by name or as a list, and check that the file is complete.
-
-    ``mx.nd.save`` does not notice a full disk when it closes the file. It writes the names last, so a file that ends
-    with them is complete. A file of a list has no names; it is read back instead. Waits for the device. Raises
-    ``OSError`` if the file cannot be written, or is incomplete; an incomplete file is not removed.
-    """
+    """Write arrays with ``mx.nd.save``; ``OSError`` if the file is incomplete, which stays. Waits for the device."""
+    # mx.nd.save does not notice a full disk when it closes the file. It writes the names last, so a file that ends with
+    # them is complete. A file of a list has no names: it is read back instead.
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
     incomplete = OSError(errno.EIO, "MXNet could not write all of it, is the disk full?")
@@ -67,11 +57,7 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:
-    """Return the Symbol in a JSON file. The file is checked first, since MXNet's reader crashes on some damaged files.
-
-    Raises ``ValueError``, which names the file, if the file does not exist or holds no valid Symbol, and ``OSError`` if
-    it exists but cannot be read.
-    """
+    """Return the Symbol in a JSON file; ``ValueError``, which names the file, if there is none."""
     if not os.path.isfile(path):
         raise _missing(path, "a Symbol in JSON, NAME-symbol.json")
     try:
@@ -88,11 +74,7 @@ def read_symbol(path: str) -> mx.sym.Symbol:
 
 
 def _check_graph(raw: Any) -> None:
-    """Raise ``ValueError`` unless ``raw``, a parsed JSON file, has the form of Symbol JSON.
-
-    This form is a list of nodes, each with a name, an operator, and inputs that refer to nodes before it, and a list of
-    outputs ("heads"). MXNet's own reader checks none of this: on a damaged file it may crash or return a wrong graph.
-    """
+    """Raise ``ValueError`` unless a parsed file has the form of Symbol JSON, where MXNet's reader may crash."""
     nodes, heads = _list_at(raw, "nodes"), _list_at(raw, "heads")
     if not nodes or not heads:
         raise ValueError(f"it has no {'heads' if nodes else 'nodes'}")
@@ -108,10 +90,7 @@ def _check_graph(raw: Any) -> None:
 
 
 def _check_outputs(symbol: mx.sym.Symbol) -> None:
-    """Raise ``ValueError`` if an operator's input, or an output of ``symbol``, refers to an output that its node lacks.
-
-    An example is the second output of an operator that has only one. MXNet's reader does not notice this.
-    """
+    """Raise ``ValueError`` if an output is read that its node lacks, which MXNet's reader does not notice."""
     there = {(node, output) for node, output, *_ in json.loads(symbol.get_internals().tojson())["heads"]}
     graph = json.loads(symbol.tojson())
     for entry in [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]:
@@ -120,10 +99,6 @@ def _check_outputs(symbol: mx.sym.Symbol) -> None:
 
 
 def _list_at(raw: Any, key: str) -> list:
-    """Return the list ``raw[key]``, or ``[]`` if the dict ``raw`` lacks ``key``.
-
-    Raises ``ValueError`` if ``raw`` is no dict or ``raw[key]`` is no list.
-    """
     found = raw.get(key, []) if isinstance(raw, dict) else None
     if not isinstance(found, list):
         raise ValueError(f"it has no list of {key}, but {shorten(raw if found is None else found)}")
@@ -131,11 +106,7 @@ def _list_at(raw: Any, key: str) -> list:
 
 
 def _check_references(entries: list, count: int) -> None:
-    """Raise ``ValueError`` unless each entry is a list of whole numbers from 0 whose first number is below ``count``.
-
-    In Symbol JSON an entry such as ``[3, 0, 0]`` is an input of a node, or an output of the graph. Its first number is
-    the position of the node that computes this tensor: one of the first ``count`` nodes. No number may reach 2**31.
-    """
+    """Raise ``ValueError`` unless each entry, as ``[3, 0, 0]``, begins with the position of one of ``count`` nodes."""
     for entry in entries:
         places = entry if isinstance(entry, list) and entry else [-1]
         if not all(type(place) is int and 0 <= place < 2**31 for place in places) or places[0] >= count:
@@ -143,11 +114,7 @@ def _check_references(entries: list, count: int) -> None:
 
 
 def read_parameters(path: str) -> dict[str, NDArray]:
-    """Return the parameters and auxiliary states in a file of a checkpoint, by ``"arg:NAME"`` and ``"aux:NAME"``.
-
-    Raises ``ValueError``, which names the file, if it does not exist, cannot be read, is damaged, or holds an array
-    without such a name.
-    """
+    """Return what a file holds, by ``"arg:NAME"`` and ``"aux:NAME"``; ``ValueError``, which names the file, if not."""
     if not os.path.isfile(path):
         raise _missing(path, "parameters, NAME-0000.params")
     try:
@@ -157,11 +124,12 @@ def read_parameters(path: str) -> dict[str, NDArray]:
         raise ValueError(
             f"{path!r} holds no MXNet parameters, or it is damaged: {why}; expected NAME-0000.params"
         ) from error
-    if not isinstance(params, dict) or not all(k.startswith(("arg:", "aux:")) for k in params):
-        other = [name for name in params if not name.startswith(("arg:", "aux:"))] if isinstance(params, dict) else []
+    named = isinstance(params, dict)
+    other = [name for name in params if not name.startswith(("arg:", "aux:"))] if named else []
+    if other or not named:
         raise ValueError(
             f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight', got "
-            f"{repr(other[0]) if other else 'a list of arrays'}; use net.export() instead of net.save_parameters()"
+            f"{repr(other[0]) if named else 'a list of arrays'}; use net.export() instead of net.save_parameters()"
         )
     return params
 

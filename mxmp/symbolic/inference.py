@@ -1,9 +1,7 @@
 """The graph for inference of a module that only predicts: BatchNorm folded, fused, weights stored in bfloat16.
 
-``mx.mod.Module`` lets MXNet fuse the graph of such a module by oneDNN. That is wrong for some graphs, so mxmp binds
-executors without it (``kernels/fusion.py``), and they would be slower than plain MXNet's. Forwards in inference mode
-therefore run a second executor, whose graph is fused where that is right and reads weights that were folded and cast
-once. The first executor stays the one that holds the parameters.
+MXNet's own fusion is wrong for some graphs, so mxmp binds a module's executors without it (``kernels/fusion.py``).
+Forwards in inference mode run a second executor, which is fused where that is right; the first holds the parameters.
 """
 
 from __future__ import annotations
@@ -27,14 +25,9 @@ logger = logging.getLogger("mxmp")
 
 
 class InferenceGraph:
-    """A fused graph for inference on one device, with BatchNorm folded and weights of bfloat16 operators in bfloat16.
-
-    ``bind`` computes the graph's parameters from those of the module's executor: at its first call, and again after
-    ``forget``. ``symbol`` is the user's FP32 Symbol, ``parameters`` the names of its parameters and auxiliary states.
-    If ``how`` is a policy of bfloat16, the rules decide each operator's dtype in the folded graph, where more operators
-    may be in bfloat16 than in the module's plan. If ``how`` is a Plan, it decides for the operators that have the same
-    name and type in it, and the rules decide for all others.
-    """
+    """A fused graph for inference on one device, of the user's FP32 Symbol; ``parameters`` has states too, by name.
+    ``how`` is a policy of bfloat16, or a Plan, which decides for the operators of its names and types, the rules for
+    all others: BatchNorm is folded by then, so more may be in bfloat16 than in the module's plan."""
 
     def __init__(self, symbol: mx.sym.Symbol, how: Policy | Plan, parameters: Collection[str]) -> None:
         self._symbol = symbol
@@ -44,19 +37,15 @@ class InferenceGraph:
 
     @property
     def is_computed(self) -> bool:
-        """Return whether there are folded and cast parameters: False before ``bind``, and after ``forget``."""
         return self._computed is not None
 
     def forget(self) -> None:
-        """Drop the folded and cast parameters; call it when the module's own parameters have changed."""
+        """Drop folded and cast parameters, as the module's own have changed."""
         self._computed = None
 
     def bind(self, executor: mx.executor.Executor) -> mx.executor.Executor:
-        """Return a new executor of the graph for inference, which reads the input arrays of the module's ``executor``.
-
-        The new executor shares ``executor``'s memory for intermediate tensors. The first call, and the first after
-        ``forget``, waits for the parameters of ``executor``, folds BatchNorm into copies of them and casts the copies.
-        """
+        """Return an executor that reads the inputs of the module's ``executor``, and shares its memory.
+        Without computed parameters, waits for those of ``executor``, and computes from copies of them."""
         arrays = {**executor.arg_dict, **executor.aux_dict}
         if self._computed is None:
             self._computed = self._compute({name: arrays[name].as_in_context(mx.cpu()) for name in self._parameters})
@@ -73,29 +62,15 @@ class InferenceGraph:
         )
 
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
-        """Return the fused Symbol and its parameters by name, computed from ``params``, those of the FP32 Symbol."""
         network = without_identities(strip(Graph.from_symbol(self._symbol)))
         graph, params = lower(*folded_norms(network, params), policy=self._policy, decided=self._decided)
         return graph.to_symbol(), params
 
 
 class InferenceExecutor:
-    """Stands in for a module's executor, and runs forwards in inference mode in its faster ``InferenceGraph``.
-
-    Parameters
-    ----------
-    executor : Executor
-        The module's own, which holds the parameters and inputs. It runs forwards in training mode, those that get
-        inputs as keyword arguments, and all others while ``is_safe`` returns False. Attributes that are not defined
-        here are those of ``executor``.
-    graph : InferenceGraph
-        Runs the remaining forwards.
-    is_safe : callable
-        Returns True if nothing can change the executor's parameters without a call of ``graph.forget``.
-    forget : callable
-        Calls ``forget`` of all graphs that have copies of the executor's arrays. Forwards in training mode call it,
-        since they may change running statistics.
-    """
+    """Stands in for a module's ``executor``, and runs forwards in inference mode in its faster ``graph``.
+    ``is_safe`` returns whether nothing can change the executor's parameters without ``graph.forget``; ``forget`` calls
+    that of all graphs with copies of these, as a forward in training mode may change running statistics."""
 
     def __init__(
         self,
@@ -116,15 +91,10 @@ class InferenceExecutor:
 
     @property
     def outputs(self) -> list[NDArray]:
-        """Return the outputs of the last forward, by the module's executor or by the InferenceGraph."""
         return self._latest.outputs
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Run forward, with the arguments of ``Executor.forward``, and return the outputs.
-
-        The module's executor runs if ``is_train`` is True, if inputs are passed as keyword arguments, if ``is_safe()``
-        is False, or if MXNet could not bind the InferenceGraph. Otherwise the InferenceGraph runs.
-        """
+        """Run ``Executor.forward``: of the module's executor too if inputs are passed as keyword arguments."""
         if is_train:
             self._forget()
         self._latest = self._executor
@@ -133,10 +103,7 @@ class InferenceExecutor:
         return self._latest.forward(is_train, **kwargs)
 
     def _current(self) -> mx.executor.Executor:
-        """Return the executor of the InferenceGraph; bind it at the first call, and anew after the graph's ``forget``.
-
-        If MXNet cannot bind the graph, logs a warning and returns the module's executor, which runs all later forwards.
-        """
+        """Return the executor of ``graph``, bound if need be; if MXNet cannot, the module's, from now on."""
         if self._fused is None or not self._graph.is_computed:
             try:
                 self._fused = self._graph.bind(self._executor)
