@@ -59,7 +59,7 @@ HOUSE = {
         "__init__",
     ],
     "tuning": [
-        *("cut", "stand_ins", "choices", "job", "clock", "table", "machine", "search", "process", "tune"),
+        *("cut", "stand_ins", "job", "choices", "clock", "machine", "table", "search", "process", "tune"),
         "__init__",
     ],
     "inference": [

@@ -16,7 +16,7 @@ from tiny import MASTERS
 
 import mxmp
 from mxmp.__main__ import main
-from mxmp.tuning import table
+from mxmp.tuning import machine
 
 WIDE = 300  # some 360 kB of weights
 
@@ -104,7 +104,7 @@ def cast(folder):
 
 
 def times(folder):
-    return lambda: table.write(str(folder / "times.json"), {}, {f"operator {n}": n / 7 for n in range(1000)})
+    return lambda: machine.write(str(folder / "times.json"), {}, {f"operator {n}": n / 7 for n in range(1000)})
 
 
 def writer(make, method, name, *arguments):

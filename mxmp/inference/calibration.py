@@ -106,11 +106,19 @@ CALIBRATORS: Mapping[str, Callable[..., tuple[float, float]]] = {
 
 def sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     """Return the signal to quantization noise ratio in dB, of two arrays of one shape; inf if they are equal."""
-    # Infinite elements, as in a mask, must be equal, and count no further.
-    exact, finite = reference.astype("float64"), np.isfinite(reference)
-    if not np.array_equal(exact[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
+    finite = _finite(reference, value)
+    if finite is None:
         return -np.inf
-    return _decibels(float(np.sum(exact[finite] ** 2)), float(np.sum((exact[finite] - value[finite]) ** 2)))
+    exact = reference[finite].astype("float64")
+    return _decibels(float(np.sum(exact**2)), float(np.sum((exact - value[finite]) ** 2)))
+
+
+def _finite(reference: np.ndarray, value: np.ndarray) -> np.ndarray | None:
+    """Return which elements of ``reference`` are finite, None if others are in ``value``."""
+    # Infinite elements, as in a mask, must be equal, and count no further.
+    finite = np.isfinite(reference)
+    same = np.array_equal(reference[~finite], value[~finite]) and np.isfinite(value[finite]).all()
+    return finite if same else None
 
 
 def is_usable(low: float, high: float) -> bool:
@@ -133,8 +141,8 @@ def columns_of(output: np.ndarray) -> np.ndarray:
 
 def column_sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     """Return the SQNR in dB of the worst column of two (rows, columns) matrices; its mean is no signal."""
-    finite = np.isfinite(reference)
-    if not np.array_equal(reference[~finite], value[~finite]) or not np.isfinite(value[finite]).all():
+    finite = _finite(reference, value)
+    if finite is None:
         return -np.inf
     exact, found = (np.where(finite, each, 0.0).astype("float64") for each in (reference, value))
     rows, noise, power = finite.sum(0), np.sum((exact - found) ** 2, 0), np.sum(exact**2, 0)

@@ -17,10 +17,7 @@ from ..files import kind_of, near_name, read_json, replacing
 
 
 class SavesParams(mx.mod.BaseModule):
-    """A base class of ``Module`` and ``BucketingModule``, whose ``save_params`` raises an error if the disk is full.
-
-    MXNet's own ``save_params`` then leaves a truncated file and raises nothing.
-    """
+    """Has a ``save_params`` that raises an error if the disk is full, where MXNet's leaves a truncated file."""
 
     def save_params(self, fname: str) -> None:
         """Save all parameters and auxiliary states in FP32, in the format of ``mx.mod.BaseModule.save_params``.
@@ -128,11 +125,12 @@ def read_parameters(path: str) -> dict[str, NDArray]:
         raise ValueError(
             f"{path!r} holds no MXNet parameters, or it is damaged: {why}; expected NAME-0000.params"
         ) from error
-    if not isinstance(params, dict) or not all(k.startswith(("arg:", "aux:")) for k in params):
-        other = [name for name in params if not name.startswith(("arg:", "aux:"))] if isinstance(params, dict) else []
+    named = isinstance(params, dict)
+    other = [name for name in params if not name.startswith(("arg:", "aux:"))] if named else []
+    if other or not named:
         raise ValueError(
             f"{path!r} holds no checkpoint: expected names such as 'arg:conv0_weight', got "
-            f"{repr(other[0]) if other else 'a list of arrays'}; use net.export() instead of net.save_parameters()"
+            f"{repr(other[0]) if named else 'a list of arrays'}; use net.export() instead of net.save_parameters()"
         )
     return params
 

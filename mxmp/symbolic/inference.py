@@ -38,7 +38,7 @@ class InferenceGraph:
         return self._computed is not None
 
     def forget(self) -> None:
-        """Drop the folded and cast parameters; call it when the module's own parameters have changed."""
+        """Drop folded and cast parameters, as the module's own have changed."""
         self._computed = None
 
     def bind(self, executor: mx.executor.Executor) -> mx.executor.Executor:

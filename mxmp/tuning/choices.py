@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import prod
-from typing import Collection, Mapping
+from types import MappingProxyType
+from typing import Collection, Iterable, Mapping
 
 import mxnet as mx
 
 from ..callbacks import last_line
+from ..kernels.fit import device_of
 from ..kernels.norms import casts_inside
 from ..pipeline import emitted
 from ..policy import Policy
@@ -19,7 +21,8 @@ from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, cheapest
-from .stand_ins import with_stand_ins
+from .job import Crash, Job
+from .stand_ins import replaced, with_stand_ins
 
 # Operators whose outputs have shapes that depend on values, or that MXNet does not infer.
 _SHAPED_BY_VALUES = ("_cond", "_contrib_boolean_mask")
@@ -39,8 +42,8 @@ class Task:
         learned: Collection[str] | None = None,
         keep_output_names: bool = False,
         slow_too: bool = False,
-        left_out: Mapping[str, str] | None = None,
-        training_shapes: Mapping[str, tuple] | None = None,
+        left_out: Mapping[str, str] = MappingProxyType({}),
+        training_shapes: Mapping[str, tuple] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.policy = policy
@@ -51,10 +54,10 @@ class Task:
             parameters=parameters,
             learned=learned,
             keep_output_names=keep_output_names,
-            training_shapes=training_shapes or {},
+            training_shapes=training_shapes,
         )
-        left = {node: name for node, name in self.names.items() if name in (left_out or {})}
-        self._left_out = {name: Decision(node.op, False, (left_out or {})[name]) for node, name in left.items()}
+        left = {node: name for node, name in self.names.items() if name in left_out}
+        self._left_out = {name: Decision(node.op, False, left_out[name]) for node, name in left.items()}
         self.rules_plan = self._decide({})
         # ``slow_too`` lets in kernels that are right, but known to be slow.
         safe = may_compute_low(graph, policy, device, replace(self._options, slow_too=slow_too))
@@ -69,8 +72,7 @@ class Task:
         if policy.stores_low(device):
             most = self._decide({self.names[node]: Decision(node.op, True, "") for node in safe})
             stored = {node for node, name in self.names.items() if node.is_variable and name in most.low_variables}
-        self._may_be_stored_low = stored
-        self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=self._may_be_stored_low)
+        self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=stored)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
         """Return the operators in low precision under ``plan``, without those in bodies of loops and conditions."""
@@ -81,26 +83,24 @@ class Task:
 
     def plan(self, low: Collection[Node], reasons: Mapping[Node, str]) -> Plan:
         """Return the plan with ``low`` of ``may_be_low`` in low precision; ``reasons`` has texts for some of these."""
+        by_rules = self.rules_plan.decisions
+        own = {name: by_rules[name] for node, name in self.names.items() if not node.is_variable}
         # What the rules keep in FP32, and is not to choose, is FP32 in ``choice``; undecided it would follow its input.
-        by_rules = {name: self.rules_plan.decisions[name] for node, name in self.names.items() if not node.is_variable}
-        decided = {name: decision for name, decision in by_rules.items() if not decision.low}
+        decided = {name: decision for name, decision in own.items() if not decision.low}
         for node in self.may_be_low - self._norms:
             name = self.names[node]
-            before = self.rules_plan.decisions[name]
-            if before.low is not (node in low) or node in reasons:
+            decided[name] = by_rules[name]
+            if by_rules[name].low is not (node in low) or node in reasons:
                 decided[name] = Decision(node.op, node in low, reasons.get(node, "chosen by tuning"))
-            else:
-                decided[name] = before
         if not low:  # bodies of loops and conditions, which follow the rules otherwise
-            own = set(self.names.values())
-            inside = {name: d for name, d in self.rules_plan.decisions.items() if name not in own}
-            decided.update({name: Decision(d.op, False, "all of the graph is FP32") for name, d in inside.items()})
+            inside = {name: each.op for name, each in by_rules.items() if name not in own}
+            decided.update({name: Decision(op, False, "all of the graph is FP32") for name, op in inside.items()})
         return self._decide(decided)
 
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:
         """Return what is low under the plan, with all matrix operators low, whose casts move the fewest bytes."""
         free = self.may_be_low - self.matrix_operators
-        choice = Choice(self._planned, free, self.matrix_operators, self._may_be_stored_low)
+        choice = Choice(self._planned, free, self.matrix_operators, self.choice.may_be_stored_low)
         moved = cast_bytes(shapes)
         # 1e-2: of plans with as few bytes, the one with the most operators in low precision.
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
@@ -113,6 +113,33 @@ class Task:
     def _decide(self, decided: Mapping[str, Decision]) -> Plan:
         options = replace(self._options, decided={**decided, **self._left_out})
         return decide(self.graph, self.policy, self.device, options)
+
+
+def task_of(job: Job, measured: bool) -> tuple[Task, dict[Entry, tuple[int, ...]]]:
+    """Return the task of a ``Job`` and the shapes of its graph; ``measured`` leaves out what cannot run there."""
+    graph = job.graph()
+    shapes = shapes_of(graph, job.inputs)
+    left_out = {}
+    if measured:
+        left_out = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
+        left_out.update(_crashing(graph, shapes, job.crashes))
+    task = Task(
+        *(graph, job.policy, device_of(job.ctx)),
+        parameters=job.parameters,
+        learned=job.learned,
+        keep_output_names=job.parameters is None,
+        slow_too=not measured,
+        left_out=left_out,
+        training_shapes=job.inputs if job.training else {},
+    )
+    return task, shapes
+
+
+def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
+    """Return why operators stay in FP32, by name: they crashed in low precision, or an equal operator did."""
+    names = {name: signature(node, shapes) for node, name in graph.names().items() if not node.is_variable}
+    found = {names[name]: crash.how for crash in crashes for name in crash.operators if name in crash.low}
+    return {n: f"its low-precision kernel crashes here ({found[each]})" for n, each in names.items() if each in found}
 
 
 def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry, tuple[int, ...]]:

@@ -47,7 +47,7 @@ class Choice:
         self.free, self.always_low = frozenset(free), frozenset(always_low)
         # Variables that are low, without a cast, where all their readers are.
         self.may_be_stored_low = frozenset(may_be_stored_low)
-        self._low_somewhere = low = self.free | self.always_low
+        self.may_be_low = low = self.free | self.always_low
         fp32_heads = set(planned.graph.heads) if planned.plan.policy.output == "float32" else set()
         consumers, rules = planned.graph.consumers(), planned.rules
         self.tensors = {}
@@ -61,7 +61,7 @@ class Choice:
 
     def cost(self, low: Collection[Node], costs: Costs) -> float:
         """Return the cost of casts and operators under ``low``, without operators that are FP32 in every assignment."""
-        nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self._low_somewhere)
+        nodes = sum((costs.low if node in low else costs.fp32).get(node, 0.0) for node in self.may_be_low)
         return nodes + sum(
             (costs.to_fp32 if to_fp32 else costs.to_low).get(entry, 0.0) for entry, to_fp32 in self.casts(low)
         )
@@ -120,7 +120,7 @@ def cheapest(choice: Choice, costs: Costs) -> frozenset[Node]:
             network.pay(cast, source, costs.to_low.get(entry, 0.0))
             for reader in tensor.readers:
                 network.pay(reader, cast, math.inf)
-    return network.low_side() & (choice.free | choice.always_low)
+    return network.low_side() & choice.may_be_low
 
 
 class _Network:

@@ -6,15 +6,19 @@ import ctypes
 import hashlib
 import json
 import os
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 import mxnet as mx
 
 from .. import cpu
+from ..files import check_writable, read_json, replacing
 from ..kernels.fit import SWITCH
 from ..precision import safe_sums
 
+CAST = " -> "  # in the keys of casts only
+_DAY = 86400.0
 # Environment variables that change the kernels that MXNet and oneDNN pick, or their threads.
 _VARIABLES = (
     SWITCH,
@@ -57,6 +61,49 @@ def cache_file(machine: dict[str, Any], folder: str | os.PathLike | None = None)
     os.makedirs(folder, exist_ok=True)
     key = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
     return os.path.join(folder, f"times-{key}.json")
+
+
+def kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
+    """Return the file of times, None if it cannot be written, and what it holds; warn where it cannot be used."""
+    file, known, why = None, {}, None
+    try:
+        file = cache_file(machine, folder)
+        known = read(file)
+    except (OSError, ValueError) as error:
+        why = f"measures anew, for {file or 'the cache'} cannot be used: {error}"
+    if file is not None:
+        try:
+            check_writable(file)
+        except OSError as error:
+            file, why = None, f"will not keep its times: {error}"
+    if why is not None:
+        warnings.warn(f"tune {why}", stacklevel=3)
+    return file, known
+
+
+def read(path: str) -> dict[str, float]:
+    """Return the times that ``write`` wrote, empty without a file; ``ValueError`` if they are impossible."""
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"it is no JSON of times ({type(error).__name__})") from error
+    known = found.get("seconds") if isinstance(found, dict) else None
+    # Neither NaN nor infinity is less than a day.
+    if not isinstance(known, dict) or not all(type(v) in (int, float) and abs(v) < _DAY for v in known.values()):
+        raise ValueError("it does not hold a number of seconds for each operator")
+    # The time of a cast may be below 0.
+    operators = [value for key, value in known.items() if CAST not in key]
+    if known and not (min(operators, default=0.0) >= 0.0 < max(operators, default=0.0)):
+        raise ValueError("its operators take no time, or less than none")
+    return {key: float(value) for key, value in known.items()}
+
+
+def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+    """Write ``Table.seconds``, and the ``machine.describe`` for which they hold."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)
 
 
 def _source() -> str:

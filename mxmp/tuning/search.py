@@ -9,22 +9,21 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
 from ..callbacks import last_line
-from ..kernels.fit import device_of
 from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
-from ..precision.graph import Entry, Graph, Node
+from ..precision.graph import Graph, Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
-from .choices import Task, shapes_of, signature
+from .choices import task_of
 from .clock import Arrays, Cast, Owner, Timed, beats, gain, quartiles
 from .cut import cheapest
-from .job import Crash, Job
-from .stand_ins import replaced, with_stand_ins
+from .job import Job
+from .stand_ins import with_stand_ins
 from .table import Table
 
 RULES, BYTES = "rules", "fewest bytes cast"
@@ -49,9 +48,7 @@ def measured(job: Job, tell: Tell) -> Plan:
 
 def fewest_bytes(job: Job) -> Plan:
     """Return the plan of ``tune(measure=False)``: all matrix operators low, casts that move the fewest bytes."""
-    graph = job.graph()
-    shapes = shapes_of(graph, job.inputs)
-    task = _task(job, graph, slow_too=True)
+    task, shapes = task_of(job, measured=False)
     plans = {RULES: task.rules_plan, BYTES: task.plan(task.least_bytes(shapes), {})}
     amounts = {name: task.bytes_cast(plan, shapes) for name, plan in plans.items()}
     chosen = BYTES
@@ -60,53 +57,23 @@ def fewest_bytes(job: Job) -> Plan:
     return replace(plans[chosen], tuned=Tuned(chosen, job.training, cast_bytes=amounts), blocks=job.blocks)
 
 
-def _task(job: Job, graph: Graph, **options: Any) -> Task:
-    return Task(
-        graph,
-        job.policy,
-        device_of(job.ctx),
-        parameters=job.parameters,
-        learned=job.learned,
-        keep_output_names=job.parameters is None,
-        training_shapes=job.inputs if job.training else {},
-        **options,
-    )
-
-
-def _crashing(graph: Graph, shapes: Mapping[Entry, tuple], crashes: Iterable[Crash]) -> dict[str, str]:
-    """Return why operators stay in FP32, by name: they crashed in low precision, or an equal operator did."""
-    names = graph.names()
-    signatures = {name: signature(node, shapes) for node, name in names.items() if not node.is_variable}
-    found = {signatures[name]: crash for crash in crashes for name in crash.operators if name in crash.low}
-    left_out = {name: found[each] for name, each in signatures.items() if each in found}
-    return {name: f"its low-precision kernel crashes here ({crash.how})" for name, crash in left_out.items()}
-
-
 class Search:
     """One search; ``candidates`` has, by the name that a printed plan shows, the operators in low precision."""
 
     def __init__(self, job: Job, tell: Tell) -> None:
-        graph = job.graph()
-        shapes = shapes_of(graph, job.inputs)
-        untimed = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
-        self._task = task = _task(job, graph, left_out={**untimed, **_crashing(graph, shapes, job.crashes)})
+        self._task, self._shapes = task, shapes = task_of(job, measured=True)
         self._training, self._tell = job.training, tell
         self._table = Table(task, shapes, job.training, dict(job.seconds))
-        # A converted block has another graph for large inputs; a cast Symbol has one for all.
-        large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
-        large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
         drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-        self._arrays = Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
-        self._crashes = {crash.low: crash for crash in job.crashes}
-        self._readers = graph.consumers()
-        self._shapes = shapes
+        self._arrays = Arrays(
+            task.graph, job.ctx, job.grad_req, job.values, drawn, _reads_large_inputs(job, task.graph)
+        )
+        self._crashes = {crash.low: crash.how for crash in job.crashes}
+        self._readers = task.graph.consumers()
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
-        self.candidates = {
-            FULL: frozenset(),
-            RULES: task.low_nodes(task.rules_plan),
-            BYTES: task.least_bytes(shapes),
-        }
+        rules = task.low_nodes(task.rules_plan)
+        self.candidates = {FULL: frozenset(), RULES: rules, BYTES: task.least_bytes(shapes)}
 
     def run(self) -> Plan:
         """Return the plan with the fastest steps, with all that was measured in ``Plan.tuned``."""
@@ -124,7 +91,7 @@ class Search:
                     break
                 self._learn(cut)
         except mx.MXNetError as error:  # the candidates so far are compared
-            self._notes.append(f"{self._task.policy.compute} fails here ({last_line(error)[-120:]})")
+            self._note_failure(self._task.policy.compute, error)
         times = self._compare_steps()
         return self._end(fastest(times), times)
 
@@ -158,7 +125,7 @@ class Search:
         """Return a plan, bound, after a first step whose operators were announced one by one."""
         names = self._tell_plan(low)
         if names in self._crashes:  # an earlier process
-            raise mx.MXNetError(f"crash: {self._crashes[names].how}")
+            raise mx.MXNetError(f"crash: {self._crashes[names]}")
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
@@ -191,7 +158,7 @@ class Search:
             try:
                 bound[name] = self._timed(low)
             except mx.MXNetError as error:
-                self._notes.append(f"{name} fails here ({last_line(error)[-120:]})")
+                self._note_failure(name, error)
         times: dict[str, list[float]] = {name: [] for name in bound}
         start = time.perf_counter()
         while True:
@@ -202,64 +169,60 @@ class Search:
                 except mx.MXNetError as error:
                     if name == FULL:
                         raise
-                    self._notes.append(f"{name} fails here ({last_line(error)[-120:]})")
+                    self._note_failure(name, error)
                     del bound[name], times[name]
             rounds = len(times[FULL])
             late = time.perf_counter() - start > _SECONDS
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
                 return times
 
+    def _note_failure(self, what: str, error: Exception) -> None:
+        self._notes.append(f"{what} fails here ({last_line(error)[-120:]})")
+
     def _has_workarounds_against_slow_kernels(self) -> bool:
-        plan, graph, arrays = self._task.plan(frozenset(), {}), self._task.graph, self._arrays
-        with_and_without = [
-            emitted(graph, plan, arrays.grad_req, large_inputs=arrays.large_inputs, avoid_slow_kernels=avoid)
-            for avoid in (True, False)
-        ]
-        return len({tuple(casted.workarounds) for casted in with_and_without}) > 1
+        plan, arrays = self._task.plan(frozenset(), {}), self._arrays
+        options: dict[str, Any] = {"grad_req": arrays.grad_req, "large_inputs": arrays.large_inputs}
+        graphs = (emitted(self._task.graph, plan, **options, avoid_slow_kernels=avoid) for avoid in (True, False))
+        with_them, without = (list(each.workarounds) for each in graphs)
+        return with_them != without
 
     def _end(self, chosen: str, times: Mapping[str, Sequence[float]]) -> Plan:
         """Return a candidate's plan with all measurements; ``times`` is empty if no step was timed."""
+        task, table, compute = self._task, self._table, self._task.policy.compute
         low = self.candidates.get(chosen, frozenset())
-        compute = self._task.policy.compute
         if times and not low:
             self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
-        learnt = all(map(self._table.knows, (frozenset(), self._task.may_be_low, self._task.matrix_operators)))
+        learnt = all(map(table.knows, (frozenset(), task.may_be_low, task.matrix_operators)))
+        seconds = {name: table.predict(e) for name, e in self.candidates.items() if learnt and table.knows(e)}
         gains = {name: gain(times, name, FULL) for name in times}
         # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
-        seconds = {
-            name: self._table.predict(nodes)
-            for name, nodes in self.candidates.items()
-            if learnt and self._table.knows(nodes)
-        }
+        expected = {name: converted * seconds[FULL] / each for name, each in seconds.items() if each > 0}
+        if FULL in expected:
+            expected[FULL] = 1.0
+        reasons = {}
+        for node in task.may_be_low - low:
+            reasons[node] = f"{compute} could not be timed here"
+            if learnt:
+                in_low, in_full = (1e3 * table.seconds_of(node, is_low) for is_low in (True, False))
+                slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
+                reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
         tuned = Tuned(
             chosen,
             self._training,
             {name: statistics.median(each) for name, each in times.items()},
             gains,
-            {
-                name: converted * seconds[FULL] / each if name != FULL else 1.0
-                for name, each in seconds.items()
-                if each > 0
-            },
-            {
-                name: self._task.bytes_cast(self._task.plan(nodes, {}), self._shapes)
-                for name, nodes in self.candidates.items()
-            },
+            expected,
+            {name: task.bytes_cast(task.plan(e, {}), self._shapes) for name, e in self.candidates.items()},
             tuple(self._notes),
         )
-        failed = dict.fromkeys(self._task.may_be_low - low, f"{compute} could not be timed here")
-        return replace(self._task.plan(low, self._reasons(low) if learnt else failed), tuned=tuned)
+        return replace(task.plan(low, reasons), tuned=tuned)
 
-    def _reasons(self, low: frozenset[Node]) -> dict[Node, str]:
-        """Return why each operator of ``may_be_low`` that is not in ``low`` stays in FP32."""
-        compute = self._task.policy.compute
-        reasons = {}
-        for node in self._task.may_be_low - low:
-            in_low, in_full = (1e3 * self._table.seconds_of(node, is_low) for is_low in (True, False))
-            slower = f"slower in {compute} here ({in_low:.2f} ms, {in_full:.2f} in FP32)"
-            reasons[node] = slower if in_low >= in_full else f"{compute} does not pay for the casts here"
-        return reasons
+
+def _reads_large_inputs(job: Job, graph: Graph) -> bool:
+    """Return whether a converted block has another graph for inputs of this size; a cast Symbol has one for all."""
+    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
+    return job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
 
 
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:

@@ -7,19 +7,15 @@ shorter: the difference counts for the cast, which has the time of its last prof
 
 from __future__ import annotations
 
-import json
 import statistics
 from math import prod
-from typing import Any, Collection, Mapping
+from typing import Collection, Mapping
 
-from ..files import read_json, replacing
 from ..precision.graph import Entry, Node
 from .choices import Task, signature
 from .clock import Cast, Owner
 from .cut import Costs
-
-_DAY = 86400.0
-_CAST = " -> "  # in the keys of casts only
+from .machine import CAST
 
 
 class Table:
@@ -116,29 +112,4 @@ class Table:
         readers = sorted({node.op for node, _ in self._readers.get(cast.entry, ())})
         dtype = "float32" if cast.to_fp32 else self._task.policy.compute
         shape = "x".join(map(str, self._shapes[cast.entry]))
-        return f"{self._mode} {maker}{_CAST}{dtype} {shape}{_CAST}{' '.join(readers)}"
-
-
-def read(path: str) -> dict[str, float]:
-    """Return the times that ``write`` wrote, empty without a file; ``ValueError`` if they are impossible."""
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ValueError(f"it is no JSON of times ({type(error).__name__})") from error
-    known = found.get("seconds") if isinstance(found, dict) else None
-    # Neither NaN nor infinity is less than a day.
-    if not isinstance(known, dict) or not all(type(v) in (int, float) and abs(v) < _DAY for v in known.values()):
-        raise ValueError("it does not hold a number of seconds for each operator")
-    # The time of a cast may be below 0.
-    operators = [value for key, value in known.items() if _CAST not in key]
-    if known and not (min(operators, default=0.0) >= 0.0 < max(operators, default=0.0)):
-        raise ValueError("its operators take no time, or less than none")
-    return {key: float(value) for key, value in known.items()}
-
-
-def write(path: str, machine: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-    """Write ``Table.seconds``, and the ``machine.describe`` for which they hold."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump({"machine": machine, "seconds": dict(sorted(seconds.items()))}, file, indent=1)
+        return f"{self._mode} {maker}{CAST}{dtype} {shape}{CAST}{' '.join(readers)}"

@@ -11,16 +11,14 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ..child import showing
-from ..files import check_writable
 from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy
 from .job import context_of, job_of
-from .machine import cache_file, describe
+from .machine import describe, kept_times, write
 from .process import measured_apart
 from .search import fewest_bytes
-from .table import read, write
 
 
 def tune(
@@ -119,7 +117,7 @@ def tune(
     if not measure:
         return fewest_bytes(job)
     machine = describe(ctx)
-    file, known = _kept_times(machine, None if cache is True else cache) if cache else (None, {})
+    file, known = kept_times(machine, None if cache is True else cache) if cache else (None, {})
     with showing(progress, total=5) as show:
         plan, seconds = measured_apart(replace(job, seconds=known), show)
     if file is not None:
@@ -128,21 +126,3 @@ def tune(
         except OSError as error:
             warnings.warn(f"tune could not keep its times: {error}", stacklevel=2)
     return plan
-
-
-def _kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tuple[str | None, dict[str, float]]:
-    """Return the file of times, None if it cannot be written, and what it holds; warn where it cannot be used."""
-    file, known, why = None, {}, None
-    try:
-        file = cache_file(machine, folder)
-        known = read(file)
-    except (OSError, ValueError) as error:
-        why = f"measures anew, for {file or 'the cache'} cannot be used: {error}"
-    if file is not None:
-        try:
-            check_writable(file)
-        except OSError as error:
-            file, why = None, f"will not keep its times: {error}"
-    if why is not None:
-        warnings.warn(f"tune {why}", stacklevel=3)
-    return file, known
