@@ -18,7 +18,7 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
 from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
-from .hints import missing as _missing
+from .hints import error_of as _error_of
 from .inference import optimize_for_inference
 from .policy import Policy
 from .precision.plan import Plan
@@ -58,5 +58,5 @@ del _mxnet
 if not _TYPE_CHECKING:  # for a type checker every name would exist
 
     def __getattr__(name: str) -> object:
-        """Raise ``AttributeError`` for a name that mxmp lacks, with what to write instead."""
-        raise AttributeError(_missing(name, __all__))
+        """Raise ``AttributeError`` for a name that mxmp lacks, or ``ImportError``, with what to write instead."""
+        raise _error_of(name, __all__)

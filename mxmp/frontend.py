@@ -60,6 +60,11 @@ def instead(got: Any, wants_symbol: bool = False) -> str:
     return ""
 
 
+def listed(value: Any) -> list:
+    """Return one loss, or a list of losses such as one per device, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 class ConvertedGraph(NamedTuple):
     """One FP32 graph of a network, and the Plan by which it is converted, for ``explain``."""
 
@@ -254,19 +259,29 @@ class Listeners(GraphListener):
 
 
 @contextmanager
+def restored(arrays: Sequence[NDArray], wanted: Callable[[NDArray], bool] = lambda array: True) -> Iterator[None]:
+    """Give those of ``arrays`` that are ``wanted`` at the end of the block the values from before it."""
+    with autograd.pause():
+        before = [(array, array.copy()) for array in arrays]
+    try:
+        yield
+    finally:
+        with autograd.pause():
+            for array, copy in before:
+                if wanted(array):
+                    copy.copyto(array)
+
+
+@contextmanager
 def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterator[None]:
     """Set ``gradients`` to zero; when the block ends, restore them and ``states``; wait for the device at both."""
     # The backward of a Module's executor writes running statistics without notifying MXNet's engine.
     mx.nd.waitall()
-    with autograd.pause():
-        before = [(array, array.copy()) for array in [*gradients, *states]]
-    try:
+    with restored([*gradients, *states]):
         with autograd.pause():
             for array in gradients:
                 array[:] = 0
-        yield
-    finally:
-        mx.nd.waitall()
-        with autograd.pause():
-            for array, copy in before:
-                copy.copyto(array)
+        try:
+            yield
+        finally:
+            mx.nd.waitall()

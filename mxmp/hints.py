@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from importlib.util import find_spec
+from inspect import currentframe
+from types import FrameType
 from typing import Sequence
 
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
@@ -23,6 +26,22 @@ _HINTS = {
     "mxmp.optimize_for_inference(net, batches)": "optimize quantize quantize_net quantize_model",
     _DIAGNOSE: "watch blame advise profile plot_histograms plot_loss_scale",
 }
+
+
+def error_of(name: str, public: Sequence[str]) -> Exception:
+    """Return the error that ``mxmp.__getattr__`` raises: an ``ImportError`` in ``from mxmp import name``.
+
+    Python replaces the text of an ``AttributeError`` there. ``import`` asks by ``hasattr``, for submodules too.
+    """
+    text = missing(name, public)
+    hint = text.partition(": ")[2]
+    frame: FrameType | None = currentframe()
+    for _ in range(2):  # __getattr__, and what asks it
+        frame = frame and frame.f_back
+    is_import = frame is not None and frame.f_code.co_name == "_handle_fromlist"
+    if hint and is_import and find_spec(f"mxmp.{name}") is None:
+        return ImportError(f"cannot import name {name!r} from 'mxmp': {hint}", name="mxmp")
+    return AttributeError(text)
 
 
 def missing(name: str, public: Sequence[str]) -> str:

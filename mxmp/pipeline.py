@@ -11,8 +11,6 @@ from functools import lru_cache
 from glob import escape
 from typing import Callable, Collection, Iterable, Mapping, Set, Union
 
-import mxnet as mx
-
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
 from .policy import Policy, as_policy
@@ -108,7 +106,7 @@ class Conversion:
 
     def build(
         self,
-        symbol: mx.sym.Symbol,
+        graph: Graph,
         device: str,
         parameters: Iterable[str],
         *,
@@ -123,11 +121,11 @@ class Conversion:
         training_shapes: Mapping[str, tuple] = UNKNOWN,
         sparse: Mapping[str, str] = UNKNOWN,  # variables with sparse arrays or gradients, and the reasons
     ) -> tuple[Graph, Plan]:
-        """Return the graph in low precision for an FP32 Symbol, and the plan that it follows.
+        """Return the graph in low precision for an FP32 graph, and the plan that it follows.
         Records in ``stored_low`` how each parameter is to be stored; the caller stores it so. Other arguments are those
         of ``decide`` and ``emitted``. Raises ``ValueError`` as ``decide`` does, if the plan is of another network or
         device, or if the net would read in FP32 what another net stores in float16."""
-        original, names = strip(Graph.from_symbol(symbol)), list(parameters)
+        original, names = strip(graph), list(parameters)
         learned = {*names}.difference(constants)
         options = Options(
             keep_output_names=keep_output_names,
@@ -136,7 +134,7 @@ class Conversion:
             non_fp32=sparse,
         )
         plan = self._plan(original, device, learned.difference(fixed), stored, options, strict=strict)
-        graph = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
+        made = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
         self._warn_of_control_flow(original, grad_req)
@@ -144,11 +142,11 @@ class Conversion:
             _log_that_float16_is_emulated()
         if device == "gpu":
             self._warn_of_norms(original)
-        return graph, plan
+        return made, plan
 
     def preview(
         self,
-        symbol: mx.sym.Symbol,
+        graph: Graph,
         device: str,
         parameters: Iterable[str],
         *,
@@ -164,7 +162,7 @@ class Conversion:
             training_shapes=training_shapes,
             learned=names if reads_data else None,
         )
-        return self._plan(strip(Graph.from_symbol(symbol)), device, names, stored, options)
+        return self._plan(strip(graph), device, names, stored, options)
 
     def _plan(
         self,

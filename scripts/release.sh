@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The checklist of a release: a clean tree, one version, a dated CHANGELOG, a wheel and an sdist in dist/ that install
-# with [cpu] into an empty environment and run README's Python there. At the end it prints how to tag and publish.
+# with [cpu] into empty environments of the oldest and the newest Python, and run README's Python there. At the end it
+# prints how to tag and publish.
 #
 #   bash scripts/release.sh         # everything; first, bash scripts/test.sh
 #   bash scripts/release.sh --try   # what CI runs: any tree, an undated CHANGELOG, and dist/ stays as it is
@@ -31,18 +32,26 @@ python -m build --outdir "$work/dist" . >"$work/build.log" 2>&1 || {
     tail -n 30 "$work/build.log" >&2
     mxmp_fail "python -m build failed (output above)."
 }
-python -m venv "$work/venv"
-for file in "$work/dist/mxmp-$version-py3-none-any.whl" "$work/dist/mxmp-$version.tar.gz"; do
-    [ -e "$file" ] || mxmp_fail "the build made $(ls "$work/dist"), not $(basename "$file")."
-    echo "==> installing $(basename "$file")[cpu] into an environment of its own"
-    # The second replaces the first and meets the packages that it has brought.
-    "$work/venv/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check mxmp 2>/dev/null
-    "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$file[cpu]"
-    # From an empty folder, so that nothing is imported from the clone.
-    (mkdir "$work/run" && cd "$work/run" && "$work/venv/bin/python" -W ignore - "$mxmp_root/README.md" "$version") \
-        <scripts/checks/installed.py
-    rm -rf "$work/run"
+for each in 3.8 3.11; do
+    if ! python="$(mxmp_find_version "$each")"; then
+        echo "==> Python $each is not here, and was not tried"
+        continue
+    fi
+    "$python" -m venv --clear "$work/venv"
+    for file in "$work/dist/mxmp-$version-py3-none-any.whl" "$work/dist/mxmp-$version.tar.gz"; do
+        [ -e "$file" ] || mxmp_fail "the build made $(ls "$work/dist"), not $(basename "$file")."
+        echo "==> installing $(basename "$file")[cpu] into an empty environment of Python $each"
+        # The second replaces the first and meets the packages that it has brought.
+        "$work/venv/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check mxmp 2>/dev/null
+        "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$file[cpu]"
+        # From an empty folder, so that nothing is imported from the clone.
+        (mkdir "$work/run" && cd "$work/run" && "$work/venv/bin/python" -W ignore - "$mxmp_root/README.md" "$version") \
+            <scripts/checks/installed.py
+        rm -rf "$work/run"
+        tried=yes
+    done
 done
+[ -n "${tried:-}" ] || mxmp_fail "neither Python 3.8 nor 3.11 is here: nothing was tried."
 
 if [ -n "$trial" ]; then exit; fi
 rm -rf dist

@@ -16,14 +16,21 @@ mxmp_python_fits() {
     "$1" -c 'import sys; sys.exit(not (3, 8) <= sys.version_info[:2] < (3, 12))' >/dev/null 2>&1
 }
 
-# Prints a Python 3.8-3.11 that runs, newest first: on PATH, then pyenv's, then /opt and conda's.
+# Prints a Python of a version, as 3.11, that runs: on PATH, then pyenv's, then /opt and conda's.
+mxmp_find_version() {
+    local candidate
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python \
+        "/opt/python/$1"*/bin/python "/usr/local/bin/python$1"; do
+        if mxmp_python_fits "$candidate"; then command -v "$candidate"; return; fi
+    done
+    return 1
+}
+
+# Prints a Python 3.8-3.11 that runs, newest first.
 mxmp_find_python() {
     local candidate version
     for version in 3.11 3.10 3.9 3.8; do
-        for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python \
-            "/opt/python/$version"*/bin/python "/usr/local/bin/python$version"; do
-            if mxmp_python_fits "$candidate"; then command -v "$candidate"; return; fi
-        done
+        if mxmp_find_version "$version"; then return; fi
     done
     for candidate in python3 python; do
         if mxmp_python_fits "$candidate"; then command -v "$candidate"; return; fi

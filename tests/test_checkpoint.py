@@ -258,6 +258,41 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
     assert not warnings_of(caplog)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_parameters_of_another_step_behind_states_are_said_to_be_at_the_first_step(policy, tmp_path, caplog):
+    net, trainer = run_of(policy, 1)
+    for step in (1, 2):
+        train(net, trainer, 1)
+        net.save_parameters(str(tmp_path / f"{step}.params"))
+        trainer.save_states(str(tmp_path / f"{step}.states"))
+    for states, params, expected in ((1, 1, 0), (2, 2, 0), (1, 2, 1), (2, 1, 1), (1, None, 1)):
+        again, resumed = run_of(policy, 2)
+        resumed.load_states(str(tmp_path / f"{states}.states"))
+        if params is not None:
+            again.load_parameters(str(tmp_path / f"{params}.params"))
+        assert not warnings_of(caplog)
+        train(again, resumed, 1)
+        found = warnings_of(caplog)
+        assert len(found) == expected
+        assert all(f"{states}.states" in each for each in found)
+        train(again, resumed, 1)
+        assert not warnings_of(caplog)
+        assert not resumed.scaled_step.observers  # later steps read no weights
+
+
+def test_a_module_that_gets_parameters_of_another_step_behind_its_states_is_told_at_its_update(tmp_path, caplog):
+    module = module_of(mxmp.Module, "params=float16", 1)
+    for step in (1, 2):
+        train_module(module, 1)
+        module.save_checkpoint(str(tmp_path / "m"), step, True)
+    for states, params, expected in ((1, 1, 0), (1, 2, 1)):
+        module.load_params(str(tmp_path / f"m-000{states}.params"))
+        module.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
+        module.load_params(str(tmp_path / f"m-000{params}.params"))
+        train_module(module, 1)
+        assert len(warnings_of(caplog)) == expected
+
+
 def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
     """MXNet saves the mean over the devices: equal weights may differ by a bit, and running statistics do differ."""
     devices = [mx.cpu(k) for k in range(3)]

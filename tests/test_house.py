@@ -34,7 +34,7 @@ HOUSE = {
     "spine": ["pipeline"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "phase", "stores", "gradients", "floor", "multi_tensor", "masters"),
+        *("_mxnet", "scaler", "adaptive", "ledger", "stores", "gradients", "floor", "multi_tensor", "masters"),
         *("statistics", "fingerprint", "step", "state_layout", "resume", "updater", "state_file", "states"),
         "__init__",
     ],
@@ -80,7 +80,7 @@ HOUSE = {
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
-WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "phase")]
+WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += ["inference/report"]
 WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/auditing/report", "diagnose/plots"]

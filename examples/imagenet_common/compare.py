@@ -84,7 +84,8 @@ def draw(runs: Sequence[Results], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc=place, frameon=False, handlelength=3.5)
-    figure.suptitle(f"{runs[0]['model']}: one seed, one set of hyper-parameters, {len(runs)} runs")
+    emulated = "; float16 is emulated on a CPU" if any(run.get("emulated") for run in runs) else ""
+    figure.suptitle(f"{runs[0]['model']}: {len(runs)} runs with one seed and the same hyper-parameters{emulated}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -6,6 +6,8 @@ import logging
 import resource
 from typing import Any, Dict, List
 
+from .network import devices
+
 log = logging.getLogger("imagenet")
 
 
@@ -47,6 +49,7 @@ def summarize(options: argparse.Namespace, history: List[Dict[str, Any]], steps:
     return {
         "model": options.model,
         "dtype": options.dtype,
+        "emulated": options.dtype == "float16" and devices(options.num_gpus)[0].device_type == "cpu",
         "steps_per_epoch": steps,
         "log_interval": options.log_interval,
         "top1": history[-1]["top1"],

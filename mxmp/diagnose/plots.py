@@ -56,19 +56,24 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     if unknown:
         raise ValueError(f"kinds are {', '.join(map(repr, KINDS))}, got {unknown[0]!r}")
     drawn = [(kind, tensors) for kind in kinds if (tensors := snapshot.of(kind, low_only=True))]
-    heights = [3.0, *(1.1 + 0.24 * len(tensors) for _, tensors in drawn)]
+    heights = [3.4, *(1.1 + 0.24 * len(tensors) for _, tensors in drawn)]
     first, *others = axes = _axes((10, sum(heights)), heights, "exponent: values from $2^e$ to $2^{e+1}$")
     unscaled = [t.true(snapshot.loss_scale) for t in snapshot.gradients]
     low, high = _exponent_range([*(t.histogram for _, tensors in drawn for t in tensors), *unscaled], snapshot.format)
     _draw_gradients(first, snapshot, unscaled)
+    image = None
     for axis, (kind, tensors) in zip(others, drawn):
-        _draw_rows(axis, tensors, low, high)
+        image = _draw_rows(axis, tensors, low, high)
         axis.set_title(_TITLES[kind], fontsize=10, loc="left")
         for edge in _edges(snapshot.format):
             axis.axvline(edge, color=_EDGE, linewidth=1)
     first.set_xlim(low, high)
     for axis in axes:
         axis.tick_params(axis="x", labelbottom=True)
+    if image is not None:
+        bar = first.figure.colorbar(image, ax=others, location="bottom", aspect=60, pad=0.02, extend="min")
+        bar.set_label("share of a tensor's values that have the exponent (white: less than 0.01 %)", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     skipped = ", skipped" if snapshot.skipped else ""
     first.figure.suptitle(
         f"Step {snapshot.step}{skipped}, loss scale {_scale_text(snapshot.loss_scale)}, {snapshot.compute}"
@@ -124,7 +129,9 @@ def plot_loss_scale(
         first.plot(*zip(*skips), "x", color=_EDGE, label=label)
     first.set_yscale("log", base=2)
     first.set_ylabel("loss scale")
+    first.set_title("The loss scale from step to step", fontsize=10, loc="left")
     for second in others:
+        second.set_title("Gradients that are lost, at watched steps", fontsize=10, loc="left")
         at = [s.step for s in snapshots]
         largest = [s.loss_scale * 2.0 ** min(s.headroom, 120) if s.headroom > -120 else math.nan for s in snapshots]
         first.plot(at, largest, color="0.6", linewidth=1, label="largest scale without overflow, where watched")
@@ -164,21 +171,22 @@ def _draw_gradients(axis: Any, snapshot: Snapshot, unscaled: Sequence[Histogram]
         text = f"{label}: {total.underflow(form):.1%} round to zero ({total.zero_share:.1%} are zero already)"
         share = total.counts / max(total.counted, 1)
         axis.step(total.exponents() + 1, share, where="pre", label=text, color=color)
-    axis.set(ylim=(0, 1.5 * axis.get_ylim()[1]), ylabel="share of the values")
-    axis.set_title("All gradients in low precision", fontsize=10, loc="left", pad=16)
-    if unscaled:
-        axis.legend(fontsize=8, loc="upper left", framealpha=0.9)
+    axis.set(ylim=(0, 1.1 * axis.get_ylim()[1]), ylabel="share of the values")
+    axis.set_title("All gradients in low precision", fontsize=10, loc="left", pad=44 if unscaled else 16)
+    if unscaled:  # above the picture, where it hides nothing
+        axis.legend(fontsize=8, loc="lower left", bbox_to_anchor=(-0.01, 1.05), frameon=False, borderaxespad=0)
 
 
-def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> None:
-    """Draw a row for each tensor, from exponent ``low`` to ``high - 1``: the darker, the more values have it."""
+def _draw_rows(axis: Any, tensors: Sequence[TensorReport], low: int, high: int) -> Any:
+    """Draw a row for each tensor: the darker, the more values have the exponent; return the image, for a colour bar."""
     from matplotlib.colors import LogNorm
 
     start = low - int(tensors[0].histogram.exponents()[0])
     counts = [(t.histogram.counts[start : start + high - low], t.histogram.counted) for t in tensors]
     grid, extent = np.stack([each / max(total, 1) for each, total in counts]), (low, high, len(tensors) - 0.5, -0.5)
-    axis.imshow(grid, aspect="auto", cmap="Blues", extent=extent, norm=LogNorm(vmin=1e-4, vmax=1.0))
+    image = axis.imshow(grid, aspect="auto", cmap="Blues", extent=extent, norm=LogNorm(vmin=1e-4, vmax=1.0))
     axis.set_yticks(range(len(tensors)), [_row_label(t.name) for t in tensors], fontsize=7)
+    return image
 
 
 def _edges(form: Format) -> dict[int, str]:

@@ -101,6 +101,11 @@ def flatten(args: tuple) -> tuple[list, Any]:
     return _flatten(args, "input")
 
 
+def arrays_in(args: tuple) -> list[NDArray]:
+    """Return the arrays in a call's arguments, or a call's output in a tuple, as one flat list without None."""
+    return [array for array in flatten(args)[0] if array is not None]
+
+
 def copied(block: HybridBlock) -> HybridBlock:
     """Return a shallow copy of ``block`` to trace, without hook and graph; it shares children and Parameters."""
     clone = object.__new__(type(block))

@@ -39,15 +39,13 @@ class Division(NamedTuple):
 
     # The net itself, and all blocks inside it.
     blocks: list[Block]
-    # The HybridBlocks in neither ``python`` nor ``outside``: the ``roots``, and blocks inside, as parts of their
-    # graphs.
+    # The HybridBlocks neither in ``python`` nor inside an excluded block: the ``roots``, and blocks inside, as parts of
+    # their graphs.
     graphs: list[HybridBlock]
     # Those of ``graphs`` that Python code calls: the net, or children of blocks that are not in ``graphs``.
     roots: list[HybridBlock]
     # Blocks that the user excluded, and all around them: their ``forward`` runs as Python code, in FP32.
     python: list[Block]
-    # Blocks inside an excluded block, which are not converted.
-    outside: list[Block]
 
 
 def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Division:
@@ -55,40 +53,20 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     ``exclude`` is a filter ``(name, block) -> bool``, or a policy (``_filter_of``). Raises ``ValueError`` if no
     HybridBlock is left to run as a graph."""
     is_excluded = exclude if callable(exclude) else _filter_of(exclude)
-    python: set[int] = set()
-    outside: set[int] = set()
-
-    def runs_as_python(block: Block) -> bool:
-        # Also adds ids of ``block`` and the blocks inside it to ``python``, for those that are excluded or contain an
-        # excluded block, or else to ``outside``, for those that are inside an excluded block.
-        excluded = is_excluded(block.name, block)
-        if excluded:
-            outside.update(id(inner) for inner in blocks_of(block) if inner is not block)
-        if excluded or True in [runs_as_python(child) for child in _mxnet.children(block)]:
-            python.add(id(block))
-        return id(block) in python
-
-    def roots(block: Block) -> list[HybridBlock]:
-        # A block that several others share may occur more than once.
-        if id(block) in outside:
-            return []
-        if isinstance(block, HybridBlock) and id(block) not in python:
-            return [block]
-        return [found for child in _mxnet.children(block) for found in roots(child)]
-
-    runs_as_python(net)
     blocks = blocks_of(net)
-    graphs = [each for each in blocks if isinstance(each, HybridBlock) and id(each) not in python | outside]
+    inside = {id(block): set(map(id, blocks_of(block))) for block in blocks}
+    excluded = {id(block) for block in blocks if is_excluded(block.name, block)}
+    outside = {inner for each in excluded for inner in inside[each] - {each}}
+    python = [each for each in blocks if inside[id(each)] & excluded and id(each) not in outside]
+    not_graphs = outside.union(map(id, python))
+    graphs = [each for each in blocks if isinstance(each, HybridBlock) and id(each) not in not_graphs]
     if not graphs:
         why = "the filter excludes every one" if python else "only those have a graph to rewrite"
         raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
-    return Division(
-        blocks,
-        graphs,
-        list(dict.fromkeys(roots(net))),
-        [each for each in blocks if id(each) in python and id(each) not in outside],
-        [each for each in blocks if id(each) in outside],
-    )
+    no_callers = outside.union(map(id, graphs))
+    callers = [each for each in blocks if id(each) not in no_callers]
+    called = {id(net), *(id(child) for each in callers for child in _mxnet.children(each))}
+    return Division(blocks, graphs, [each for each in graphs if id(each) in called], python)
 
 
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Collection, Iterable, Mapping, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, Constant, HybridBlock, Parameter
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, Decider
@@ -122,18 +123,19 @@ class NetConversion(Conversion):
     def build_graph(
         self,
         block: HybridBlock,
-        symbol: mx.sym.Symbol,
+        graph: Graph,
         params: dict[str, Parameter],
+        inputs: Mapping[str, NDArray],
         device: str,
+        *,
+        statistics: Iterable[str],
         large_inputs: bool,
-        shapes: Mapping[str, tuple],
         adds_to_inputs: bool,
-        sparse: Collection[str] = (),
     ) -> tuple[Graph, Plan]:
-        """Return a block's low-precision graph and its plan; store the parameters as the plan says.
-        ``large_inputs``: so large that some workarounds are left out (``pipeline.emitted``). ``adds_to_inputs``: MXNet
-        may add the gradient of an input to what its array holds. ``sparse`` names the inputs that are sparse arrays."""
-        self.statistics.update({name: params[name] for name in symbol.list_auxiliary_states() if name in params})
+        """Return the low-precision graph for a block's FP32 graph, and its plan; store the parameters as the plan says.
+        ``statistics`` names the aux states. ``large_inputs``: so large that some workarounds are left out
+        (``pipeline.emitted``). ``adds_to_inputs``: MXNet may add an input's gradient to what the array holds."""
+        self.statistics.update({name: params[name] for name in statistics if name in params})
         _check_dtypes(params.values(), allow_float64=False)
         tuned = None if self.plan is None else self.plan.tuned
         strict = id(block) in self._roots and not self._fits
@@ -141,9 +143,9 @@ class NetConversion(Conversion):
         # How the graphs of any of a parameter's nets have stored it. What this net's graphs decided overrules the rest.
         conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}
         stored = {name: c.stored_low[name] for name in params for c in conversions[name] if name in c.stored_low}
-        inputs = {} if adds_to_inputs else dict.fromkeys(shapes, "null")
-        graph, planned = self.build(
-            symbol,
+        of_inputs = {} if adds_to_inputs else dict.fromkeys(inputs, "null")
+        low, planned = self.build(
+            graph,
             device,
             params,
             stored=stored,
@@ -151,11 +153,11 @@ class NetConversion(Conversion):
             constants={name for name, p in params.items() if isinstance(p, Constant)},
             reads_data=self.reads_data(block),
             strict=strict,
-            grad_req={**inputs, **{name: requested_gradient(param) for name, param in params.items()}},
+            grad_req={**of_inputs, **{name: requested_gradient(param) for name, param in params.items()}},
             large_inputs=large_inputs,
-            training_shapes=shapes if autograd.is_training() else {},
+            training_shapes={name: a.shape for name, a in inputs.items()} if autograd.is_training() else {},
             sparse={
-                **dict.fromkeys(sparse, SPARSE),
+                **{name: SPARSE for name, array in inputs.items() if isinstance(array, BaseSparseNDArray)},
                 **{name: SPARSE_GRADIENT for name, p in params.items() if _mxnet.gradient_storage(p) != "default"},
             },
         )
@@ -166,7 +168,7 @@ class NetConversion(Conversion):
         plan = replace(planned, blocks=prefixes_of(block))
         if id(block) in self._waiting:
             self._note_first_graph(block, plan)
-        return graph, plan
+        return low, plan
 
     def reads_data(self, block: HybridBlock) -> bool:
         """Return whether ``block`` is the whole net: its inputs are data, and no features of another block."""

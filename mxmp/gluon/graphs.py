@@ -8,9 +8,8 @@ import warnings
 import weakref
 from collections import deque
 from contextlib import contextmanager
-from math import prod
 from traceback import walk_tb
-from typing import Any, Callable, Collection, Dict, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -19,6 +18,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..callbacks import hold_interrupts
+from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..policy import is_policy_text
@@ -31,19 +31,17 @@ from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .conversion import NetConversion, requested_gradient
-from .known import Functions, Knowledge, asks_for_more, is_knowing, knowing, known
+from .known import Functions, Knowledge, asks_for_more, known, knows_arrays, tracing
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of, split
 from .parameter import overridden
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
-# Global: whether mxmp is tracing a block on this thread; see ``is_tracing``.
-_local = threading.local()
 
 
-class GraphKey(NamedTuple):
-    """A kind of call of a converted block; the block has one graph for each kind of call."""
+class Call(NamedTuple):
+    """A kind of call of a converted block: all such calls have one FP32 graph."""
 
     training: bool
     # The nesting of the arguments (``_mxnet.flatten``): ``"[0, [0, -1]]"`` for ``(x, [y, None])``.
@@ -52,95 +50,135 @@ class GraphKey(NamedTuple):
     # ``_mxnet.lacks_states``; None for a block that is no recurrent layer.
     lacks_states: bool | None
     # The positions of sparse arrays among the inputs, counted from 0 without None.
-    sparse: tuple[int, ...] = ()
-    # The dtypes of the inputs if loss heads multiply their gradients by the loss scale: the products depend on them.
-    dtypes: tuple | None = None
+    sparse: tuple[int, ...]
     # The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
-    constants: tuple = ()
-    # What the block's code asks of each input in a trace, such as its shape (``Graphs.known_of``).
-    known: tuple = ()
+    constants: tuple
+    # What the block's code asks of each input in a trace, such as its shape (``Graphs.needs``).
+    known: tuple
+
+
+class Asked(NamedTuple):
+    """What all calls of a kind are asked: their low-precision graph depends on the answers (``Graphs.key_of``)."""
+
+    # The graph has the workarounds (copies of inputs) for gradients that are added to what the array holds, as after
+    # ``attach_grad("add")``. It is right for all inputs; a graph without them only for inputs without gradient arrays.
+    adds_to_inputs: bool = False
+    # If not None: the graph lacks workarounds of convolutions for inputs that are small beside the padding.
+    large: LargeInputs | None = None
+    # If not empty: a large FullyConnected trains in FP32 because it reads few rows. bfloat16 may be faster for inputs
+    # with more elements than these.
+    few: tuple[int, ...] = ()
+    # The graph has loss heads. To multiply their gradients by the loss scale, it needs the dtypes of the inputs.
+    has_heads: bool = False
+
+
+class GraphKey(NamedTuple):
+    """What identifies a low-precision graph of a block: the kind of call, and the answers to what it is asked."""
+
+    call: Call
+    # ``grad_req`` of all parameters of the block, on which some workarounds depend; empty where there is no backward.
+    requested: tuple
+    adds_to_inputs: bool
+    large_inputs: bool
+    few_rows: bool
+    # Of the inputs, if loss heads multiply their gradients by the loss scale.
+    dtypes: tuple | None
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
-    """The low-precision graphs of one block, by kind of call; ``copy`` and ``pickle`` give an empty dict.
+    """The low-precision graphs of one block; a copy of the block has none.
     Of the graphs for one Python value or one shape, only the newest ``LIMIT`` are kept."""
 
     # A number that changes in each call would leave a graph in each.
     LIMIT = 16
 
-    def __init__(self) -> None:
+    def __init__(self, block: HybridBlock, compute: str) -> None:
         super().__init__()
-        self._needs: frozenset[str] = frozenset()
+        self.asked: dict[Call, Asked] = {}
+        self._block, self._compute = block, compute
+        self._params = list(block.collect_params().values())
+        # What the block's code has asked for in any trace: ``"shape"``, ``"dtype"``, ``"ctx"``.
+        self._needs: tuple[str, ...] = ()
         self._warned = False
 
     def __reduce__(self) -> tuple:
-        return Graphs, ()
+        return type(None), ()
 
-    def known_of(self, inputs: Sequence[NDArray]) -> tuple:
-        """Return, for each input, what the block's code has asked for in any trace: shape, dtype or context."""
-        names = sorted(self._needs)
-        return tuple(tuple(getattr(array, name) for name in names) for array in inputs) if names else ()
+    def find(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> BuiltGraph | None:
+        """Return the graph for a call with these arguments, None being left out of ``inputs``, or None."""
+        return self.get(self.key_of(self.call_of(structure, device, constants, inputs), inputs))
 
-    def add(self, name: str, key: GraphKey, built: BuiltGraph, inputs: Sequence[NDArray]) -> None:
-        """Store a graph, drop the oldest of too many, and warn of it once; the caller holds ``BUILDING``."""
-        self._needs |= built.needs
-        self[key._replace(dtypes=built.dtypes, known=self.known_of(inputs))] = built
-        special = [each for each in self if each.constants or each.known]
+    def call_of(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> Call:
+        return Call(
+            autograd.is_training(),
+            structure,
+            device,
+            _mxnet.lacks_states(self._block),
+            tuple([i for i, array in enumerate(inputs) if isinstance(array, BaseSparseNDArray)]),
+            constants,
+            tuple([tuple(getattr(array, name) for name in self._needs) for array in inputs]) if self._needs else (),
+        )
+
+    def key_of(self, call: Call, inputs: Sequence[NDArray]) -> GraphKey:
+        asked, recording = self.asked.get(call, Asked()), autograd.is_recording()
+        return GraphKey(
+            call,
+            tuple([param.grad_req for param in self._params]) if call.training or recording else (),
+            asked.adds_to_inputs or (recording and any(array.grad is not None for array in inputs)),
+            asked.large is not None and asked.large.at([array.shape for array in inputs]),
+            bool(asked.few) and all(array.size <= most for array, most in zip(inputs, asked.few)),
+            tuple([array.dtype for array in inputs]) if asked.has_heads and needs_scale(self._compute) else None,
+        )
+
+    def add(self, built: BuiltGraph, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> None:
+        """Store a graph, drop those that it replaces, and the oldest of too many; the caller holds ``BUILDING``."""
+        self._needs = tuple(sorted({*self._needs, *built.needs}))
+        call = self.call_of(structure, device, constants, inputs)
+        self.asked[call] = built.asked
+        key = self.key_of(call, inputs)
+        # A graph that is asked otherwise is never found again. With other requests the last one stays: a GAN has two.
+        alike = [each for each in self if each.call == call and each.dtypes == key.dtypes]
+        former = [each for each in alike if each._replace(requested=key.requested) == key][-1:]
+        for each in alike:
+            if each not in former:
+                del self[each]
+        self[key] = built
+        special = list(dict.fromkeys(each.call for each in self if each.call.constants or each.call.known))
         for oldest in special[: -self.LIMIT]:
-            del self[oldest]
+            del self.asked[oldest]
+            for each in [each for each in self if each.call == oldest]:
+                del self[each]
             if not self._warned:
                 self._warned = True
                 reason = "inputs of different shapes, which its code reads" if oldest.known else "different values"
                 warnings.warn(
-                    f"{name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its own, which is "
-                    "traced at its first call, and only the last ones are kept. Pass a number that changes as an array "
-                    "(mx.nd.array([0.3])), or leave the block as Python: mxmp.convert(net, exclude=...)",
+                    f"{self._block.name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its "
+                    "own, which is traced at its first call, and only the last ones are kept. Pass a number that "
+                    "changes as an array (mx.nd.array([0.3])), or leave the block as Python: "
+                    "mxmp.convert(net, exclude=...)",
                     stacklevel=7,
                 )
 
 
 class BuiltGraph(NamedTuple):
-    """One graph of a block in low precision, ready to run, for one kind of call."""
+    """One graph of a block in low precision, ready to run."""
 
     traced: _mxnet.TracedGraph
     op: _LowPrecisionOp
     plan: Plan
     # The shapes of the inputs for which the graph was built, by the names of the input variables.
     shapes: dict[str, tuple]
-    # Each parameter with its ``requested_gradient`` at the build, on which some workarounds depend.
+    # Each parameter with its ``requested_gradient`` at the build.
     requested: list[tuple[Parameter, str]]
-    # If not None: the graph lacks workarounds of convolutions for inputs that are small beside the padding, and is
-    # right only for shapes with which ``only_for.at`` is True.
-    only_for: LargeInputs | None
-    # A large FullyConnected trains in FP32 because it reads few rows; bfloat16 may be faster for larger inputs.
-    has_few_rows: bool
-    # False: the graph lacks the workarounds (copies of inputs) for gradients that are added to what the array holds, as
-    # after ``attach_grad("add")``, and is right only for inputs without gradient arrays.
-    adds_to_inputs: bool
-    dtypes: tuple | None
     nesting: Nesting | None
-    # What the block's code has asked of its inputs: ``"shape"``, ``"dtype"``, ``"ctx"``.
+    # What the block's code has asked of its inputs.
     needs: frozenset[str]
-
-    def serves(self, inputs: list) -> bool:
-        """Return whether the graph is right for a call with the arrays ``inputs``, whose dtypes are not compared."""
-        if self.only_for is not None and not self.only_for.at([array.shape for array in inputs]):
-            return False
-        if self.has_few_rows and any(array.size > prod(shape) for array, shape in zip(inputs, self.shapes.values())):
-            return False
-        if not self.adds_to_inputs and autograd.is_recording() and _have_gradients(inputs):
-            return False
-        if self.op.has_unscaled_heads and needs_scale(self.plan.policy.compute):
-            return False
-        if not (autograd.is_training() or autograd.is_recording()):
-            return True
-        return all(param.grad_req == request for param, request in self.requested)
+    asked: Asked
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """Run the graph on the call's arrays, without None; return the output, nested as the block nests it."""
         out = self.op(inputs, monitor)
-        flat = [out] if isinstance(out, NDArray) else out
-        return _as_nested(flat, self.nesting, self.traced)
+        return _as_nested([out] if isinstance(out, NDArray) else out, self.nesting, self.traced)
 
 
 def _as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
@@ -151,27 +189,7 @@ class UntraceableError(Exception):
     """Says that a block's Python code cannot run on Symbols; ``args`` are the block and the exception it raised."""
 
 
-def is_tracing() -> bool:
-    """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols."""
-    # If not, and a block gets Symbols, MXNet may be tracing an unconverted block around it, which would lose the casts.
-    return getattr(_local, "tracing", False)
-
-
-@contextmanager
-def tracing() -> Iterator[None]:
-    """Make ``is_tracing()`` True on this thread, so that hooks accept Symbols; afterwards what it was before."""
-    before, _local.tracing = is_tracing(), True
-    try:
-        yield
-    finally:
-        _local.tracing = before
-
-
-def _have_gradients(inputs: Collection[NDArray]) -> bool:
-    return any(array.grad is not None for array in inputs)
-
-
-def build(block: HybridBlock, args: tuple, constants: Constants, device: str, conversion: NetConversion) -> BuiltGraph:
+def build(block: HybridBlock, args: tuple, constants: Constants, conversion: NetConversion) -> BuiltGraph:
     """Trace ``block`` for a call, and return its low-precision graph, for training or inference as autograd is set now.
     ``args`` and ``constants`` are as ``nesting.split`` returns them. Parameters become ``LowParameter``, or get their
     shape. Raises ``UntraceableError``, and what ``NetConversion.build_graph`` and ``refuse_contrib_amp`` raise."""
@@ -179,38 +197,39 @@ def build(block: HybridBlock, args: tuple, constants: Constants, device: str, co
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
-    params = {param.name: param for is_data, param in traced.op_args if not is_data}
-    requested = [(param, requested_gradient(param)) for param in params.values()]
+    original, compute = Graph.from_symbol(symbol), conversion.policy.compute
     inputs = _named_inputs(data, args)
     shapes = {name: array.shape for name, array in inputs.items()}
-    large = LargeInputs(Graph.from_symbol(symbol), list(shapes), conversion.policy.compute) if device == "cpu" else None
+    device = device_of(next(iter(inputs.values())).ctx)
+    large = LargeInputs(original, list(shapes), compute) if device == "cpu" else None
     # Restricted to large inputs only if a convolution would need a workaround for small ones, and these are large.
-    only_for = large if large and large.at(list(shapes.values())) else None
+    large = large if large and large.at(list(shapes.values())) else None
+    has_loops = has_control_flow(original)
     # In a body of control flow MXNet adds the gradients of the iterations, whatever array the input's gradient has.
-    adds_to_inputs = _have_gradients(inputs.values()) or has_control_flow(Graph.from_symbol(symbol))
+    adds_to_inputs = has_loops or any(array.grad is not None for array in inputs.values())
+    params = {param.name: param for is_data, param in traced.op_args if not is_data}
+    requested = [(param, requested_gradient(param)) for param in params.values()]
     graph, plan = conversion.build_graph(
-        *(block, symbol, params, device),
-        large_inputs=only_for is not None,
-        shapes=shapes,
+        *(block, original, params, inputs, device),
+        statistics=symbol.list_auxiliary_states(),
+        large_inputs=large is not None,
         adds_to_inputs=adds_to_inputs,
-        sparse=[name for name, array in inputs.items() if isinstance(array, BaseSparseNDArray)],
     )
-    dtypes = {name: array.dtype for name, array in inputs.items()}
     _copy_returned_inputs(graph)
-    scales = needs_scale(conversion.policy.compute)
-    has_scaled_heads = scales and scale_heads(graph, dtypes)
+    is_scaled = needs_scale(compute)
+    dtypes = {name: array.dtype for name, array in inputs.items()}
+    has_heads = scale_heads(graph, dtypes) if is_scaled else has_loss_head(graph)
     if autograd.is_training() and device == "cpu":
         write_gradients_early(graph)
-    flags = _mxnet.flags(block)
-    if has_control_flow(graph):  # with static_shape, MXNet may run what reads a loop's outputs before the loop
-        flags = [flag for flag in flags if flag[0] != "static_shape"]
+    # With static_shape, MXNet may run what reads a loop's outputs before the loop.
+    flags = [flag for flag in _mxnet.flags(block) if not (has_loops and flag[0] == "static_shape")]
     sources = dict(zip(symbol.list_inputs(), traced.op_args))
-    has_unscaled_heads = not scales and has_loss_head(graph)
-    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, has_unscaled_heads=has_unscaled_heads)
-    built_for = tuple(dtypes.values()) if has_scaled_heads else None
+    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, has_unscaled_heads=has_heads and not is_scaled)
     # A user's Plan stays, whatever the shapes are.
-    few = conversion.plan is None and any(decision.reason == FEW_ROWS for decision in plan.decisions.values())
-    return BuiltGraph(traced, op, plan, shapes, requested, only_for, few, adds_to_inputs, built_for, nesting, needs)
+    has_few_rows = conversion.plan is None and any(each.reason == FEW_ROWS for each in plan.decisions.values())
+    few = tuple(array.size for array in inputs.values()) if has_few_rows else ()
+    asked = Asked(adds_to_inputs, large, few, has_heads)
+    return BuiltGraph(traced, op, plan, shapes, requested, nesting, needs, asked)
 
 
 def _copy_returned_inputs(graph: Graph) -> None:
@@ -233,12 +252,13 @@ class TracedCall(NamedTuple):
     nested: Callable[[list[NDArray]], Any]
 
 
-def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
-    """Return the FP32 graph of ``block(*args)`` in autograd's present mode; ``block`` stays as it is.
+def traced_call(block: HybridBlock, args: tuple, training: bool) -> TracedCall:
+    """Return the FP32 graph of ``block(*args)`` in training or inference mode; ``block`` stays as it is.
     Raises ``ValueError`` if the block's Python code fails on Symbols."""
     args, constants = split(args)
     try:
-        clone, nesting, _ = _trace(block, args, constants)
+        with autograd.train_mode() if training else autograd.predict_mode():
+            clone, nesting, _ = _trace(block, args, constants)
     except UntraceableError as error:
         culprit, reason = error.args
         policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
@@ -252,19 +272,9 @@ def traced_call(block: HybridBlock, args: tuple) -> TracedCall:
     return TracedCall(symbol, inputs, params, lambda outs: _as_nested(outs, nesting, traced))
 
 
-def traced_alone(
-    block: HybridBlock, args: tuple, training: bool
-) -> tuple[mx.sym.Symbol, dict[str, NDArray], dict[str, Parameter]]:
-    """Return the Symbol, inputs and Parameters of ``traced_call`` in training or inference mode."""
-    with autograd.train_mode() if training else autograd.predict_mode():
-        call = traced_call(block, args)
-    return call.symbol, call.inputs, call.params
-
-
 def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
     """Return the arrays in ``args`` by the names of the variables ``data`` (``"data0"``) that stand for them."""
-    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
-    return {variable.name: array for variable, array in zip(data, arrays)}
+    return {variable.name: array for variable, array in zip(data, _mxnet.arrays_in(args))}
 
 
 def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[HybridBlock, Nesting | None, frozenset[str]]:
@@ -276,14 +286,13 @@ def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[Hybri
         return _trace_once(block, args, constants, None)
     except UntraceableError as error:
         first = error
-    arrays = [array for array in _mxnet.flatten(args)[0] if array is not None]
+    arrays = _mxnet.arrays_in(args)
     if not arrays:
         raise first
     named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
     knowledge = Knowledge({**block.collect_params(), **named}, arrays[0].ctx)
     try:
-        with knowing(knowledge):
-            return _trace_once(block, args, constants, knowledge)
+        return _trace_once(block, args, constants, knowledge)
     except UntraceableError as error:
         raise (error if asks_for_more(first.args[1]) else first) from None
 
@@ -309,7 +318,7 @@ def _trace_once(
 
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
-        with tracing(), mx.name.NameManager():
+        with tracing(knowledge), mx.name.NameManager():
             is_traced = _mxnet.trace(clone, args, called)
         if constants and not is_traced:
             raise ValueError("a SymbolBlock takes arrays alone")
@@ -323,7 +332,7 @@ def _trace_once(
 
 def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
     """Call the ``forward`` of the block's class in a trace; the Symbols in its output know what mxmp's trace knows."""
-    if not is_knowing():
+    if not knows_arrays():
         return _mxnet.forward(block, args)
     if type(block).forward is HybridBlock.forward:
         return known(_mxnet.hybrid_forward(block, Functions(mx.sym), args, known))
@@ -418,10 +427,9 @@ class _LowPrecisionOp:
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
         # The ``data`` of a user's own class may compute what the net reads, such as a weight with dropout.
         self._computed = frozenset(at for is_input, at in self._sources if not is_input and "data" in overridden(at))
-        indices: dict[bool, list[int]] = {True: [], False: []}
-        for i, (is_input, _) in enumerate(self._sources):
-            indices[is_input].append(i)
-        self._flags = [("data_indices", indices[True]), ("param_indices", indices[False]), *flags]
+        data = [i for i, (is_input, _) in enumerate(self._sources) if is_input]
+        params = [i for i, (is_input, _) in enumerate(self._sources) if not is_input]
+        self._flags = [("data_indices", data), ("param_indices", params), *flags]
         # MXNet fuses pointwise operators of a CachedOp on a GPU, and only with ``static_alloc``.
         self._is_fused = plan.device == "gpu" and bool(dict(flags).get("static_alloc"))
         self._shared: mx.nd.CachedOp | None = None

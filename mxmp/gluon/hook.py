@@ -15,13 +15,13 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
-from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..kernels.fit import device_of
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
-from .graphs import BUILDING, BuiltGraph, GraphKey, Graphs, UntraceableError, build, call_on_symbols, is_tracing
+from .graphs import BUILDING, BuiltGraph, Graphs, UntraceableError, build, call_on_symbols
+from .known import is_tracing
 from .nesting import Constants, key_of, split
 from .parameter import conversions_of, replace_conversions
 
@@ -66,9 +66,14 @@ class Hook:
         return any(self.conversions.values())
 
     @property
-    def graphs(self) -> dict[GraphKey, BuiltGraph]:
-        """Return the graphs built since the last ``hybridize``, ``cast`` or new child, by kind of call."""
-        return {} if self._has_no_graphs() else _mxnet.cached_op(self._block)
+    def graphs(self) -> Graphs:
+        """Return the graphs built since the last ``hybridize``, ``cast`` or new child."""
+        if not isinstance(_mxnet.cached_op(self._block), Graphs):
+            with BUILDING:
+                if not isinstance(_mxnet.cached_op(self._block), Graphs):
+                    # Where MXNet keeps a CachedOp: ``hybridize``, ``cast`` and a new child then delete these graphs.
+                    _mxnet.set_cached_op(self._block, Graphs(self._block, self.conversion.policy.compute))
+        return _mxnet.cached_op(self._block)
 
     def undo(self) -> None:
         """Make the block run by its class's ``forward`` again, as ``hybridize`` requested last; delete its graphs."""
@@ -145,24 +150,19 @@ class Hook:
             ) from error
         flat, structure = _mxnet.flatten(args)
         inputs = [array for array in flat if array is not None]
-        _check_memory(block, inputs)
-        graphs = self._ensure_graphs()
-        key = GraphKey(
-            *(autograd.is_training(), repr(structure), device_of(inputs[0].ctx), _mxnet.lacks_states(block)),
-            sparse=tuple(i for i, array in enumerate(inputs) if isinstance(array, BaseSparseNDArray)),
-            constants=key_of(constants),
-            known=graphs.known_of(inputs),
-        )
-        if key.training:
+        contexts = [array.ctx for array in inputs]
+        _check_memory(block, contexts)
+        if autograd.is_training():
             conversion.note_training_forward()
-        built = _serving(graphs, key, inputs)
+        graphs, call = self.graphs, (repr(structure), device_of(contexts[0]), key_of(constants), inputs)
+        built = graphs.find(*call)
         if built is None:
             with BUILDING:
-                built = _serving(graphs, key, inputs)
+                built = graphs.find(*call)
                 if built is None:
                     with _dtypes_explained(inputs):
-                        built = self._build(args, constants, key.device)
-                    graphs.add(block.name, key, built, inputs)
+                        built = self._build(args, constants)
+                    graphs.add(built, *call)
         if autograd.is_recording():
             conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
@@ -180,11 +180,11 @@ class Hook:
             _undo_load(self._block)
         _mxnet.set_traced_graph(self._block, built.traced)
 
-    def _build(self, args: tuple, constants: Constants, device: str) -> BuiltGraph:
+    def _build(self, args: tuple, constants: Constants) -> BuiltGraph:
         """Trace the block and return its graph; the error of a block that cannot be traced names it."""
         _undo_load(self._block)
         try:
-            return build(self._block, args, constants, device, self.conversion)
+            return build(self._block, args, constants, self.conversion)
         except UntraceableError as found:
             culprit, reason = found.args
             _refuse_wrong_arguments(self._block, args, culprit, reason)
@@ -203,17 +203,6 @@ class Hook:
             self._chosen = _mxnet.is_active(self._block), flags
         _mxnet.set_active(self._block, active)
 
-    def _ensure_graphs(self) -> Graphs:
-        if self._has_no_graphs():
-            with BUILDING:
-                if self._has_no_graphs():
-                    # Where MXNet keeps a CachedOp: ``hybridize``, ``cast`` and a new child then delete these graphs.
-                    _mxnet.set_cached_op(self._block, Graphs())
-        return _mxnet.cached_op(self._block)
-
-    def _has_no_graphs(self) -> bool:
-        return not isinstance(_mxnet.cached_op(self._block), Graphs)
-
     def _refuse_unconverted_trace(self) -> None:
         """Raise ``ValueError`` if MXNet traces an unconverted block around this one, which would lose the casts."""
         outer = None if is_tracing() else _mxnet.block_being_traced()
@@ -222,15 +211,6 @@ class Hook:
                 f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
             )
-
-
-def _serving(graphs: Graphs, key: GraphKey, inputs: list) -> BuiltGraph | None:
-    """Return the graph that is right for a call with ``inputs``, or None; ``key.dtypes`` is None."""
-    built = graphs.get(key)
-    if built is not None and built.serves(inputs):
-        return built
-    built = graphs.get(key._replace(dtypes=tuple(array.dtype for array in inputs)))
-    return built if built is not None and built.serves(inputs) else None
 
 
 def _refuse_wrong_arguments(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> None:
@@ -267,15 +247,15 @@ def _dtypes_explained(inputs: list) -> Iterator[None]:
         ) from error
 
 
-def _check_memory(block: HybridBlock, arrays: list) -> None:
+def _check_memory(block: HybridBlock, contexts: list[mx.Context]) -> None:
     """Raise ``ValueError`` if ``block`` has parameters and an input is in shared or pinned memory."""
     # A DataLoader with workers or ``pin_memory`` leaves batches there; MXNet's own error does not say what to do.
-    for array in arrays:
-        if array.ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
+    for ctx in contexts:
+        if ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
-                f"{block.name}: the batch is in {array.ctx}, where a DataLoader with workers or pin_memory leaves it, "
-                "and a converted net runs as a graph, which like any hybridized net takes inputs from its own device "
-                "only: call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
+                f"{block.name}: the batch is in {ctx}, where a DataLoader with workers or pin_memory leaves it, and a "
+                "converted net runs as a graph, which like any hybridized net takes inputs from its own device only: "
+                "call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
             )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 import mxnet as mx
 
-# Global: what the trace that runs on this thread knows, for attributes of Symbols, which hold nothing.
+# Global: whether a trace runs on this thread, and what it knows, for attributes of Symbols, which hold nothing.
 _local = threading.local()
 _MISSING = re.compile(r"'_?Symbol' object has no attribute '(dtype|shape|ndim|size|context|ctx|stype|T)'")
 
@@ -35,16 +35,22 @@ def asks_for_more(error: Exception) -> bool:
 
 
 @contextmanager
-def knowing(knowledge: Knowledge) -> Iterator[None]:
-    """Use ``knowledge`` for the attributes of Symbols on this thread in the ``with`` block."""
-    before, _local.knowledge = getattr(_local, "knowledge", None), knowledge
+def tracing(knowledge: Knowledge | None) -> Iterator[None]:
+    """Trace blocks on this thread in the ``with`` block, with Symbols that know what ``knowledge`` has."""
+    _local.tracing, _local.knowledge = True, knowledge
     try:
         yield
     finally:
-        _local.knowledge = before
+        _local.tracing, _local.knowledge = False, None
 
 
-def is_knowing() -> bool:
+def is_tracing() -> bool:
+    """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols."""
+    # If not, and a block gets Symbols, MXNet may be tracing an unconverted block around it, which would lose the casts.
+    return getattr(_local, "tracing", False)
+
+
+def knows_arrays() -> bool:
     return getattr(_local, "knowledge", None) is not None
 
 

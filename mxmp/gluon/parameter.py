@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..step._mxnet import is_called_by_user
-from ..step.masters import MasterPair, Weight, assign, put_back, take_over, taken_over
+from ..step.masters import Masters, Weight
 from . import _mxnet
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
@@ -23,41 +23,26 @@ class LowParameter(gluon.Parameter):
     ``data()`` (clipping, moving averages) is copied to the master at the next update or save."""
 
     _data: Any
-    _masters: list[NDArray]
+    _masters: Masters  # empty before the Parameter has its arrays
     _low_dtype: str
-    # Whether a user has called ``data()`` or ``list_data()``. MXNet does not notify of writes, so the arrays are then
-    # compared with the masters at each update or save.
-    _exposed = False
-    # Copies of the masters from before a user's ``set_data``, until the next update: a user who sets a copy of
-    # ``data()`` again, after an evaluation with averaged weights, gets the former masters back.
-    _before: list[NDArray] | None = None
 
-    def masters(self) -> list[NDArray]:
+    def masters(self) -> Masters:
         """Return the FP32 masters, after copying into them what a user wrote into ``data()``; does not wait."""
         self._check_and_get(self._data, list)
-        for pair in self.exposed_pairs():
-            take_over(*pair)
-        return self._masters
+        return self._masters.taken_over(self._data)
 
     def full_arrays(self) -> Sequence[NDArray]:
         """Return what ``masters`` returns, in new arrays where a user may have written; change no master."""
         self._check_and_get(self._data, list)
-        return [taken_over(*pair) for pair in self.exposed_pairs()] or self._masters
+        return self._masters.values(self._data)
 
-    def exposed_pairs(self) -> list[MasterPair]:
-        """Return the arrays of each context that must be compared with the masters, as a user may have them."""
-        return list(map(MasterPair, self._masters, self._data)) if self._exposed else []
-
-    def note_update(self) -> None:
-        """Drop the masters that were kept for a user who puts ``data()`` back: the weights are other ones now."""
-        self._before = None
-
-    def master(self, device: int) -> NDArray:
-        """Return the master at this position in ``list_ctx()``, without what a user wrote since the last update."""
-        return self._masters[device]
+    @property
+    def held_masters(self) -> Masters:
+        """Return the masters without what a user wrote since the last update."""
+        return self._masters
 
     def list_data(self) -> list[NDArray]:
-        self._exposed = self._exposed or is_called_by_user()
+        self._masters.exposed = self._masters.exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
@@ -70,7 +55,7 @@ class LowParameter(gluon.Parameter):
                 "the parameters in FP32 with Policy(params='float32'). To predict with it after training, call "
                 "mxmp.restore on the converted net first"
             )
-        self._exposed = self._exposed or is_called_by_user()
+        self._masters.exposed = self._masters.exposed or is_called_by_user()
         return super().data(ctx)
 
     def __reduce__(self) -> Any:
@@ -83,15 +68,8 @@ class LowParameter(gluon.Parameter):
             super().set_data(data)
             return
         self.shape = data.shape
-        if is_called_by_user():
-            if self._before is None:
-                with autograd.pause():
-                    self._before = [master.copy() for master in self._masters]
-            for arrays in zip(self._masters, self._data, self._before):
-                put_back(data, *arrays)
-        else:
-            self._before = None
-            assign(data, self._masters, self._data)
+        set_to = self._masters.put_back if is_called_by_user() else self._masters.assign
+        set_to(data, self._data)
 
     def _set_trainer(self, trainer: gluon.Trainer | None) -> None:
         _check_trainer(self, trainer, self._low_dtype)
@@ -109,16 +87,12 @@ class LowParameter(gluon.Parameter):
         self._make_masters()
 
     def _reduce(self) -> NDArray:
-        """Return the mean of the masters over all contexts, FP32 on the CPU: what MXNet saves and exports."""
-        masters = [m.copyto(mx.cpu()) for m in self.full_arrays()]
-        if len(masters) == 1:
-            return masters[0]
-        mean = mx.nd.add_n(*(master.as_nd_ndarray() for master in masters)) / len(masters)
-        return mean.as_np_ndarray() if isinstance(masters[0], mx.np.ndarray) else mean
+        self._check_and_get(self._data, list)
+        return self._masters.mean(self._data)
 
     def store_low(self, dtype: str) -> None:
         """Make the FP32 arrays the masters; if there are none yet, this follows when the shape is known."""
-        self._low_dtype = dtype
+        self._low_dtype, self._masters = dtype, Masters()
         if self._data is not None:
             self._make_masters()
 
@@ -126,16 +100,14 @@ class LowParameter(gluon.Parameter):
         """Become an FP32 Parameter of its former class, with the values of the masters and new gradients of zeros."""
         masters = self.masters() if self._data is not None else None
         self.__class__ = _full_class(type(self))
-        for name in ("_low_dtype", "_masters", "_exposed", "_before"):
-            self.__dict__.pop(name, None)
+        del self._low_dtype, self._masters
         if masters is not None:
             with autograd.pause():
-                _mxnet.set_arrays(self, masters)
+                _mxnet.set_arrays(self, list(masters))
 
     def _make_masters(self) -> None:
-        self._exposed, self._before = False, None
         with autograd.pause():
-            self._masters = [a.detach() for a in self._data]
+            self._masters = Masters(a.detach() for a in self._data)
             self._data = [m.astype(self._low_dtype) for m in self._masters]
             self._init_grad()
 
@@ -147,12 +119,6 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
         _check_trainer(param, _mxnet.trainer_of(param), dtype)
         param.__class__ = _low_class(type(param))
         param.store_low(dtype)
-
-
-def store_full(param: gluon.Parameter) -> None:
-    """Undo ``store_low``; do nothing if ``param`` is no LowParameter."""
-    if isinstance(param, LowParameter):
-        param.store_full()
 
 
 def overridden(param: gluon.Parameter) -> set[str]:
@@ -204,8 +170,8 @@ def replace_conversions(old: Collection[Any], new: Mapping[gluon.Parameter, Coll
         gc.collect()  # blocks refer to themselves, so a net that was deleted counts until Python collects such cycles
     for param, added in new.items():
         kept = [conversion for conversion in conversions_of([param]) if conversion not in old]
-        if not kept:
-            store_full(param)
+        if not kept and isinstance(param, LowParameter):
+            param.store_full()
         vars(param).pop("mxmp_conversions", None)
         if kept or added:
             param.mxmp_conversions = (*kept, *added)
@@ -224,22 +190,6 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
             f"{type(trainer).__module__}.{type(trainer).__name__} would not update: use mxmp.Trainer, or keep the "
             "parameters in FP32 with Policy(params='float32')"
         )
-
-
-def master_at(params: Sequence[gluon.Parameter], device: int, index: int) -> NDArray | None:
-    """Return the FP32 master of ``params[index]`` at a position in its ``list_ctx()``; None if it is stored in FP32."""
-    param = params[index]
-    return param.master(device) if isinstance(param, LowParameter) else None
-
-
-def exposed_pairs(params: Iterable[gluon.Parameter]) -> list[MasterPair]:
-    """Return the arrays, per context, of each LowParameter whose float16 arrays a user may have."""
-    return [pair for param in params if isinstance(param, LowParameter) for pair in param.exposed_pairs()]
-
-
-def note_update(param: gluon.Parameter) -> None:
-    if isinstance(param, LowParameter):
-        param.note_update()
 
 
 def full_arrays(param: gluon.Parameter) -> Sequence[NDArray]:

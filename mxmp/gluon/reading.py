@@ -11,7 +11,7 @@ from ..frontend import CalledGraph, ConvertedGraph
 from ..policy import Policy
 from . import _mxnet
 from .blocks import hybrid_blocks
-from .graphs import read_inputs, traced_alone
+from .graphs import read_inputs, traced_call
 from .hook import hook_of, hooks
 
 
@@ -31,11 +31,12 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
 
 def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
     for block, hook in hooks(net):
-        for key, built in hook.graphs.items():
+        newest = {(key.call, key.dtypes): built for key, built in hook.graphs.items()}
+        for (call, _), built in newest.items():
             requested = {param.name: request for param, request in built.requested}
-            large = built.only_for is not None
+            large = built.asked.large is not None
             symbol = built.traced.graph[1]
-            yield ConvertedGraph(block.name, key.training, symbol, built.plan, built.shapes, requested, large)
+            yield ConvertedGraph(block.name, call.training, symbol, built.plan, built.shapes, requested, large)
 
 
 def unconverted_blocks(net: Block) -> list[str]:
@@ -98,7 +99,7 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
     """Trace the FP32 inference graph of one call; shapes that are not known yet are left out."""
-    symbol, arrays, params = traced_alone(block, args, training=False)
+    symbol, arrays, params, _ = traced_call(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})
     return CalledGraph(block.name, symbol, known, frozenset(params))

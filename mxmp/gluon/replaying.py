@@ -10,18 +10,18 @@ from mxnet import autograd
 from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, unchanged
+from ..frontend import GraphRunner, ReplayedGraph, listed, unchanged
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, emulated
 from ..policy import Policy
+from ..precision.graph import Graph
 from ..precision.plan import Plan
 from . import _mxnet
-from .blocks import blocks_of
 from .graphs import TracedCall, traced_call
-from .hook import Hook, conversions_in, hooks
+from .hook import Hook, hooks
 from .nesting import key_of, split
 from .parameter import weight_of
-from .training import exclude_operators, trainers_of
+from .training import check_exclusion, exclude_operators, trainers_of
 
 
 class ReplayedNet:
@@ -59,8 +59,7 @@ class ReplayedNet:
         with self._standing_in(stand_in), mode:
             out = self._net(*self._data) if self._given is None else stand_in(self._net, None, tuple(self._data))
             found = self._loss(out, *self._labels) if self._loss is not None else []
-        losses = list(found) if isinstance(found, (list, tuple)) else [found]
-        return [array for array in _mxnet.flatten((out,))[0] if array is not None], losses
+        return _mxnet.arrays_in((out,)), listed(found)
 
     @contextmanager
     def _standing_in(self, stand_in: Callable) -> Iterator[None]:
@@ -78,23 +77,23 @@ class ReplayedNet:
         arrays, constants = split(args)
         flat, structure = _mxnet.flatten(arrays)
         key = (id(block), repr(structure), key_of(constants))
-        known = self._known.get(key)
-        if known is not None:
-            call, graph = known
-            given = dict(zip(call.inputs, (array for array in flat if array is not None)))
-            return call._replace(inputs=given), graph
-        call = traced_call(block, args)
-        ctx = next(array.ctx for array in flat if array is not None)
+        inputs = [array for array in flat if array is not None]
+        if key in self._known:
+            call, graph = self._known[key]
+            return call._replace(inputs=dict(zip(call.inputs, inputs))), graph
+        call = traced_call(block, args, autograd.is_training())
+        ctx = inputs[0].ctx
         if hook is not None:
             conversion: Conversion = hook.conversion
         elif self._given is not None:
             conversion = Conversion(emulated(self._given, device_of(ctx)))
-        names = [name for name, param in call.params.items() if not isinstance(param, Constant)]
-        shapes = {name: array.shape for name, array in call.inputs.items()} if self.training else {}
-        reads_data = hook is None or hook.conversion.reads_data(block)
-        plan = conversion.preview(*(call.symbol, device_of(ctx), names), reads_data=reads_data, training_shapes=shapes)
-        trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
+        plan = conversion.preview(
+            *(Graph.from_symbol(call.symbol), device_of(ctx), call.params.keys() - fixed),
+            reads_data=hook is None or hook.conversion.reads_data(block),
+            training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
+        )
+        trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         values = {name: _value(param, ctx) for name, param in call.params.items()}
         graph = ReplayedGraph(len(self._known), call.symbol, plan, values, trained, fixed, self.training)
         self._known[key] = call, graph
@@ -110,19 +109,10 @@ class ReplayedNet:
     def check_excludable(self) -> None:
         if self._given is not None:
             raise ValueError("apply=True needs a net that mxmp.convert has converted")
-        if any(trainer.has_other_workers for trainer in trainers_of(self._params())):
-            raise ValueError(OTHER_WORKERS)
-        if conversions_in(blocks_of(self._net))[1]:
-            raise ValueError(
-                f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "
-                "pass that net"
-            )
+        check_exclusion(self._net, trainers_of(self._net))
 
     def exclude(self, nodes: Collection[str]) -> None:
-        exclude_operators(self._net, self._params(), nodes)
-
-    def _params(self) -> list[Parameter]:
-        return list(self._net.collect_params().values())
+        exclude_operators(self._net, nodes)
 
 
 def _value(param: Parameter, ctx: Any) -> NDArray:

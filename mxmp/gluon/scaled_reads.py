@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterable
 from mxnet.gluon import Parameter
 
 from ..step._mxnet import is_called_by_user
-from . import _mxnet
 
 _METHODS = ("grad", "list_grad")
 
@@ -21,14 +20,13 @@ _METHODS = ("grad", "list_grad")
 class _Read:
     """The method ``name`` of a Parameter with scaled gradients: warns, and calls that of its class."""
 
-    def __init__(self, param: Parameter, name: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, param: Parameter, name: str, warn: Callable[[Parameter], None]) -> None:
         self._param, self._name, self._warn = weakref.ref(param), name, warn
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         param: Any = self._param()
-        written = any(map(_mxnet.is_fresh, _mxnet.arrays(param)))  # by the backward of ``scale_loss``, just now
-        if is_called_by_user() and (written or hasattr(param, "mxmp_scaled")):
-            self._warn(param.name)
+        if is_called_by_user():
+            self._warn(param)
         return getattr(type(param), self._name)(param, *args, **named)
 
     def __reduce__(self) -> tuple:
@@ -40,14 +38,14 @@ def _method(param: Parameter, name: str) -> Any:
     return MethodType(getattr(type(param), name), param)
 
 
-def _warner(trainer: Any) -> Callable[[str], None]:
+def _warner(trainer: Any) -> Callable[[Parameter], None]:
     """Return the trainer's ``warn_of_scaled_gradients``, without keeping the trainer alive."""
     method = weakref.WeakMethod(trainer.warn_of_scaled_gradients)
 
-    def warn(name: str) -> None:
+    def warn(param: Parameter) -> None:
         found = method()
         if found is not None:
-            found(name)
+            found(param)
 
     return warn
 

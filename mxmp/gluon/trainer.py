@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Collection, Iterator, Sequence
 
 import mxnet as mx
@@ -16,30 +15,22 @@ from mxnet.gluon import Parameter
 from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
-from ..callbacks import hold_interrupts
 from ..step import gradients as grads
 from ..step import states
+from ..step.ledger import Event, Ledger, ScalerGroup
 from ..step.masters import Weight, share_drawn, share_initial
-from ..step.phase import Event, Phase, Progress
-from ..step.scaler import ScalerGroup, as_scaler, check_positive
+from ..step.scaler import as_scaler, check_positive
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Updaters, check_optimizer
+from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
+from .backward import Gradients
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
-from .parameter import (
-    conversions_of,
-    exposed_pairs,
-    is_scaling,
-    master_at,
-    note_update,
-    refuse_own_arrays,
-    weight_of,
-)
+from .parameter import conversions_of, is_scaling, refuse_own_arrays, weight_of
 from .scaled_reads import stop_warning
-from .scaling import Record, explain_unrecorded, head_gradient, heads_scaled_by, living_trainers
+from .scaling import Record, head_gradient, living_trainers
 
 logger = logging.getLogger("mxmp")
 
@@ -121,8 +112,9 @@ class Trainer(StepView, gluon.Trainer):
                 f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
             )
         self._requested_scale = loss_scale
-        self._step = ScaledStep(loss_scale) if as_scaler(loss_scale) is loss_scale else None
-        self.progress = Progress()
+        self.ledger = Ledger()
+        self._step = ScaledStep(loss_scale, self.ledger) if as_scaler(loss_scale) is loss_scale else None
+        self._gradients: Gradients | None = None  # those that this step has read
         self._statistics = RunningStatistics()
         self._last_update = next_forward_number()
         self._warned = False
@@ -140,7 +132,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def __setstate__(self, state: dict) -> None:
         """Restore a trainer from ``copy`` or ``pickle`` as if it had just stepped: copied weights have no gradients."""
-        self.__dict__.update(state, _last_update=next_forward_number(), progress=Progress())
+        self.__dict__.update(state, _last_update=next_forward_number(), _gradients=None)
         living_trainers.add(self)
 
     # -- backward -----------------------------------------------------------------------------------
@@ -175,8 +167,7 @@ class Trainer(StepView, gluon.Trainer):
             ``loss`` is neither an NDArray nor a sequence of them.
         """
         losses, heads, record = self._begin_backward(loss)
-        scaled = backward.scaled_backward(self, record)
-        with engine_lock(), heads_scaled_by(self.loss_scale, record), scaled, hold_interrupts(), explain_unrecorded():
+        with backward.scaled_backward(self, record):
             autograd.backward(losses, heads, retain_graph=retain_graph)
 
     @contextmanager
@@ -201,7 +192,7 @@ class Trainer(StepView, gluon.Trainer):
         losses, factors, record = self._begin_backward(loss)
         for factor in factors:
             factor.attach_grad()
-        with engine_lock(), heads_scaled_by(self.loss_scale, record), backward.scaled_backward(self, record, factors):
+        with backward.scaled_backward(self, record, factors):
             with autograd.record(train_mode=autograd.is_training()):
                 scaled = [item * factor for item, factor in zip(losses, factors)]
             yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
@@ -224,16 +215,17 @@ class Trainer(StepView, gluon.Trainer):
         """
         self._sum_gradients()
 
-    def _sum_gradients(self) -> None:
+    def _sum_gradients(self) -> Gradients:
         """Do what ``allreduce_grads`` does, which a subclass may override: as in MXNet, ``step`` does not call it."""
-        self._prepare()
-        self._notice_plain_backward()
-        if not self.progress.reduced:
+        found = self._prepare()
+        self._notice_plain_backward(found)
+        if not self.ledger.summed:
             if self._kvstore is not None and len(self._contexts) > 1:
-                backward.zero_stale(self._params)
+                backward.zero_stale(found)
             self._allreduce_grads()
-        self.progress.note(Event.REDUCE, self.loss_scale)
-        self.progress.accumulates = any(p.grad_req == "add" for p in self._params)
+        self.ledger.note(Event.REDUCE, self.loss_scale)
+        self.ledger.accumulates = any(p.grad_req == "add" for p in self._params)
+        return found
 
     def unscale(self) -> None:
         """Divide the gradients by the loss scale, in place, to read or change the true ones before ``step``.
@@ -251,16 +243,15 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
-        self.progress.check(Event.UNSCALE, self.loss_scale)
-        self._refuse_unscaled_gradients()
-        updates = backward.due_updates(self._params, ignore_stale=True)
-        found = [update.gradient for update in updates]
+        self.ledger.check(Event.UNSCALE, self.loss_scale)
+        due = self._read_gradients().due
+        found = [update.gradient for update in due]
         grads.unscale(found, 1.0 / self.loss_scale)
-        self.progress.overflows = grads.Overflows(found)
+        self.ledger.overflows = grads.Overflows(found)
         stop_warning(self._params)
         # They are true gradients now, which any optimizer may apply.
-        backward.mark_fresh(update.weight for update in updates)
-        self.progress.note(Event.UNSCALE, self.loss_scale)
+        backward.mark_fresh(update.weight for update in due)
+        self.ledger.note(Event.UNSCALE, self.loss_scale)
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before clipping.
@@ -279,16 +270,15 @@ class Trainer(StepView, gluon.Trainer):
             ``max_norm`` is not positive.
         """
         check_positive("max_norm", max_norm)
-        self.progress.check(Event.CLIP, self.loss_scale)
-        self._sum_gradients()
-        updates = backward.due_updates(self._params, ignore_stale=True)
+        self.ledger.check(Event.CLIP, self.loss_scale)
+        due = self._sum_gradients().due
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
-        summed = [*{update.index: update for update in reversed(updates)}.values()][::-1]
-        counted = updates if self._kvstore is None else summed
+        summed = [*{update.index: update for update in reversed(due)}.values()][::-1]
+        counted = due if self._kvstore is None else summed
         total = grads.norm([update.gradient for update in counted]) * self._gradient_factor
         if max_norm < total < float("inf"):
-            self.progress.clip *= float(max_norm) / total
-        self.progress.note(Event.CLIP, self.loss_scale)
+            self.ledger.clip *= float(max_norm) / total
+        self.ledger.note(Event.CLIP, self.loss_scale)
         return total
 
     # -- step ---------------------------------------------------------------------------------------
@@ -342,14 +332,13 @@ class Trainer(StepView, gluon.Trainer):
         ``TypeError`` if an optimizer of the user's own keeps a state that is none of these: an NDArray, a number, a
         string, None, or a dict, list or tuple of them.
         """
-        if self.progress.phase is not Phase.READY:
+        if self.ledger.pending:
             raise RuntimeError("save_states between backward and step would lose the gradients: step first")
-        states.save(fname, self.scaled_step, self._updaters, [weight_of(param) for param in self._params])
+        states.save(fname, self.scaled_step, self._updaters, self._all_weights())
 
     def check_states(self, fname: str) -> None:
         """Raise the errors of ``load_states`` for a file that this trainer cannot continue from; change nothing."""
-        weights = [weight_of(param) for param in self._params]
-        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts, only_check=True)
+        states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts, only_check=True)
 
     def load_states(self, fname: str) -> None:
         """Continue from a file of ``save_states``, or of MXNet's own Trainer or Module. Runs no code from the file.
@@ -360,7 +349,7 @@ class Trainer(StepView, gluon.Trainer):
         in the file, because the same code built the net again in one process. In a file of MXNet's, a state belongs to
         the parameter at the same position, unless the file has names. A file that holds states only, such as the bytes
         of ``trainer._updaters[0].get_states()``, leaves counts and learning rate as they are. A warning is logged if
-        the present weights are those of another step than the file's. Waits for the device.
+        the weights, now or at the next step, are those of another step than the file's. Waits for the device.
 
         Raises
         ------
@@ -369,17 +358,15 @@ class Trainer(StepView, gluon.Trainer):
         OSError
             The file cannot be read.
         """
-        weights = [weight_of(param) for param in self._params]
-        states.load(fname, self.scaled_step, self._updaters, weights, self._contexts)
+        states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
-        self.progress = Progress()  # earlier gradients belong to another scale
-        self.scaled_step.group.forget_backward(self.scaled_step)
         ready = list(filter(_mxnet.is_initialized, self._params))
-        dropped = backward.due_updates(ready, ignore_stale=True)
+        dropped = backward.read_gradients(ready, self.ledger).due  # they have another scale
         for update in dropped:
             update.grad[:] = 0  # the next backward may add to it
-        backward.make_stale(ready, dropped)
+        backward.use_up(ready, dropped)
+        self.scaled_step.group.forget_backward(self.scaled_step)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 
@@ -401,7 +388,7 @@ class Trainer(StepView, gluon.Trainer):
     @_scale.setter
     def _scale(self, value: float) -> None:
         # Between a backward and its step only ``amp.unscale`` would set it, which does not unscale these gradients.
-        if self.progress.phase is not Phase.READY:
+        if self.ledger.pending:
             raise TypeError(_NO_AMP)
         self._rescale_grad = value
 
@@ -434,32 +421,34 @@ class Trainer(StepView, gluon.Trainer):
                 )
                 return
 
-    def warn_of_scaled_gradients(self, name: str) -> None:
-        """Warn, once per trainer, that user code reads the scaled gradient of the Parameter ``name``."""
-        if not self._warned_of_reads:
+    def warn_of_scaled_gradients(self, param: Parameter) -> None:
+        """Warn, once per trainer, that user code reads the gradient of ``param``, if the loss scale is in it."""
+        if not self._warned_of_reads and backward.is_written(param, self.ledger):
             self._warned_of_reads = True
             warnings.warn(
-                f"the gradient of {name!r} is read between a scaled backward and the step, and is "
+                f"the gradient of {param.name!r} is read between a scaled backward and the step, and is "
                 f"multiplied by the loss scale, {self.loss_scale:g} now: norms and limits of clipping are off by it. "
                 "Call trainer.unscale() first, or trainer.clip_global_norm(max_norm) in place of "
                 "gluon.utils.clip_global_norm",
                 stacklevel=4,
             )
 
-    def _notice_plain_backward(self) -> None:
+    def _notice_plain_backward(self, found: Gradients) -> None:
         """Record which gradients ``loss.backward()``, which does not notify the trainer, wrote at a loss scale of 1.
         If earlier ones were summed already, they become "not summed". Raises the errors of ``allreduce_grads``."""
-        if self.loss_scale != 1.0 or self.progress.unscaled:
+        if self.loss_scale != 1.0 or self.ledger.unscaled:
             return
-        if self.progress.reduced and _mxnet.fresh_weights(self._params):
-            self.progress.check(Event.BACKWARD, self.loss_scale)
-            self.progress.note(Event.BACKWARD, self.loss_scale)
-        backward.note_scaled(_mxnet.fresh_weights(self._params, clear=True))
+        if self.ledger.summed and found.fresh:
+            self.ledger.check(Event.BACKWARD, self.loss_scale)
+            self.ledger.note(Event.BACKWARD, self.loss_scale)
+        backward.note_fresh(found, self.ledger)
 
-    def _refuse_unscaled_gradients(self) -> None:
-        """Raise ``RuntimeError`` if, besides a scaled backward, ``loss.backward()`` has written gradients."""
-        if self.loss_scale != 1.0 and self.progress.phase is not Phase.READY and not self.progress.unscaled:
-            backward.refuse_unscaled_gradients(self._params, self.loss_scale)
+    def _read_gradients(self) -> Gradients:
+        """Return the gradients; ``RuntimeError`` if, besides a scaled backward, a plain one has written some."""
+        found = backward.read_gradients(self._params, self.ledger)
+        if self.loss_scale != 1.0 and self.ledger.pending and not self.ledger.unscaled:
+            backward.refuse_unscaled_gradients(found, self.loss_scale)
+        return found
 
     def _log_needless_scale(self) -> None:
         """Warn before the first step if losses are scaled by default, no net is converted, and all is FP32."""
@@ -512,39 +501,41 @@ class Trainer(StepView, gluon.Trainer):
         """
         if self._step is None:
             computes = {c.policy.compute for c in conversions_of(self._params)}
-            self._step = ScaledStep(as_scaler(self._requested_scale, only_bfloat16=computes == {"bfloat16"}))
+            scaler = as_scaler(self._requested_scale, only_bfloat16=computes == {"bfloat16"})
+            self._step = ScaledStep(scaler, self.ledger)
         return self._step
 
     @property
     def _gradient_factor(self) -> float:
         """Return the factor of the update besides ``rescale_grad``: of clipping, and to divide by the loss scale."""
-        return self.progress.clip / (1.0 if self.progress.unscaled else self.loss_scale)
+        return self.ledger.clip / (1.0 if self.ledger.unscaled else self.loss_scale)
 
     def _begin_update(self, called: str, batch_size: float) -> None:
         """Check that the user may update now, and set the optimizer's ``rescale_grad`` for ``batch_size``.
         ``called`` is the method that the user called, for the message."""
-        self.progress.check(Event.UPDATE, self.loss_scale, called=called)
+        self.ledger.check(Event.UPDATE, self.loss_scale, called=called)
         check_positive("batch_size", batch_size)
-        if self.progress.phase is Phase.READY:  # a plain backward, at a loss scale of 1
+        if not self.ledger.pending:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
         self._check_and_rescale_grad(self._scale / batch_size)
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> Gradients:
         """Do what must come before gradients are summed over devices and workers; open the kvstore at first use."""
-        self._refuse_unscaled_gradients()
+        found = self._gradients = self._read_gradients()
         # The check, and other workers, must see what was not finite when the user unscaled the gradients.
-        overflows, self.progress.overflows = self.progress.overflows, None
+        overflows, self.ledger.overflows = self.ledger.overflows, None
         if overflows is not None:
             overflows.put_back()
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
             self._init_params()
+        return found
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: dict) -> None:
         super()._init_optimizer(optimizer, optimizer_params)
-        self._updaters = Updaters(self._optimizer, len(self._contexts), partial(master_at, self._params))
+        self._updaters = Updaters(self._optimizer, len(self._contexts))
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
@@ -561,6 +552,10 @@ class Trainer(StepView, gluon.Trainer):
             arrays = [array for weight in weights.values() for array in weight.arrays]  # MXNet has sent these
             share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
+    def _all_weights(self) -> list[Weight]:
+        """Return all parameters, as states are loaded for them."""
+        return [weight_of(param) for param in self._params]
+
     def _weights(self, params: Collection[Parameter]) -> dict[int, Weight]:
         """Return the ``Weight`` of each of ``params`` by the kvstore's key."""
         weights = {index: weight_of(param) for index, param in enumerate(self._params) if param in params}
@@ -569,9 +564,9 @@ class Trainer(StepView, gluon.Trainer):
 
     def _check_and_update(self, ignore_stale_grad: bool) -> None:
         """Call ``_update``; raise ``RuntimeError`` if a subclass has replaced it and applied scaled gradients."""
-        progress, scale = self.progress, self._gradient_factor
+        factor = self._gradient_factor
         self._update(ignore_stale_grad)
-        if self.progress is progress and scale != 1.0:
+        if self.ledger.pending and factor != 1.0:
             raise RuntimeError(
                 f"{type(self).__name__} overrides _update and does not call super()._update(): the gradients that it "
                 "applied were neither checked nor divided by the loss scale. Call it, or use loss_scale=None"
@@ -579,7 +574,11 @@ class Trainer(StepView, gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """Check all gradients that a backward has written since the last step, and apply them or skip the step."""
-        updates = backward.due_updates(self._params, ignore_stale=ignore_stale_grad)
+        found = self._gradients or backward.read_gradients(self._params, self.ledger)
+        self._gradients = None
+        if not ignore_stale_grad:
+            backward.refuse_stale(found)
+        updates = found.due
         factor = self._gradient_factor
 
         def trained() -> dict[int, Weight]:
@@ -589,8 +588,6 @@ class Trainer(StepView, gluon.Trainer):
             # SGLD adds random noise to its updates, and each worker draws its own.
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
-            for index in {update.index for update in updates}:
-                note_update(self._params[index])
             share_drawn(self._kvstore, self._optimizer, trained)
 
         try:
@@ -599,14 +596,14 @@ class Trainer(StepView, gluon.Trainer):
                     [update.gradient for update in updates],
                     apply,
                     self._statistics,
-                    exposed=exposed_pairs(self._params[index] for index in {update.index for update in updates}),
-                    unscaled=self.progress.unscaled,
+                    exposed=exposed_pairs(updates),
+                    unscaled=self.ledger.unscaled,
                 )
             else:
                 self.scaled_step.group.forget_backward(self.scaled_step)
         finally:
-            backward.make_stale(self._params, updates)
-            self.progress = Progress()
+            backward.use_up(self._params, updates)
+            self.ledger.clear()
             self._last_update = next_forward_number()
 
     def watch_statistics(self) -> RunningStatistics:

@@ -10,13 +10,14 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
-from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, unchanged
+from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, listed, restored, unchanged
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight
 from ..step.step import ScaledStep
 from . import _mxnet
 from .blocks import blocks_of
+from .conversion import NetConversion
 from .hook import Hook, conversions_in, exclude_more, hooks
 from .nesting import joined, nested, nesting_of, split
 from .parameter import conversions_of, weight_of
@@ -60,7 +61,7 @@ class TrainedNet:
 
     @property
     def gradient_scale(self) -> float:
-        return 1.0 if self._trainer.progress.unscaled else self._trainer.loss_scale
+        return 1.0 if self._trainer.ledger.unscaled else self._trainer.loss_scale
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
         found = [param for param in _mxnet.parameters_of(self._trainer) if param.grad_req != "null"]
@@ -80,18 +81,16 @@ class TrainedNet:
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
         self._read = ()
-        params = [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
-        of_others = [array for p in params if p.grad_req == "null" for array in _mxnet.arrays(p)]
-        with autograd.pause():
-            before = [(array, array.copy()) for array in of_others]
+        of_others = [array for p in _all_trained() if p.grad_req == "null" for array in _mxnet.arrays(p)]
+        gradients = [array for _, array in self.gradients()]
+
+        def is_read(array: NDArray) -> bool:  # by the loss; another thread may train the others
+            return recorded_name(array) in self._read
+
         try:
-            with unchanged([array for _, array in self.gradients()], running):
+            with restored(of_others, is_read), unchanged(gradients, running):
                 yield
         finally:
-            with autograd.pause():  # only those that the loss has read, since another thread may train the others
-                for array, copy in before:
-                    if recorded_name(array) in self._read:
-                        copy.copyto(array)
             for array in stale:
                 _mxnet.set_fresh(array, fresh=False)
 
@@ -105,8 +104,7 @@ class TrainedNet:
         if not any(hook.graphs for _, hook in self._hooks):
             with autograd.pause(train_mode=False):
                 self._net(*batch)
-        params = [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
-        if any(map(_mxnet.is_deferred, params)):
+        if any(map(_mxnet.is_deferred, _all_trained())):
             # In training mode, where the output may be nested in another way; recorded, since a loss may need that.
             with self.unchanged(), autograd.record():
                 out = self._net(*batch)
@@ -133,7 +131,7 @@ class TrainedNet:
         # A backward each for net and loss: the gradient with respect to the net's output cannot be read otherwise.
         with autograd.record():
             found = loss(nested(nesting, apart))  # type: ignore[misc]
-        losses = list(found) if isinstance(found, (list, tuple)) else [found]
+        losses = listed(found)
         for each in losses:
             note("the loss", each)
         record = Record(losses)
@@ -156,11 +154,11 @@ class TrainedNet:
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         for key, built in list(place.graphs.items()):
-            if key.training:
+            if key.call.training:
                 yield GraphRun(built, built.op.symbol, built.plan)
 
     def count_graphs(self, place: Hook) -> int:
-        return sum(key.training for key in place.graphs)
+        return sum(key.call.training for key in place.graphs)
 
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         monitors = [_mxnet.monitor(block) or (Listeners(), False) for block, _ in self._hooks]
@@ -188,14 +186,7 @@ class TrainedNet:
         return [hook for _, hook in self._hooks] != [hook for _, hook, _, _ in self._listening]
 
     def check_excludable(self) -> None:
-        if self._trainer.has_other_workers:
-            raise ValueError(OTHER_WORKERS)
-        complete, partial = conversions_in(blocks_of(self._net))
-        if partial:
-            raise ValueError(
-                f"{self._net.name!r} is a part of a net that was converted as a whole, or shares a block with one: "
-                "pass that net"
-            )
+        complete = check_exclusion(self._net, [self._trainer])
         for param in self._net.collect_params().values():
             # Such a parameter may be stored anew; another net's graphs would not know of it, and another trainer may
             # have gradients to apply.
@@ -213,18 +204,35 @@ class TrainedNet:
             )
 
     def exclude(self, nodes: Collection[str]) -> None:
-        exclude_operators(self._net, self._params(), nodes)
+        exclude_operators(self._net, nodes)
 
 
-def trainers_of(params: Iterable[Parameter]) -> list[Trainer]:
-    """Return the mxmp.Trainers that update ``params``, each once."""
-    found = [_mxnet.trainer_of(param) for param in params]
+def _all_trained() -> list[Parameter]:
+    """Return the parameters of all living trainers, which a loss may read."""
+    return [param for trainer in list(living_trainers) for param in _mxnet.parameters_of(trainer)]
+
+
+def trainers_of(net: Block) -> list[Trainer]:
+    """Return the mxmp.Trainers that update parameters of ``net``, each once."""
+    found = [_mxnet.trainer_of(param) for param in net.collect_params().values()]
     return list({id(each): each for each in found if isinstance(each, Trainer)}.values())
 
 
-def exclude_operators(net: Block, params: Iterable[Parameter], nodes: Collection[str]) -> None:
+def check_exclusion(net: Block, trainers: Iterable[Trainer]) -> list[NetConversion]:
+    """Return the conversions of a net to which ``exclude_operators`` applies; raise ``ValueError`` if it cannot."""
+    if any(trainer.has_other_workers for trainer in trainers):
+        raise ValueError(OTHER_WORKERS)
+    complete, partial = conversions_in(blocks_of(net))
+    if partial:
+        raise ValueError(
+            f"{net.name!r} is a part of a net that was converted as a whole, or shares a block with one: pass that net"
+        )
+    return complete
+
+
+def exclude_operators(net: Block, nodes: Collection[str]) -> None:
     """Keep ``nodes`` of ``net`` in FP32 too, from the next forward on. Call this between two steps."""
     exclude_more(net, nodes)
     # A kvstore accepts the gradient of a parameter only in the dtype of the first gradient.
-    for trainer in trainers_of(params):
+    for trainer in trainers_of(net):
         trainer.renew_store()

@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 
 from ..files import replacing_all
 from ..frontend import instead
-from ..gluon.graphs import traced_alone
+from ..gluon.graphs import traced_call
 from ..gluon.parameter import weight_of
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
@@ -104,7 +104,7 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
     values = [_flat(batch) for batch in nested]
     first = nested[0]
     try:
-        symbol, found, params = traced_alone(block, tuple(first) if isinstance(first, list) else (first,), False)
+        symbol, found, params, _ = traced_call(block, tuple(first) if isinstance(first, list) else (first,), False)
     except ValueError as error:
         raise ValueError(
             f"{error}. A batch of {len(values[0])} arrays was passed on as so many inputs: where it holds labels too, "

@@ -12,6 +12,8 @@ from ..precision.casts import FULL, LowGraph, inserted, is_ours
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
 
+_RESHAPES = ("Reshape", "reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape")
+
 
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     """Return a copy in the row-major layout, whose backward returns a gradient in that layout too."""
@@ -51,15 +53,25 @@ def copy_inputs(fitted: LowGraph) -> list[Node]:
 
 
 def copy_reshaped(fitted: LowGraph) -> list[Node]:
-    """Insert a plain copy behind each bfloat16 reshape before a bfloat16 convolution; return these reshapes."""
+    """Insert a plain copy behind each reshape on which a convolution of its dtype depends; return these reshapes."""
+    # A convolution sends back a gradient in a blocked layout, on which the backward of a bfloat16 reshape raises
+    # an error, and that of a cast in front of an FP32 one. The backward of the copy makes it plain.
     reshapes: list[Node] = []
+    nodes = list(fitted.graph.nodes())
+    behind_casts: set[Node] = set()
+    for node in nodes:
+        if is_ours(node) or any(entry.node in behind_casts for entry in node.inputs):
+            behind_casts.add(node)
     needed = {node for node in fitted.low if node.op == "Convolution"}
-    for node in reversed(list(fitted.graph.nodes())):
+    needed_in_full = {node for node in nodes if node.op == "Convolution"} - needed
+    for node in reversed(nodes):
+        is_reshape = node.op in _RESHAPES and not is_ours(node)
         if node in needed:
             needed.update(entry.node for entry in node.inputs)
-            if node in fitted.low and node.op in ("Reshape", "reshape", "expand_dims"):
-                reshapes.insert(0, node)
-    # The copy's backward turns the blocked gradient of the convolution into a plain one.
+        if node in needed_in_full and not is_ours(node):  # a cast's own gradient is plain
+            needed_in_full.update(entry.node for entry in node.inputs)
+        if is_reshape and node in (needed if node in fitted.low else needed_in_full & behind_casts):
+            reshapes.insert(0, node)
     fitted.graph.insert_behind(reshapes, lambda node: plain_copy(Entry(node), node, "flat"))
     return reshapes
 

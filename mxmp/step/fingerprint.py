@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -29,15 +29,15 @@ def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
     return rows
 
 
-def other_weights(saved: np.ndarray, weights: Sequence[Weight]) -> list[str]:
-    """Return the names of weights with other values than ``saved``; ``[]`` if one is as initializers leave it."""
+def other_weights(saved: np.ndarray, weights: Sequence[Weight], *, at_load: bool = True) -> list[str]:
+    """Return the names of weights with other values than ``saved``; at load, none if one is as initialized."""
     now = fingerprint(weights)
     if saved.shape != now.shape:
         return []
     known = ~(np.isnan(now).all(axis=1) | np.isnan(saved).all(axis=1))
     differ = known & ~np.isclose(now, saved, rtol=_ROUNDING, atol=0, equal_nan=True).all(axis=1)
     # A run may read its states before its parameters.
-    if any(map(_is_initial, now[differ])):
+    if at_load and any(map(_is_initial, now[differ])):
         return []
     return [weight.name for weight, other in zip(weights, differ) if other]
 
@@ -47,8 +47,32 @@ def _is_initial(row: np.ndarray) -> bool:
     return values[0] in (0, 1) and bool((values == values[0]).all())
 
 
-def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: str) -> None:
-    names = other_weights(saved, weights)
+class FirstStep:
+    """Observes the first step after states were loaded, since parameters of another step may be loaded after them."""
+
+    def __init__(
+        self, observers: list[Any], saved: np.ndarray, weights: Callable[[], Sequence[Weight]], path: str
+    ) -> None:
+        self._observers, self._arguments = observers, (saved, weights, path)
+
+    def before_update(self, gradients: Sequence[Any]) -> None:
+        saved, weights, path = self._arguments
+        _warn(other_weights(saved, weights(), at_load=False), path)
+
+    def after_step(self) -> None:
+        self._observers.remove(self)
+
+
+def watch_weights(
+    observers: list[Any], saved: np.ndarray | None, weights: Callable[[], Sequence[Weight]], path: str
+) -> None:
+    """Log one warning if the weights are not those of the file of states ``path``: now, or at the next step."""
+    observers[:] = [each for each in observers if not isinstance(each, FirstStep)]
+    if saved is not None and not _warn(other_weights(saved, weights()), path):
+        observers.append(FirstStep(observers, saved, weights, path))
+
+
+def _warn(names: list[str], path: str) -> bool:
     if names:
         logger.warning(
             "the states in %r were saved with other values of %s%s, as after another step: momenta, counts and FP32 "
@@ -58,3 +82,4 @@ def warn_of_other_weights(saved: np.ndarray, weights: Sequence[Weight], path: st
             names[0],
             f" and {len(names) - 1} more" if len(names) > 1 else "",
         )
+    return bool(names)

@@ -1,4 +1,4 @@
-"""Loss scalers, which are state machines that know nothing of MXNet, and the group of trainers that share a scaler.
+"""Loss scalers, which are state machines that know nothing of MXNet.
 Dynamic scaling follows "Mixed Precision Training" (ICLR 2018, section 3.2) with the constants of NVIDIA's and torch's
 implementations; hysteresis is Megatron-LM's.
 """
@@ -6,10 +6,9 @@ implementations; hysteresis is Megatron-LM's.
 from __future__ import annotations
 
 import sys
-import weakref
 from functools import partial
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, TypeVar
 
 T = TypeVar("T")
 # The default floor: true gradients of up to 1e9, as of a regression without normalized targets, then fit into float16.
@@ -332,61 +331,3 @@ def _hint(loss_scale: Any) -> str:
     if getattr(loss_scale, "shape", None) in [(), (1,)]:
         return "; did you mean float(...) of it?"
     return ""
-
-
-class ScalerGroup:
-    """The trainers, as their ScaledSteps, that have the same scaler object, which is adjusted once for all of them.
-    The gradients of one Gluon backward contain one loss scale, which stays until all members that it reached have
-    stepped; the last of these steps adjusts the scaler. A Module's backward reaches that Module only."""
-
-    def __init__(self, scaler: Scaler) -> None:
-        # Weak references only, to scaler and members.
-        self._scaler = weakref.proxy(scaler)
-        # How many steps in a row each member has skipped at a loss scale that an overflow cannot lower.
-        self.skips_at_floor: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._finite = True
-
-    @property
-    def loss_scale(self) -> float:
-        """Return the loss scale of the last Gluon backward while a member must still step, else the scaler's."""
-        return next((member.scaled_by for member in self._waiting), self._scaler.loss_scale)
-
-    def note_backward(self, reached: Iterable[Any]) -> None:
-        """Record a Gluon backward that writes the gradients of the members in ``reached``: they must step."""
-        scale = self.loss_scale
-        for member in reached:
-            self._waiting.add(member)
-            member.scaled_by = scale
-
-    def note_step(self, member: Any, finite: bool) -> None:
-        """Record a step. If no other member must still step, adjust the scaler: with False if any had an overflow."""
-        self._finite = self._finite and finite
-        self._stop_waiting(member)
-        if not self._waiting:
-            self._scaler.adjust(self._finite)
-            self._finite = True
-
-    def forget_backward(self, member: Any) -> None:
-        """Record that ``member`` has no gradients to apply, so that no other member waits for its step."""
-        self._stop_waiting(member)
-        # Not adjusted: its ``load_states`` may have dropped the gradients, and a loaded scaler stays as it was saved.
-        if not self._waiting:
-            self._finite = True
-
-    def _stop_waiting(self, member: Any) -> None:
-        member.scaled_by = None
-        self._waiting.discard(member)
-
-
-# Global: the group of each scaler that exists, by ``id(scaler)``. Trainers share one by being passed the same object,
-# which may be of a user's own class and equal to another one: so the group is not stored there, and it is no key.
-_groups: dict[int, tuple[weakref.ref[Scaler], ScalerGroup]] = {}
-
-
-def group_of(scaler: Scaler) -> ScalerGroup:
-    """Return the group of all trainers that have this very scaler object; the first call makes it."""
-    key = id(scaler)
-    if key not in _groups:
-        _groups[key] = weakref.ref(scaler, lambda _: _groups.pop(key, None)), ScalerGroup(scaler)
-    return _groups[key][1]

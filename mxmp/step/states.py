@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import _mxnet, state_file
-from .fingerprint import fingerprint, warn_of_other_weights
+from .fingerprint import fingerprint, watch_weights
 from .masters import Weight
 from .resume import (
     InitialOptimizer,
@@ -68,7 +68,7 @@ def load(
     path: str,
     step: ScaledStep,
     updaters: Updaters,
-    weights: Sequence[Weight],
+    weights: Callable[[], Sequence[Weight]],
     contexts: Sequence[mx.Context],
     *,
     settings: str = "file",  # "caller": hyper-parameters and schedule stay as the caller set them
@@ -78,23 +78,22 @@ def load(
     """Continue from a file of ``save``, or of MXNet's Trainer, Module or Updater; the number of devices may differ.
     Raises ``ValueError`` if the file is damaged, or of other parameters, or of another optimizer, and with
     ``settings="file"`` of another class of schedule; ``OSError`` if it cannot be read. Nothing has changed then."""
-    found = read(path)
+    found, present = read(path), weights()
     if found.optimizer is None:
-        found = _without_optimizer(found.states, updaters.optimizer, weights, of_trainer=settings == "file")
-    shapes = [tuple(weight.shape or ()) for weight in weights]
-    found = _in_order_of(found, [weight.name for weight in weights], shapes, names_identify)
+        found = _without_optimizer(found.states, updaters.optimizer, present, of_trainer=settings == "file")
+    shapes = [tuple(weight.shape or ()) for weight in present]
+    found = _in_order_of(found, [weight.name for weight in present], shapes, names_identify)
     commit = _check(found, updaters, shapes, contexts, settings)
     if only_check:
         return
-    if found.fingerprint is not None:
-        warn_of_other_weights(found.fingerprint, weights, path)
+    watch_weights(step.observers, found.fingerprint, weights, path)
     if found.step is not None:
         step.load_state_dict(found.step)
     commit()
     # A Gluon net's parameters take them whatever dtype they have now, a Module's only where they have masters.
     for index, master in found.masters.items():
-        weights[index].assign(mx.nd.array(master))
-    fitting = {i: _state_for(updaters.optimizer, found, i, weights[i]) for i in found.states}
+        present[index].assign(mx.nd.array(master))
+    fitting = {i: _state_for(updaters.optimizer, found, i, present[i]) for i in found.states}
     updaters.set_states(fitting, contexts, _to_device)
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from .floor import cure
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
+from .ledger import Ledger, group_of
 from .masters import MasterPair, distances, take_over
-from .scaler import Scaler, group_of
+from .scaler import Scaler
 from .statistics import RunningStatistics
 
 logger = logging.getLogger("mxmp")
@@ -74,39 +75,41 @@ class Observer(Protocol):
 class ScaledStep:
     """Decides in each training step of one trainer whether the update is applied; keeps loss scale and counters."""
 
-    def __init__(self, scaler: Scaler) -> None:
+    def __init__(self, scaler: Scaler, ledger: Ledger | None = None) -> None:
         self.scaler = scaler
-        self.group = group_of(scaler)  # the ScaledSteps of all trainers with this very scaler object
-        self.scaled_by: float | None = None  # the loss scale in the present gradients, if there are any
+        self.ledger = Ledger() if ledger is None else ledger
         self.steps = 0  # skipped ones included
         self.skipped_steps = 0
+        self.skips_at_floor = 0  # in a row, at a loss scale that an overflow cannot lower
         self.last_step_skipped = False
         # ``"name on device"`` of each gradient with an overflow in the last step; empty after an applied step.
         self.overflow_params: tuple[str, ...] = ()
         self.history = [ScaleEvent(1, scaler.loss_scale, False)]
-        self.observers: list[Observer] = []  # neither copied nor saved
+        self._start()
+
+    def _start(self) -> None:
+        """Set what is neither copied nor saved; join the group of all trainers with this very scaler object."""
+        self.observers: list[Observer] = []
         self._sums: FiniteSums | None = None
+        self.group = group_of(self.scaler)
+        self.group.members.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy joins the group of its own scaler, makes its check in its first step, and continues the count of skips.
-        own = {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
-        return {**own, "skips_at_floor": self.group.skips_at_floor.get(self, 0)}
+        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = {name: value for name, value in state.items() if name != "skips_at_floor"}
-        # No backward has written the copy's gradients.
-        vars(self).update(own, group=group_of(state["scaler"]), scaled_by=None, _sums=None, observers=[])
-        self.group.skips_at_floor[self] = state["skips_at_floor"]
+        vars(self).update(state)
+        self._start()
 
     @property
     def loss_scale(self) -> float:
         """Return the loss scale in the present gradients, or that of the next backward if there are none."""
-        return self.group.loss_scale if self.scaled_by is None else self.scaled_by
+        return self.ledger.scale if self.ledger.scaled else self.group.loss_scale
 
     def note_own_backward(self, adds: bool) -> None:
         """Record a Module's backward and its loss scale, which stays if it ``adds`` to present gradients."""
-        if self.scaled_by is None or not adds:
-            self.scaled_by = self.scaler.loss_scale
+        if not (self.ledger.scaled and adds):
+            self.ledger.note_scale(self.scaler.loss_scale, awaited=False)
 
     def run(
         self,
@@ -142,7 +145,8 @@ class ScaledStep:
     def restart_floor_count(self) -> None:
         """Forget the skips in a row, of all trainers with this scaler, that would end in ``FloatingPointError``."""
         # ``guard`` calls it in a step in which it has found the layer that overflows, before it moves it to FP32.
-        self.group.skips_at_floor.clear()
+        for member in self.group.members:
+            member.skips_at_floor = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -150,7 +154,7 @@ class ScaledStep:
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "last_step_skipped": self.last_step_skipped,
-            "skips_at_floor": self.group.skips_at_floor.get(self, 0),
+            "skips_at_floor": self.skips_at_floor,
             "overflow_params": list(self.overflow_params),
             "history": [list(event) for event in self.history],
         }
@@ -170,7 +174,7 @@ class ScaledStep:
         else:
             logger.warning("the saved loss scale is a %s's; this run's %r starts afresh", kind, self.scaler)
             history.append(ScaleEvent(steps + 1, self.scaler.loss_scale, False))
-        self.steps, self.skipped_steps, self.group.skips_at_floor[self] = steps, skipped, at_floor
+        self.steps, self.skipped_steps, self.skips_at_floor = steps, skipped, at_floor
         self.last_step_skipped, self.overflow_params, self.history = last, names, history
 
     def _check(
@@ -217,10 +221,10 @@ class ScaledStep:
         if bad or after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
             self._log(bad, before, after)
-        skips = self.group.skips_at_floor[self] = self.group.skips_at_floor.get(self, 0) + 1 if bad and at_floor else 0
-        if skips >= FLOOR_PATIENCE:
+        self.skips_at_floor = self.skips_at_floor + 1 if bad and at_floor else 0
+        if self.skips_at_floor >= FLOOR_PATIENCE:
             raise FloatingPointError(
-                f"{skips} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
+                f"{self.skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
                 f"{self.scaler!r} does not lower; {cure(gradients, bad, before, self.scaler, unscaled)}. Weights are "
                 f"unchanged. Non-finite: {_some(self.overflow_params)}"
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
 from inspect import signature
 from math import prod
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
@@ -17,7 +16,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
-from .masters import round_master
+from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
 from .resume import InitialOptimizer
 
@@ -60,10 +59,21 @@ class Update(NamedTuple):
     name: str
     weight: NDArray  # float16 if the parameter has an FP32 master
     grad: NDArray  # in the weight's dtype; contains the loss scale, unless ``unscale`` was called
+    masters: Masters | None = None
 
     @property
     def gradient(self) -> Gradient:
         return Gradient(self.name, self.grad.as_nd_ndarray())
+
+
+def exposed_pairs(updates: Sequence[Update]) -> list[MasterPair]:
+    """Return the arrays that must be compared with their masters before the update, as a user may have them."""
+    exposed = ((u, u.masters) for u in updates if u.masters is not None and u.masters.exposed)
+    return [MasterPair(masters[u.device], u.weight) for u, masters in exposed]
+
+
+def _masters_by_index(updates: Sequence[Update]) -> dict[int, NDArray]:
+    return {u.index: u.masters[u.device].as_nd_ndarray() for u in updates if u.masters is not None}
 
 
 class Updater(mx.optimizer.Updater):
@@ -71,18 +81,18 @@ class Updater(mx.optimizer.Updater):
     It is called within ``rescaled``, so that the optimizer divides the loss scale out itself, in FP32, except for those
     that ``_needs_true_gradients``. All states are those of FP32 weights."""
 
-    def __init__(self, optimizer: mx.optimizer.Optimizer, master: Callable[[int], NDArray | None]) -> None:
+    def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(optimizer)
         self.states: dict[int, Any]
-        self.master = master  # a weight's FP32 master on this device, or None, by its index
         self._large: tuple[tuple, list[int]] = (), []
 
-    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+    def __call__(self, index: Any, grad: Any, weight: Any, masters: Mapping[int, NDArray] | None = None) -> None:
+        """Update weights, or their FP32 ``masters`` by index where there are some, and round these."""
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
         # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
         indices, grads, weights = index, *([array.as_nd_ndarray() for array in each] for each in (grad, weight))
-        masters = {i: master.as_nd_ndarray() for i in indices if (master := self.master(i)) is not None}
+        masters = masters or {}
         if masters and self._multi_precision_is_exact(indices, weights, masters):
             with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
@@ -219,14 +229,10 @@ def _parts(grads: Sequence[NDArray]) -> list[range]:
 
 
 class Updaters(List[Updater]):
-    """One Updater per device, all of the same optimizer; ``initial`` records it as it was made.
-    ``master`` returns a weight's FP32 master, or None, for a device's number and the weight's index."""
+    """One Updater per device, all of the same optimizer; ``initial`` records it as it was made."""
 
-    def __init__(
-        self, optimizer: mx.optimizer.Optimizer, num_devices: int, master: Callable[[int, int], NDArray | None]
-    ) -> None:
-        # No lambda: ``copy.deepcopy`` of a Trainer copies what a partial refers to, so that the copy has own masters.
-        super().__init__(Updater(optimizer, partial(master, k)) for k in range(num_devices))
+    def __init__(self, optimizer: mx.optimizer.Optimizer, num_devices: int) -> None:
+        super().__init__(Updater(optimizer) for _ in range(num_devices))
         self.optimizer = optimizer
         self.initial = InitialOptimizer.of(optimizer)
 
@@ -243,29 +249,32 @@ class Updaters(List[Updater]):
                 dense = [u for u in mine if not isinstance(u.grad, BaseSparseNDArray)] if sparse else mine
                 for some in (dense, sparse):
                     if some:
-                        updater([u.index for u in some], [u.grad for u in some], [u.weight for u in some])
+                        arrays = [u.grad for u in some], [u.weight for u in some]
+                        updater([u.index for u in some], *arrays, _masters_by_index(some))
         for update in updates:
             source = once.get(update.index, update)
+            if update.masters is not None:
+                update.masters.before = None  # the weights are other ones now
             if source is not update:
-                self._copy_weight(source, update)
+                _copy_weight(source, update)
 
     def _updates_can_differ(self) -> bool:
         optimizer = self.optimizer
         return len(self) > 1 and (_is_users_own(optimizer) or isinstance(optimizer, _NOT_PER_DEVICE))
-
-    def _copy_weight(self, source: Update, to: Update) -> None:
-        master, other = self[source.device].master(source.index), self[to.device].master(to.index)
-        if master is None or other is None:
-            source.weight.copyto(to.weight)
-        else:
-            master.copyto(other)
-            round_master(other, to.weight)
 
     def set_states(self, states: Mapping[int, Any], contexts: Sequence[mx.Context], place: Callable) -> None:
         """Replace the states of every Updater by copies of ``states``, by index, which ``place(state, ctx)`` makes."""
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
             updater.states_synced = dict.fromkeys(updater.states, True)
+
+
+def _copy_weight(source: Update, to: Update) -> None:
+    if source.masters is None or to.masters is None:
+        source.weight.copyto(to.weight)
+    else:
+        source.masters[source.device].copyto(to.masters[to.device])
+        round_master(to.masters[to.device], to.weight)
 
 
 # MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.

@@ -18,7 +18,7 @@ from ..precision.casts import declare_full
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.plan import Plan, read_policy
-from ..step.masters import MasterPair, Weight, assign, take_over
+from ..step.masters import Masters, Weight
 from ..step.scaler import NoLossScaler, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
@@ -35,9 +35,8 @@ class Core:
         requested, plan = read_policy(policy, exclude)
         self.step = ScaledStep(as_scaler(loss_scale, only_bfloat16=requested.compute == "bfloat16"))
         self.conversion = Conversion(plan or requested)  # the policy or plan, and how parameters are stored
-        self.scaled_by = 1.0  # the loss scale in the executors' gradients
-        # One FP32 array per device for each parameter that is stored in float16; empty before ``make_masters``.
-        self.masters: dict[str, list[NDArray]] = {}
+        # Of each parameter that is stored in float16, by name; empty before ``make_masters``.
+        self.masters: dict[str, Masters] = {}
         self.statistics = RunningStatistics()
         self.exposed = False  # True once a user has accessed executors, and may have written into arrays
         self.shared = False  # True once a module was bound with ``shared_module``, so that modules share arrays
@@ -82,7 +81,7 @@ class Core:
             raise ValueError(f"the Symbol has an input {SCALE_NAME!r}, the name of mxmp's own: give it another name")
         stored = self.conversion.stored_low
         graph, plan = self.conversion.build(
-            symbol,
+            Graph.from_symbol(symbol),
             device,
             parameters,
             # All buckets share the master weights, so the first graph decides how parameters are stored.
@@ -114,40 +113,42 @@ class Core:
         """Create the master weights of the parameters in ``arrays`` that are stored in float16, from FP32 values."""
         kept = {name: masters for name, masters in self.masters.items() if name in self.low_names}  # of other modules
         made = {
-            name: [values[name].as_in_context(array.ctx).astype("float32") for array in copies]
+            name: Masters(
+                (values[name].as_in_context(array.ctx).astype("float32") for array in copies), exposed=self.exposed
+            )
             for name, copies in arrays.items()
             if name in self.low_names
         }
         self.masters = {**kept, **made}
 
-    def master(self, device: int, name: str) -> NDArray | None:
-        masters = self.masters.get(name)
-        return None if masters is None else masters[device]
-
-    def exposed_pairs(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[MasterPair]:
-        """Return the master weights and float16 arrays into which a user may have written; [] unless ``exposed``."""
-        names = self.masters.keys() & arrays.keys() if self.exposed else ()
-        return [MasterPair(*pair) for name in names for pair in zip(self.masters[name], arrays[name])]
+    def expose(self) -> None:
+        """Note that a user may write into the executors' arrays from now on."""
+        self.exposed = True
+        for masters in self.masters.values():
+            masters.exposed = True
 
     def set_masters(self, values: Mapping[str, NDArray], arrays: Mapping[str, Sequence[NDArray]]) -> None:
         """Set master weights on all devices to FP32 ``values``, by name, and round them into the float16 ``arrays``."""
         for name in self.masters.keys() & values.keys():
-            assign(values[name], self.masters[name], arrays[name])
+            self.masters[name].assign(values[name], arrays[name])
 
     def mean_masters(self, arrays: Mapping[str, Sequence[NDArray]]) -> dict[str, NDArray]:
         """Return the mean over the devices of each master weight, as an FP32 array on the CPU, by parameter name."""
         # ``mx.mod.Module`` itself takes the same mean of parameters that are stored in FP32.
-        held = {weight.name: weight.masters for weight in self.weights(arrays) if weight.masters}
-        return {k: mx.nd.add_n(*(m.as_in_context(mx.cpu()) for m in v)) / len(v) for k, v in held.items()}
+        return {name: self.masters[name].mean(arrays[name]) for name in self.masters.keys() & arrays.keys()}
 
     def weights(self, arrays: Mapping[str, Sequence[NDArray]]) -> list[Weight]:
         """Return a ``Weight`` for each parameter in ``arrays``; first take over what a user has written into these."""
-        for pair in self.exposed_pairs(arrays):
-            take_over(*pair)
 
         def weight(name: str, copies: Sequence[NDArray]) -> Weight:
-            masters = self.masters.get(name)
-            return Weight(name, copies[0].shape, copies, masters, lambda value: assign(value, masters or (), copies))
+            masters = self.masters.get(name, Masters())
+            return Weight(
+                name,
+                copies[0].shape,
+                copies,
+                masters.taken_over(copies) or None,
+                lambda value: masters.assign(value, copies),
+            )
 
         return [weight(name, copies) for name, copies in arrays.items()]
 
@@ -156,14 +157,10 @@ class NamedUpdaters(Updaters):
     """The Updaters of a Module's optimizer, which numbers the parameters that it updates.
     Modules that borrow the optimizer use these numbers, too, whatever their own order of parameters."""
 
-    def __init__(self, optimizer: mx.optimizer.Optimizer, num_devices: int, core: Core, names: Iterable[str]) -> None:
-        self.core = core
+    def __init__(self, optimizer: mx.optimizer.Optimizer, num_devices: int, names: Iterable[str]) -> None:
+        super().__init__(optimizer, num_devices)
         self.names = list(names)  # a parameter's position is its index, on all workers
         self.numbers = {name: number for number, name in enumerate(self.names)}
-        super().__init__(optimizer, num_devices, self._master)
-
-    def _master(self, device: int, index: int) -> NDArray | None:
-        return self.core.master(device, self.names[index])
 
 
 def _declare_parameters(

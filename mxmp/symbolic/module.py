@@ -24,10 +24,10 @@ from ..precision.plan import Plan
 from ..step import states
 from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient
-from ..step.masters import Weight, assign, share_drawn, share_initial
+from ..step.masters import Weight, share_drawn, share_initial
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Update, check_optimizer
+from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
 from .checkpoint import SavesParams, write_symbol
 from .core import Core, NamedUpdaters
@@ -345,7 +345,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _exec_group(self) -> Any:
         # The user may write into float16 arrays.
         if is_called_by_user():
-            self.core.exposed = True
+            self.core.expose()
         return self._group
 
     @_exec_group.setter
@@ -415,7 +415,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
         self.core.make_masters(self._arg_params, arrays)
         _mxnet.number_weights_plainly(self._optimizer, list(arrays), len(self._context))
-        self._updater = NamedUpdaters(self._optimizer, len(self._context), self.core, arrays)
+        self._updater = NamedUpdaters(self._optimizer, len(self._context), arrays)
         if self.has_other_workers:
             # MXNet's Module never sends rank 0's parameters to the other workers.
             share_initial(self._kvstore, self._weights_by_key())
@@ -508,11 +508,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         arrays = self.arrays()
         self.core.make_masters(self._arg_params, arrays)
         for name, copies in arrays.items():
-            for k, (value, array) in enumerate(zip(weights[name], copies)):
-                if name in self.core.masters:
-                    assign(value, [self.core.masters[name][k]], [array])
-                else:
-                    value.copyto(array)
+            masters = self.core.masters.get(name)
+            for value, array in zip(weights[name], masters or copies):
+                value.copyto(array)
+            if masters is not None:
+                masters.round_into(copies)
         self._params_dirty = True
 
     def renew_store(self) -> None:
@@ -556,7 +556,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         require(self, optimizer=False)
         group = self._exec_group
         self.scaled_step.note_own_backward(adds="add" in group.grad_req.values())
-        scale = self.core.scaled_by = self.loss_scale
+        scale = self.loss_scale
         self.set_head_scale(scale)
         if out_grads is not None:
             out_grads = [g * scale for g in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]
@@ -598,13 +598,14 @@ class Module(SavesParams, StepView, mx.mod.Module):
             index = self._updater.numbers[name]
             if kvstore is not None:
                 kvstore.pushpull(name, gradients, priority=-index)
-            updates += [Update(index, k, name, w, g) for k, (w, g) in enumerate(zip(weights, gradients))]
+            masters = self.core.masters.get(name)
+            updates += [Update(index, k, name, w, g, masters) for k, (w, g) in enumerate(zip(weights, gradients))]
         self._params_dirty = True
 
         def apply() -> None:
             # The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to
             # all workers.
-            self._updater.apply(updates, 1.0 / self.core.scaled_by, reduced=kvstore is not None)
+            self._updater.apply(updates, 1.0 / self.loss_scale, reduced=kvstore is not None)
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
@@ -612,7 +613,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 [update.gradient for update in updates],
                 apply,
                 self.core.statistics,
-                exposed=self.core.exposed_pairs(self.arrays()),
+                exposed=exposed_pairs(updates),
             )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
@@ -623,7 +624,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``. Does not
         wait for the device.
         """
-        factor = 1.0 / self.core.scaled_by
+        factor = 1.0 / self.core.step.ledger.scale
 
         def unscaled(found: Any) -> Any:
             if isinstance(found, list):
@@ -679,8 +680,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         scaler of the same class) are set to those of the file; MXNet's file has optimizer states only. The learning
         rate, its schedule, the weight decay and the other arguments of the optimizer stay those that ``init_optimizer``
         got, as in MXNet. A schedule with the same settings as the saved one continues where that one ended; any other
-        starts at the next update, as in a new run. A warning is logged if the present parameters are those of another
-        step than the file's.
+        starts at the next update, as in a new run. A warning is logged if the parameters, now or at the next update,
+        are those of another step than the file's.
 
         Raises
         ------
@@ -706,7 +707,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             fname,
             self.scaled_step,
             self._updater,
-            self._weights_of_optimizer(),
+            self._weights_of_optimizer,
             self._context,
             settings="caller",
             names_identify=True,

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph
+from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, listed
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, emulated
 from ..policy import Policy
@@ -40,7 +40,7 @@ class ReplayedSymbol:
         with autograd.record() if self.training else autograd.pause(train_mode=False):
             outs = run(self._graph, self._inputs)
             found = self._loss(outs, *self._labels) if self._loss is not None else []
-        return outs, list(found) if isinstance(found, (list, tuple)) else [found]
+        return outs, listed(found)
 
     def unchanged(self) -> ContextManager[None]:
         return nullcontext()
@@ -104,7 +104,7 @@ def replayed_symbol(
     ctx = next(iter({**inputs, **values}.values())).ctx
     device = device_of(ctx)
     plan = Conversion(emulated(how, device)).preview(
-        symbol, device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
+        Graph.from_symbol(symbol), device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
     )
     trained = frozenset(symbol.list_arguments()) & values.keys()
     graph = ReplayedGraph(0, symbol, plan, values, trained, frozenset(), training)

@@ -46,7 +46,7 @@ class TrainedModule:
 
     @property
     def gradient_scale(self) -> float:
-        return self._module.core.scaled_by  # 1 before the first backward
+        return self.step.ledger.scale  # 1 before the first backward
 
     def weights(self, *, frozen: bool = False) -> list[Weight]:
         arrays = self._module.arrays()

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from ..frontend import instead
 from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
-from ..gluon.graphs import read_inputs, traced_alone
+from ..gluon.graphs import read_inputs, traced_call
 from ..policy import Policy
 from ..precision._mxnet import is_numpy
 from ..precision.casts import strip
@@ -92,7 +92,7 @@ def job_of(
         if not isinstance(target, HybridBlock):
             raise ValueError(f"{target.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
         arrays, empty = read_inputs(inputs)
-        symbol, found, params = traced_alone(target, arrays, training)
+        symbol, found, params, _ = traced_call(target, arrays, training)
         values = {name: array for name, array in found.items() if all(array is not each for each in empty)}
         shapes = {name: array.shape for name, array in found.items()}
         parameters = [name for name, param in params.items() if not isinstance(param, Constant)]

@@ -132,10 +132,17 @@ def labels(variants: list[str]) -> str:
 def times(results: list[Result]) -> str:
     variants = present(results)
     rows = [[shape(r), ms(r, "float32"), *(spread(ratios(r, v)) for v in variants)] for r in results]
-    means = [[median(r) for result in results if (r := ratios(result, variant))] for variant in variants]
-    cells = [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in means]
-    rows.append([f"geometric mean | | {' | '.join(cells)}"])
+    shared = [r for r in results if all(ratios(r, variant) for variant in variants)]
+    rows.append([f"geometric mean | | {' | '.join(means(results, variants))}"])
+    if 0 < len(shared) < len(results):
+        rows.append([f"of the networks that have all figures | | {' | '.join(means(shared, variants))}"])
     return table(f"network | FP32, ms | {labels(variants)}", rows) if results else ""
+
+
+def means(results: list[Result], variants: list[str]) -> list[str]:
+    """Return the geometric mean of each variant's medians, with the number of networks, as text."""
+    found = [[median(r) for result in results if (r := ratios(result, variant))] for variant in variants]
+    return [f"{geometric_mean(m):.2f}, of {len(m)}" if m else "-" for m in found]
 
 
 def tuning(plan: tuple[Result, dict[str, Any]]) -> list[Any]:
@@ -178,20 +185,31 @@ def picture(results: dict[str, Any], path: Path) -> None:
             label, color = LABELS[variant]
             apart = 0.18 * ((len(variants) - 1) / 2 - number)
             found = [(row + apart, r) for row, each in enumerate(rows) if (r := ratios(each, variant))]
+            for row, each in enumerate(rows):
+                if "error" in each["variants"].get(variant, {}):
+                    note = f"{label.replace('`', '')}: fails"
+                    text = plot.text(0.97, row + apart, note, color=color, fontsize=8, va="center", ha="right")
+                    text.set_in_layout(False)
             if not found:
                 continue
             lows, middles, highs = zip(*(quartiles(r) for _, r in found))
             reach = [[m - low for m, low in zip(middles, lows)], [high - m for m, high in zip(middles, highs)]]
             style = {"fmt": "o", "color": color, "label": label.replace("`", ""), "markersize": 5}
             plot.errorbar(middles, [y for y, _ in found], xerr=reach, **style)
-        plot.set(xscale="log", yticks=range(len(rows)), xlabel="FP32's time / the variant's: right of 1 is faster")
-        plot.set_yticklabels([result["title"] for result in rows])
+        plot.set(xscale="log", yticks=range(len(rows)), xlabel="times as fast as FP32 (right of 1 is faster)")
+        plot.set_yticklabels([f"{result['title']}, batch {result['batch']}" for result in rows])
         plot.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.75, 1, 1.5, 2, 3]))
         plot.xaxis.set_minor_locator(NullLocator())
         plot.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         plot.set_title(task.capitalize(), fontsize=11)
         plot.grid(alpha=0.3)
         plot.spines[["top", "right"]].set_visible(False)
+    cpus, threads = ({result[key] for result in results.values()} for key in ("cpu", "threads"))
+    figure.suptitle(
+        f"bfloat16 against FP32 on a CPU ({', '.join(sorted(cpus))}), {' or '.join(map(str, sorted(threads)))} thread\n"
+        "whole steps; dot: median of the rounds, bar: quartiles",
+        fontsize=12,
+    )
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=110)

@@ -21,7 +21,7 @@ LABELS = {  # label and colour (Okabe and Ito's)
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
     SAFE_SUMS: ("mxmp, `float16-fast`, safe sums", "#009E73"),
 }
-HEAD = "peak, GB | launches | step | GB cast | ms on a V100 | ms on an A100"
+HEAD = "peak, GB | launches | step | GB cast | modelled ms, V100 | modelled ms, A100"
 TENSOR_CORES = "f16, sums f32, TENSOR_OP"
 KNOWN = {
     "resnet50_v1b": "ResNet-50",
@@ -165,6 +165,12 @@ def failures(results: dict[str, Any]) -> Iterator[list[str]]:
                 yield [f"`{name}`", label, plain[:200]]
 
 
+def size(found: dict[str, Any]) -> str:
+    """Return the batch of a record with the size of its pictures, or of its tokens."""
+    shape = max(found["inputs"], key=len)
+    return f"{shape[0]} of {shape[-1]}²" if len(shape) == 4 else f"{shape[0]} x {shape[1]} tokens"
+
+
 def picture(results: dict[str, Any], path: Path) -> None:
     """Draw peak memory of well-known networks, and what share of FP32's memory each network needs, sorted."""
     networks = recorded(results)
@@ -176,22 +182,27 @@ def picture(results: dict[str, Any], path: Path) -> None:
         peaks = [networks[name]["variants"].get(variant, {}).get("peak_bytes", 0) / 1e9 for name in shown]
         rows = [row + height * ((len(VARIANTS) - 1) / 2 - place) for row in range(len(shown))]
         left.barh(rows, peaks, height=height, color=color, label=label.replace("`", ""))
-    left.set(xlabel="peak memory of a training step, GB", yticks=range(len(shown)))
-    left.set_yticklabels([KNOWN[name] for name in shown])
-    left.set_title("Well-known networks at a training batch", fontsize=11)
+    left.set(xlabel="peak memory, GB", yticks=range(len(shown)))
+    left.set_yticklabels([f"{KNOWN[name]}, {size(networks[name])}" for name in shown])
+    left.set_title("Well-known networks, with their batch", fontsize=11)
     left.grid(alpha=0.3, axis="x")
     large = complete({name: found for name, found in networks.items() if found["batch"] != "small"})
     for variant in VARIANTS[1:]:
         label, color = LABELS[variant]
         shares = sorted(each[variant]["peak_bytes"] / each["float32"]["peak_bytes"] for each in large)
         percent = [100 * (i + 0.5) / len(shares) for i in range(len(shares))]
-        wide = {"linewidth": 6.0, "alpha": 0.5} if variant == "float16" else {"linewidth": 2.2}  # below its twin
-        right.plot(percent, shares, color=color, label=label.replace("`", ""), **wide)
+        width = {"float16": 7.5, "float16-fast": 4.5}.get(variant, 2)  # each lies on the one before
+        right.plot(percent, shares, color=color, label=label.replace("`", ""), linewidth=width)
     right.axhline(1, color=LABELS["float32"][1], linewidth=2.2)
-    right.set(xlim=(0, 100), ylim=(0, None), xlabel="per cent of the networks, each curve sorted")
-    right.set_ylabel("peak memory, of FP32's (less is better)")
-    right.set_title(f"{len(large)} networks at a training batch", fontsize=11)
+    right.set(xlim=(0, 100), ylim=(0, None), xlabel="% of the networks that need at most this much")
+    right.set_ylabel("peak memory, as a fraction of FP32's (less is better)")
+    right.set_title(f"{len(large)} networks, each at a batch that people train with", fontsize=11)
     right.grid(alpha=0.3)
+    figure.suptitle(
+        "Memory that MXNet asked a GPU for in one training step: recorded on stubs of CUDA and cuDNN, no GPU ran\n"
+        "(safe sums: with MXNET_SAFE_ACCUMULATION=1)",
+        fontsize=12,
+    )
     figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -18,12 +18,18 @@ SUFFIXES = {"float16": "_norm_compute", "bfloat16": ""}
 def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
     results = read(RESULTS)
+    (DOCS / "models.md").write_text(page(results), encoding="utf-8")
+    picture(results, DOCS / "models.png")
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the page in Markdown."""
     models = measured(results)
     missing = len(set(in_order()) - results.keys())
     every = [(name, result, dtype) for name, result in models.items() for dtype in DTYPES]
     failing = ([f"`{n}`", d, why(r, d)] for n, r, d in every if not holds(r, d))
     second = ([f"`{n}`", d, why(r, d)] for n, r, d in every if holds(r, d) and not within(r, d))
-    text = filled(
+    return filled(
         __file__,
         number=len(models),
         missing=f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet." * bool(missing),
@@ -34,8 +40,6 @@ def main(arguments: list[str] | None = None) -> None:
         kinds="\n\n".join(kinds(models)),
         left_out=table("model | why", not_measured(results)),
     )
-    (DOCS / "models.md").write_text(text)
-    picture(results, DOCS / "models.png")
 
 
 def measured(results: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +175,13 @@ def megabytes(value: float | None) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Draw mxmp's signal-to-noise ratio over that of perfect kernels, a dot a model."""
-    figure, axes = subplots(2, 2, figsize=(9, 9), constrained_layout=True)
-    figure.suptitle("Signal-to-noise ratio against FP32, a dot a model; above the grey band (3 dB) mxmp is better")
+    figure, axes = subplots(2, 2, figsize=(9, 9.6), constrained_layout=True)
+    figure.suptitle(
+        "Signal-to-noise ratio against FP32 on a CPU, a dot for each model\n"
+        "Perfect kernels: FP32 kernels, and only what matrix operators read and write is rounded.\n"
+        "Grey band: within 3 dB of them; above it mxmp is better. float16 is emulated, and of an older version.",
+        fontsize=10,
+    )
     for column, dtype in enumerate(DTYPES):
         for line, key in enumerate(("outputs_db", "gradients_db")):
             plot = axes[line][column]
@@ -188,5 +197,5 @@ def picture(results: dict[str, Any], path: Path) -> None:
             lag = median(ours - ideal for ideal, ours in pairs)
             plot.set(xlim=(low, high), ylim=(low, high), aspect="equal")
             plot.set(xlabel="with perfect kernels, dB", ylabel="with mxmp, dB")
-            plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, mxmp {lag:+.1f} dB (median)", fontsize=10)
+            plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, median {lag + 0:+.1f} dB", fontsize=10)
     figure.savefig(path, dpi=90)

@@ -6,33 +6,50 @@ import math
 import sys
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 from parity.families import FAMILIES
 from parity.run import DTYPES, RECIPES, RESULTS, Job, judged, load, values
 from parity.verdict import METRICS, Verdict, plain_mean, pooled
 from support.options import parse
 from support.pages import filled, subplots, table
-from support.results import read
+from support.results import read, write
 
 DOCS = RESULTS.parent
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
 VERDICTS = {"equivalent": "tab:green", "undecided": "0.45", "different": "tab:red"}
+CURVES: dict[str, dict[str, Any]] = {  # wide below narrow, so that none hides another
+    "float32": {"linewidth": 4, "alpha": 0.35},
+    "float16": {"linewidth": 1.4},
+    "bfloat16": {"linewidth": 1.2, "linestyle": (0, (3, 2))},
+}
 WIDEST = 4  # margins that the forest plot shows to each side
 SIZE = 256  # unknowns of the linear systems
+REFINED = DOCS / "refinement.json"  # what was solved; delete it to solve them anew
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the page and its pictures."""
     parse(__doc__, arguments)
+    if not REFINED.exists():
+        refine()
     results = {family: load(RESULTS, family) for family in FAMILIES}
     found = {dtype: judgements(results, dtype) for dtype in DTYPES[1:]}
+    (DOCS / "parity.md").write_text(page(results, found))
+    there = {family: runs for family, runs in results.items() if values(runs, "float32")}
+    draw_forest(found, DOCS / "parity-forest.png")
+    draw_curves(there, DOCS / "parity-curves.png")
+    draw_large(DOCS / "parity-large.png")
+
+
+def page(results: Mapping[str, Any], found: Mapping[str, Mapping[str, Verdict]]) -> str:
+    """Return the page in Markdown."""
     commands = (
         (family, f"`python {' '.join(Job(family, 'float16', 0).command)}`", steps(runs) or "not run yet")
         for family, runs in results.items()
     )
     judged_pairs = sum(map(len, found.values()))  # one in twenty of which chance alone may get wrong
-    text = filled(
+    return filled(
         __file__,
         families=len(FAMILIES),
         margins=table("metric | better | margin", margins()),
@@ -53,11 +70,6 @@ def main(arguments: list[str] | None = None) -> None:
             "condition | float16: LU alone | iterations | error | float32: LU alone | iterations | error", refined()
         ),
     )
-    (DOCS / "parity.md").write_text(text)
-    there = {family: runs for family, runs in results.items() if values(runs, "float32")}
-    draw_forest(found, DOCS / "parity-forest.png")
-    draw_curves(there, DOCS / "parity-curves.png")
-    draw_large(DOCS / "parity-large.png")
 
 
 def judgements(results: Mapping[str, Any], dtype: str) -> dict[str, Verdict]:
@@ -163,16 +175,25 @@ def large_runs() -> dict[str, list[dict[str, Any]]]:
 
 
 def refined() -> Iterator[list[str]]:
-    """Yield the cells of each condition number, from a run of the recipe of refinement."""
+    """Yield the cells of each condition number, from what the recipe of refinement solved."""
+    for condition, each in read(REFINED).items():
+        cells = [condition]
+        for first, iterations, error, holds in each:
+            cells += [f"{first:.0e}", str(iterations), f"{error:.0e}"]
+            cells[-2:] = cells[-2:] if holds else ["-", "**not solved**"]
+        yield cells
+
+
+def refine() -> None:
+    """Run the recipe of refinement and keep what it solved."""
     sys.path.insert(0, str(RECIPES))
     import refinement
 
-    for condition, each in refinement.table(SIZE).items():
-        cells = [f"{condition:.0e}"]
-        for got in each.values():
-            cells += [f"{got.first:.0e}", str(got.iterations), f"{got.error:.0e}"]
-            cells[-2:] = cells[-2:] if got.holds else ["-", "**not solved**"]
-        yield cells
+    found = {
+        f"{condition:.0e}": [[got.first, got.iterations, got.error, bool(got.holds)] for got in each.values()]
+        for condition, each in refinement.table(SIZE).items()
+    }
+    write(REFINED, found)
 
 
 def mean(found: Mapping[int, float]) -> str:
@@ -224,7 +245,9 @@ def draw_forest(found: Mapping[str, Mapping[str, Verdict]], path: Path) -> None:
     above.set_yticks(range(len(families)), families, fontsize=8)
     above.set_ylim(len(families) - 0.5, -0.5)
     above.set_xlim(-1.05 * WIDEST, 1.05 * WIDEST)
-    above.set_xlabel("worse than float32   ←   difference, in margins   →   better", fontsize=8)
+    above.set_xlabel(
+        "worse than float32   ←   difference in margins; green band: within the margin   →   better", fontsize=8
+    )
     below.axvspan(-0.1, 0.1, color="tab:green", alpha=0.1, linewidth=0)
     for place, (dtype, each) in enumerate(found.items()):
         for offset, average, filled_in in ((-0.15, pooled, True), (0.15, plain_mean, False)):
@@ -236,13 +259,21 @@ def draw_forest(found: Mapping[str, Mapping[str, Verdict]], path: Path) -> None:
     below.set_yticks(range(len(found)), [f"all, {dtype}" for dtype in found], fontsize=8)
     below.set_ylim(len(found) - 0.5, -0.5)
     below.set_xlim(-0.4, 0.4)
-    below.set_xlabel("all families, in standard deviations of a seed, 95 % intervals; band: a tenth", fontsize=8)
+    below.set_xlabel(
+        "means over all families, in standard deviations of a seed, with 95 % intervals; band: a tenth", fontsize=8
+    )
     for axes in (above, below):
         axes.axvline(0, color="0.3", linewidth=0.7)
         axes.tick_params(axis="x", labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     legend(figure)
-    figure.suptitle("difference to float32, 90 % (thick) and 95 % intervals", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(
+        "Result of training in float16 (emulated) and bfloat16, minus that in float32\n"
+        "mean over seeds, with 90 % (thick) and 95 % (thin) intervals",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
     figure.savefig(path, dpi=110)
 
 
@@ -267,38 +298,62 @@ def legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour, linewidth=2.4, label=kind) for kind, colour in VERDICTS.items()]
-    marks = (("o", "0.3", "float16"), ("s", "0.3", "bfloat16"), ("D", "0.3", "random effects"), ("D", "white", "alike"))
+    marks = (
+        ("o", "0.3", "float16"),
+        ("s", "0.3", "bfloat16"),
+        ("D", "0.3", "mean, families weighed by precision"),
+        ("D", "white", "mean, each family counts the same"),
+    )
     lines += [Line2D([], [], color="0.3", marker=m, mfc=face, linewidth=0, label=label) for m, face, label in marks]
-    figure.legend(handles=lines, ncol=7, loc="outside lower center", fontsize=7, frameon=False)
+    figure.legend(handles=lines, ncol=4, loc="outside lower center", fontsize=8, frameon=False)
 
 
 def draw_curves(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the loss of every run, a line a seed, the dtypes over each other."""
+    """Draw the loss of every family: the median over seeds, and the range from the lowest seed to the highest."""
     rows = -(-len(results) // 4)
-    figure, places = subplots(rows, 4, figsize=(11, 0.6 + 1.9 * rows), squeeze=False, constrained_layout=True)
+    figure, places = subplots(rows, 4, figsize=(11, 0.8 + 1.9 * rows), squeeze=False, constrained_layout=True)
     for axes in places.flat[len(results) :]:
         axes.set_axis_off()
     for axes, (family, found) in zip(places.flat, results.items()):
-        for dtype, colour in COLOURS.items():
-            for seed in values(found, dtype):
-                curve = found[Job(family, dtype, seed).key]["curve"]
-                axes.plot(*zip(*curve), color=colour, linewidth=0.8, alpha=0.7)
-        losses = [loss for result in found.values() for _, loss in result.get("curve", ())]
+        losses = []
+        for dtype, style in CURVES.items():
+            curves = [found[Job(family, dtype, seed).key]["curve"] for seed in values(found, dtype)]
+            if curves:
+                steps, *bounds = median_and_range(curves)
+                axes.plot(steps, bounds[0], color=COLOURS[dtype], **style)
+                axes.fill_between(steps, *bounds[1:], color=COLOURS[dtype], alpha=0.15, linewidth=0)
+                losses += [*bounds[1], *bounds[2]]
         if min(losses) > 0 and max(losses) > 20 * min(losses):
             axes.set_yscale("log")
         axes.set_title(family, fontsize=9)
-        axes.tick_params(labelsize=7)
-    for dtype, colour in COLOURS.items():
-        places.flat[0].plot([], [], color=colour, label=dtype)
-    figure.legend(ncol=3, loc="outside upper right", fontsize=8, frameon=False)
-    figure.suptitle("training loss over steps", x=0.01, ha="left", fontsize=10)
+        axes.tick_params(which="both", labelsize=7)
+    for dtype, style in CURVES.items():
+        label = dtype + ", emulated" * (dtype == "float16")
+        places.flat[0].plot([], [], color=COLOURS[dtype], label=label, **style)
+    figure.legend(ncol=3, loc="outside upper right", fontsize=8, frameon=False, handlelength=3)
+    figure.suptitle("Training loss: median over seeds (line) and their range (band)", x=0.01, ha="left", fontsize=10)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("training loss (logarithmic where it falls to a twentieth)", fontsize=9)
     figure.savefig(path, dpi=90)
+
+
+def median_and_range(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, Any, Any, Any]:
+    """Return the steps of the longest curve, and the median, lowest and highest loss of all there."""
+    import numpy as np
+
+    steps = [step for step, _ in max(curves, key=len)]
+    rows = [np.interp(steps, [step for step, _ in curve], [loss for _, loss in curve]) for curve in curves]
+    losses = np.array(rows)
+    return steps, np.median(losses, axis=0), losses.min(axis=0), losses.max(axis=0)
 
 
 def draw_large(path: Path) -> None:
     """Draw the loss of the long runs, a family beside the other."""
     families = large_runs()
-    figure, places = subplots(1, len(families), figsize=(10, 3.2), squeeze=False, constrained_layout=True)
+    figure, places = subplots(1, len(families), figsize=(10, 3.5), squeeze=False, constrained_layout=True)
+    figure.suptitle(
+        "Gradients as small as in a real training: float16 (emulated) with and without a loss scale", fontsize=10
+    )
     for axes, (family, runs) in zip(places.flat, families.items()):
         for run in runs:
             unscaled = run["loss_scale"] == "none"

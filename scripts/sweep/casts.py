@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from support.processes import silence
-from support.results import DOCS, read
+from support.results import DOCS
 
 from sweep.models import Run, sweep_zoo
 
@@ -23,8 +23,7 @@ VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu")]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    sweep_zoo(__doc__, arguments, RESULTS, wanted, one)
-    for line in summary(read(RESULTS)):
+    for line in summary(sweep_zoo(__doc__, arguments, RESULTS, wanted, one)):
         print(line)
 
 

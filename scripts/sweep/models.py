@@ -37,10 +37,11 @@ def sweep_zoo(
     wanted: Callable[[dict[str, Any] | None, str | None], Any],
     one: Callable[[str, dict[str, Any], Run, str | None], dict[str, Any]],
     names: Callable[[], list[str]] | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Measure by ``one(name, results so far, run, again)`` each model that is wanted, and keep its results in a file.
 
     ``run(target, *arguments)`` calls ``target(pipe, limit of memory in GiB, *arguments)`` in a process of its own.
+    Returns all results of the file.
     """
     args = parse(
         *(doc, arguments, "names"),
@@ -67,6 +68,7 @@ def sweep_zoo(
     prepare_processes()
     for name, result in in_parallel(measured, todo, args.jobs):
         write(args.results, {**read(args.results), name: result})
+    return read(args.results)
 
 
 def wanted(result: dict[str, Any] | None, again: str | None) -> bool:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from support.processes import silence
-from support.results import DOCS, read
+from support.results import DOCS
 
 from sweep.casts import wanted
 from sweep.models import Run, sweep_zoo
@@ -23,8 +23,7 @@ POLICIES = ["float16", "float16-fast"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    sweep_zoo(__doc__, arguments, RESULTS, wanted, one)
-    for line in summary(read(RESULTS)):
+    for line in summary(sweep_zoo(__doc__, arguments, RESULTS, wanted, one)):
         print(line)
 
 

@@ -34,7 +34,8 @@ def test_each_tensor_is_a_row_and_float16_is_marked(run, tmp_path):
     path = tmp_path / "step.png"
     figure = plot_histograms(watched.latest, str(path), kinds=("gradient", "weight"))
     assert path.stat().st_size > 5000
-    _, gradients, weights = figure.axes
+    _, gradients, weights, bar = figure.axes
+    assert bar.get_xlabel().startswith("share of a tensor's values")
     assert [tick.get_text() for tick in weights.get_yticklabels()] == ["first_weight", "last_weight", "middle_weight"]
     assert "middle_fwd -> first_fwd" in [tick.get_text() for tick in gradients.get_yticklabels()]
     assert edges(gradients) == [-25, -14, 16]

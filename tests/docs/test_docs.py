@@ -139,7 +139,6 @@ def claims():
     """Paragraphs and lines with figures that stand in the pages which they link to."""
     readme = README.read_text(encoding="utf-8")
     yield README, readme.split("**Tried on CPUs:**")[1].split("**")[0]
-    yield README, readme.split("In one forward of ResNet-50")[1].split("\n\n")[0]
     page = ROOT / "docs" / "measurements.md"
     lines = re.split(r"^\d+\. ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert len(lines) == 10

@@ -39,7 +39,7 @@ def extras():
     return list(config["options.extras_require"])
 
 
-@pytest.mark.parametrize(("name", "title"), [("README.md", "Install"), ("docs/getting-started.md", "Install")])
+@pytest.mark.parametrize(("name", "title"), [("README.md", "Start"), ("docs/getting-started.md", "Install")])
 def test_every_extra_is_named_where_a_page_says_how_to_install(name, title):
     text = section(page(name), title)
     assert {extra for extra in extras() if f"`{extra}`" not in text and f"'.[{extra}]'" not in text} == set()

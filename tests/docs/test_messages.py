@@ -6,6 +6,7 @@ import ast
 import copy
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import mxnet as mx
@@ -14,6 +15,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp import hints
 from mxmp.hints import missing
 
 ROOT = Path(mxmp.__file__).parents[1]
@@ -272,5 +274,33 @@ def test_hints_disturb_neither_hasattr_nor_dir_nor_pickling():
     assert not {"autocast", "amp", "init"} & set(dir(mxmp))
     assert pickle.loads(pickle.dumps(mxmp.Policy)) is mxmp.Policy
     assert missing("nothing_like_it", mxmp.__all__) == "module 'mxmp' has no attribute 'nothing_like_it'"
-    with pytest.raises(ImportError):
-        from mxmp import autocast  # noqa: F401
+    with pytest.raises(ImportError, match=r"cannot import name 'nothing_like_it' from 'mxmp' \("):
+        from mxmp import nothing_like_it  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("autocast", "mxmp.convert(net, 'float16')"),
+        ("GradScaler", "trainer.backward(loss)"),
+        ("amp", "mxmp.convert(net, 'float16')"),
+        ("watch", "mxmp.diagnose.watch"),
+        ("DynamicLossscaler", "did you mean mxmp.DynamicLossScaler?"),
+    ],
+)
+def test_an_import_from_mxmp_says_what_to_write_too(name, hint):
+    for _ in range(2):
+        with pytest.raises(ImportError) as raised:
+            exec(f"from mxmp import Policy, {name}")
+        assert str(raised.value).startswith(f"cannot import name {name!r} from 'mxmp': ")
+        assert hint in str(raised.value)
+        assert not hasattr(mxmp, name)
+
+
+def test_submodules_are_imported_from_mxmp_as_from_any_package(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mxmp.launch", raising=False)
+    monkeypatch.delattr(mxmp, "launch", raising=False)
+    monkeypatch.setitem(hints._HINTS, "not this", "launch")
+    from mxmp import launch
+
+    assert launch.__name__ == "mxmp.launch"

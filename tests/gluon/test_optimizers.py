@@ -85,7 +85,7 @@ def test_rescale_grad_reaches_kernels_exactly_for_many_batch_sizes(scale):
     for size in [*range(1, 130), 1000, 1024, 4096, 12345, 100000]:
         optimizer.rescale_grad = 1 / size
         weight = mx.nd.zeros(500)
-        updater = Updater(optimizer, lambda index: None)
+        updater = Updater(optimizer)
         with rescaled(optimizer, 1 / scale):
             updater(0, mx.nd.array(gradient * np.float32(scale)), weight)
         expected = -(gradient * np.float32(1 / size))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import gluon, init
 
-from mxmp.gluon.parameter import LowParameter, master_at, store_full, store_low
+from mxmp.gluon.parameter import LowParameter, store_low
 
 VALUE = np.random.RandomState(0).normal(0, 1, (4, 3)).astype("float32")
 
@@ -36,7 +36,7 @@ def test_data_and_gradient_are_float16_and_the_master_is_fp32():
     assert param.data().dtype == param.grad().dtype == np.float16
     np.testing.assert_array_equal(param.masters()[0].asnumpy(), VALUE)
     assert param.dtype in ("float32", np.float32)
-    assert master_at([param], 0, 0) is param.masters()[0]
+    assert param.held_masters[0] is param.masters()[0]
 
 
 def test_storing_low_keeps_the_object_and_its_settings():
@@ -55,13 +55,12 @@ def test_storing_low_keeps_the_object_and_its_settings():
 
 def test_storing_full_again_gives_the_plain_parameter_with_the_masters_value():
     param, plain = low(), parameter()
-    store_full(param)
+    param.store_full()
     assert type(param) is gluon.Parameter
     assert vars(param).keys() == vars(plain).keys()
     np.testing.assert_array_equal(param.data().asnumpy(), VALUE)
     assert param.grad().dtype == np.float32
-    store_full(param)
-    assert master_at([param], 0, 0) is None
+    assert not hasattr(param, "held_masters")
 
 
 def test_a_subclass_of_parameter_stays_one():
@@ -75,7 +74,7 @@ def test_a_subclass_of_parameter_stays_one():
     assert isinstance(param, Mine)
     assert isinstance(param, LowParameter)
     assert param.hello() == "hello w"
-    store_full(param)
+    param.store_full()
     assert type(param) is Mine
 
 

@@ -12,7 +12,7 @@ from mxnet import gluon
 from oracle import sqnr
 from served_networks import S, conv, filled, forward, networks, preactivation, relu, warmed
 
-from mxmp.gluon.graphs import traced_alone
+from mxmp.gluon.graphs import traced_call
 from mxmp.precision.graph import Graph
 from mxmp.serving.folding import fold_constants, fold_norms, without_identities
 from mxmp.serving.fusing import FUSED, fuse, inner_operators
@@ -103,7 +103,7 @@ def test_the_vector_that_an_rnn_reads_is_made_once():
     net.initialize(mx.init.Normal())
     x = mx.nd.random.normal(shape=(5, 2, 3))
     net(x)
-    symbol, found, params = traced_alone(net, (x,), False)
+    symbol, found, params, _ = traced_call(net, (x,), False)
     values = {name: param.data() for name, param in params.items()}
     graph, folded = fold_constants(Graph.from_symbol(symbol), values)
     assert not {"Reshape", "_rnn_param_concat"} & {node.op for node in graph.nodes()}
@@ -133,7 +133,7 @@ def test_networks_of_gluoncv_are_right_fused(name, size):
     model_zoo = pytest.importorskip("gluoncv.model_zoo")
     net = warmed(model_zoo.get_model(name), 2, 3, size, size, steps=5)
     x = mx.nd.random.normal(shape=(2, 3, size, size))
-    symbol, found, params = traced_alone(net, (x,), False)
+    symbol, found, params, _ = traced_call(net, (x,), False)
     values = {param.name: param.data() for param in params.values()}
     graph, folded = optimized(symbol, values)
     inputs = dict.fromkeys(found, x)

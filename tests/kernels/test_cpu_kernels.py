@@ -146,7 +146,7 @@ def test_a_module_with_fixed_weights_on_poison(dtype):
     module.init_params(mx.init.One())
     module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))]), is_train=True)
     module.backward([mx.nd.ones((4, 5))])
-    scale = module.core.scaled_by
+    scale = module.core.step.ledger.scale
     (bias,) = (g[0] for n, g in zip(module._exec_group.param_names, module._exec_group.grad_arrays) if n == "fc_bias")
     np.testing.assert_array_equal(bias.asnumpy() / scale, np.full(5, 4.0))
 

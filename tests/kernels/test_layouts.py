@@ -167,6 +167,30 @@ def test_a_reshape_to_four_axes_before_a_convolution_trains(groups, between):
     assert min(sqnr(want.grads[name], got.grads[name]) for name in ("first_weight", "last_weight", "data")) > 30
 
 
+RESHAPES = {
+    "Reshape": lambda x, shape: S.Reshape(x, shape=shape, name="reshaped"),
+    "expand_dims": lambda x, shape: S.expand_dims(S.Reshape(x, shape=shape[:-1]), axis=-1, name="reshaped"),
+    "reshape_like": lambda x, shape: S.reshape_like(x, S.zeros(shape=(8, *shape[1:])), name="reshaped"),
+    "mx.np": lambda x, shape: x.as_np_ndarray().reshape(8, *shape[1:]).as_nd_ndarray(),
+}
+
+
+@pytest.mark.parametrize("between", ["", "relu", "relu behind"])
+@pytest.mark.parametrize(("shape", "kernel"), [((8, 8, 1, 1), (1, 1)), ((8, 8, 1), (1,)), ((8, 8, 1, 1, 1), (1, 1, 1))])
+@pytest.mark.parametrize("how", RESHAPES)
+def test_an_fp32_reshape_behind_a_cast_and_before_a_convolution_trains(how, shape, kernel, between):
+    x = S.FullyConnected(S.var("data"), num_hidden=8, name="first")
+    x = RESHAPES[how](S.relu(x) if between == "relu" else x, shape)
+    symbol = S.Convolution(S.relu(x) if between == "relu behind" else x, kernel=kernel, num_filter=8, name="last")
+    plan = decide(Graph.from_symbol(symbol), Policy("bfloat16"), "cpu", keep_output_names=True)
+    decisions = {name: replace(each, low=name == "first") for name, each in plan.decisions.items()}
+    low = mxmp.cast_symbol(symbol, replace(plan, decisions=decisions), ctx=mx.cpu())
+    values = filled(symbol, data=(8, 6))
+    want, got = (by_symbol(each, values) for each in (symbol, low))
+    assert sqnr(want.outputs[0], got.outputs[0]) > 35
+    assert min(sqnr(want.grads[name], got.grads[name]) for name in ("first_weight", "last_weight", "data")) > 30
+
+
 # -- BatchNorm in emulated float16 -------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import mxnet as mx
 import numpy as np
-from arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, PARTS, STEPS, WIDTH
+from arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, STEPS, WIDTH, part, parts
 from hypothesis import strategies as st
 from mxnet.gluon import nn
 from twins import POLICIES, array
@@ -46,7 +46,7 @@ def module_arrangements(draw: st.DrawFn) -> ModuleArrangement:
     heads = one_of(("output",), ("output", "output"), None)
     return ModuleArrangement(
         dtype=one_of(*POLICIES),
-        parts=tuple(draw(st.lists(st.sampled_from([*PARTS]), min_size=1, max_size=2))),
+        parts=tuple(draw(st.lists(parts(), min_size=1, max_size=2))),
         heads=heads or tuple(draw(st.lists(st.sampled_from([*HEADS]), min_size=1, max_size=2))),
         bucketing=one_of(False, False, True),
         scale=one_of(1024.0, 64.0, "dynamic", 1.0, None),
@@ -71,7 +71,7 @@ def module_deltas(a: ModuleArrangement, *, full: bool = False) -> dict[str, np.n
 
 
 def _module_deltas(a: ModuleArrangement, full: bool) -> dict[str, np.ndarray]:
-    symbol, frozen = _symbol(a)
+    symbol, frozen = _symbol(a, full)
     module = _module(a, symbol, frozen, full)
     data, label = [("data", (BATCH, WIDTH))], [("label", (BATCH,))]
     module.bind(
@@ -92,11 +92,11 @@ def _module_deltas(a: ModuleArrangement, full: bool) -> dict[str, np.ndarray]:
     return {**changes, **outputs}
 
 
-def _symbol(a: ModuleArrangement) -> tuple[mx.sym.Symbol, list[str]]:
+def _symbol(a: ModuleArrangement, full: bool) -> tuple[mx.sym.Symbol, list[str]]:
     """And the names of what stays as it is."""
     body = nn.HybridSequential(prefix="body_")
     with body.name_scope():
-        body.add(*(PARTS[part]() for part in a.parts))
+        body.add(*(part(name, full) for name in a.parts))
     out = body(mx.sym.var("data"))
     outs = [mx.sym.FullyConnected(out, num_hidden=CLASSES, name=f"fc{k}") for k in range(len(a.heads))]
     label = mx.sym.var("label")

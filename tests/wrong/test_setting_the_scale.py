@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from twins import array, assert_close, seeded, updates, value, values
 
 import mxmp
-from mxmp.step.scaler import group_of
+from mxmp.step.ledger import group_of
 
 LOSS = gluon.loss.L2Loss()
 SCALERS = {

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 import mxmp
-from mxmp.gluon.graphs import traced_alone
+from mxmp.gluon.graphs import traced_call
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
 from mxmp.precision.tuned import Tuned
@@ -21,7 +21,7 @@ def random_plan(net: HybridBlock, args: tuple, policy: mxmp.Policy, seed: int) -
 
     ``args`` are the arrays of a call in training mode.
     """
-    symbol, _, params = traced_alone(net, args, training=True)
+    symbol, _, params, _ = traced_call(net, args, training=True)
     return _drawn(Graph.from_symbol(symbol), policy, seed, parameters=list(params))
 
 

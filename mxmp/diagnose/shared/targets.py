@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, Sequence, Union
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph, ReplayedNetwork, TrainedNetwork, instead
+from ...frontend import ConvertedGraph, ReplayedNetwork, TrainedNetwork, instead, listed
 from ...gluon import Trainer
 from ...gluon import reading as of_nets
 from ...gluon.blocks import blocks_of, with_names_of
@@ -91,4 +91,4 @@ def replayed_network(
 
 
 def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    return [] if value is None else listed(value)

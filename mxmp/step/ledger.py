@@ -1,0 +1,156 @@
+"""The ledger of a trainer's gradients: which there are, at which loss scale, and whether they are summed over devices
+and workers, unscaled or clipped; and the group of trainers that share a scaler, whose ledgers say when it is adjusted.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from typing import Any, Iterable
+
+from .scaler import Scaler
+
+
+class Event(enum.Enum):
+    """A method of a Gluon Trainer, by its name, that changes what its ledger says."""
+
+    BACKWARD = "backward"
+    REDUCE = "allreduce_grads"
+    UNSCALE = "unscale"
+    CLIP = "clip_global_norm"
+    UPDATE = "update"
+
+
+class Ledger:
+    """What a trainer or module knows of its gradients since its last step; refuses method calls in a wrong order."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0  # the loss scale of the last scaled backward; stays after the step
+        self.clear()
+
+    def __reduce__(self) -> tuple:
+        return Ledger, ()  # no backward has written the gradients of a copy
+
+    def clear(self) -> None:
+        """Note that no gradient is there to apply: they were applied or skipped, or are dropped."""
+        self.pending = False  # whether a backward has run whose gradients no step has applied
+        self.scaled = False  # whether ``scale`` is in them, and not 1 as in those of a plain backward
+        self.awaited = False  # whether the scaler is adjusted only after their step
+        self.summed = False  # over devices and workers
+        self.unscaled = False
+        self.clipped = False
+        self.clip = 1.0  # the factor by which the update multiplies the gradients to clip their norm
+        # Whether gradients are summed and one has ``grad_req="add"``, so that another backward would add to its sum.
+        self.accumulates = False
+        # Overflows, from ``unscale()`` until gradients are summed: before, the Trainer writes a NaN into each.
+        self.overflows: Any = None
+        self.written_by_other = False  # whether a trainer with another scaler ran the last backward
+        self.written: dict[int, Any] = {}  # by ``id``: arrays of weights whose gradients it knows
+
+    def note_scale(self, scale: float, *, awaited: bool) -> None:
+        self.scale, self.scaled, self.awaited = scale, True, awaited
+
+    def note_written(self, weights: Iterable[Any]) -> None:
+        """Record the arrays of weights whose gradients a backward of this ledger has written."""
+        self.written.update((id(weight), weight) for weight in weights)
+
+    def has_written(self, weight: Any) -> bool:
+        return id(weight) in self.written
+
+    def use_up(self, weights: Iterable[Any]) -> None:
+        """Record that a trainer has applied or skipped the gradients of these arrays: no later step applies them."""
+        for weight in weights:
+            self.written.pop(id(weight), None)
+
+    def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
+        """Raise ``RuntimeError`` if the user may not call ``event`` now, which the message calls ``called``."""
+        if event is Event.BACKWARD:
+            if self.unscaled or self.clipped:
+                raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
+            if self.summed and self.accumulates:
+                raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
+        elif event is Event.UNSCALE and self.unscaled:
+            raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
+        elif event is not Event.REDUCE and not self._has_any(loss_scale):
+            name = called or event.value
+            if self.written_by_other:
+                raise RuntimeError(
+                    f"{name}() before a scaled backward of this trainer: another mxmp.Trainer's backward has written "
+                    "its gradients, with another loss scale. Give all trainers of one loss the same scaler object "
+                    "(scaler = mxmp.DynamicLossScaler(); loss_scale=scaler), and call backward once for all; or, for "
+                    "a loss of its own, call trainer.backward(loss) of this trainer"
+                )
+            raise RuntimeError(
+                f"{name}() before a scaled backward: call trainer.backward(loss), or scale_loss(loss), instead of "
+                "loss.backward() (an Estimator takes batch_processor=mxmp.BatchProcessor()); unscaled gradients would "
+                f"be divided by the loss scale {loss_scale:g}"
+            )
+
+    def note(self, event: Event, loss_scale: float) -> None:
+        """Record ``event``, which ``check`` has permitted."""
+        self.written_by_other = False
+        self.pending = event is Event.BACKWARD or self._has_any(loss_scale)
+        if event is Event.BACKWARD:
+            self.summed = False
+        elif self.pending:
+            self.summed = self.summed or event in (Event.REDUCE, Event.CLIP)
+            self.unscaled = self.unscaled or event is Event.UNSCALE
+            self.clipped = self.clipped or event is Event.CLIP
+
+    def _has_any(self, loss_scale: float) -> bool:
+        # A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients at a loss scale of 1.
+        return self.pending or loss_scale == 1.0
+
+
+class ScalerGroup:
+    """The trainers, as their ScaledSteps, that have the same scaler object, which is adjusted once for all of them.
+    The gradients of one Gluon backward contain one loss scale, which stays until all members that it reached have
+    stepped; the last of these steps adjusts the scaler. A Module's backward reaches that Module only."""
+
+    def __init__(self, scaler: Scaler) -> None:
+        # Weak references only, to scaler and members.
+        self._scaler = weakref.proxy(scaler)
+        self.members: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._finite = True
+
+    def _awaited(self) -> list[Ledger]:
+        return [member.ledger for member in self.members if member.ledger.awaited]
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the loss scale of the last Gluon backward while a member must still step, else the scaler's."""
+        return next((ledger.scale for ledger in self._awaited()), self._scaler.loss_scale)
+
+    def note_backward(self, reached: Iterable[Any]) -> None:
+        """Record a Gluon backward that writes the gradients of the members in ``reached``: they must step."""
+        scale = self.loss_scale
+        for member in reached:
+            member.ledger.note_scale(scale, awaited=True)
+
+    def note_step(self, member: Any, finite: bool) -> None:
+        """Record a step. If no other member must still step, adjust the scaler: with False if any had an overflow."""
+        self._finite = self._finite and finite
+        member.ledger.scaled = member.ledger.awaited = False
+        if not self._awaited():
+            self._scaler.adjust(self._finite)
+            self._finite = True
+
+    def forget_backward(self, member: Any) -> None:
+        """Record that ``member`` has no gradients to apply, so that no other member waits for its step."""
+        member.ledger.clear()
+        # Not adjusted: its ``load_states`` may have dropped the gradients, and a loaded scaler stays as it was saved.
+        if not self._awaited():
+            self._finite = True
+
+
+# Global: the group of each scaler that exists, by ``id(scaler)``. Trainers share one by being passed the same object,
+# which may be of a user's own class and equal to another one: so the group is not stored there, and it is no key.
+_groups: dict[int, tuple[weakref.ref[Scaler], ScalerGroup]] = {}
+
+
+def group_of(scaler: Scaler) -> ScalerGroup:
+    """Return the group of all trainers that have this very scaler object; the first call makes it."""
+    key = id(scaler)
+    if key not in _groups:
+        _groups[key] = weakref.ref(scaler, lambda _: _groups.pop(key, None)), ScalerGroup(scaler)
+    return _groups[key][1]
