@@ -27,6 +27,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import __version__
+from .callbacks import last_line
 from .diagnose import advise, audit, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
@@ -38,7 +39,7 @@ from .policy import Policy
 from .precision import safe_sums
 from .precision.graph import check_shapes
 from .symbolic import cast_symbol
-from .symbolic.checkpoint import last_line, read_parameters, read_symbol, write_arrays, write_symbol
+from .symbolic.checkpoint import read_parameters, read_symbol, write_arrays, write_symbol
 from .symbolic.parameters import cast_parameters, check_parameters
 from .tuning import tune
 

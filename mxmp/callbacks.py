@@ -1,4 +1,4 @@
-"""Errors in functions that MXNet calls: ctypes prints them and goes on; here the code that called MXNet raises them."""
+"""Errors in functions that MXNet calls, which ctypes prints and forgets, and the line of an error that says why."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ class KeptError:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def last_line(error: object) -> str:
+    """Return the last line that names an error, else the last one: MXNet's message comes after its stack trace."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1]).strip()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite, isnan, nan
 from numbers import Real
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -17,7 +17,7 @@ from ..serving.folding import Params
 from .report import InferenceReport
 from .runner import Runner
 from .search import BFLOAT16, FLOAT16, INT8, Limits, Search
-from .targets import Batch, OptimizedBlock, OptimizedSymbol, Subject, read_target, refusal, served
+from .targets import OptimizedBlock, OptimizedSymbol, read_target, served
 
 
 def optimize_for_inference(
@@ -106,7 +106,6 @@ def optimize_for_inference(
     requested = _checked(dtypes)
     _check_limits(evaluate, max_drop, min_sqnr)
     subject = read_target(target, calibration, arg_params, aux_params, any_device=FLOAT16 in requested)
-    batches, calibrating, held, notes = _split(subject)
 
     def score(graph: Graph, params: Params) -> float:
         assert evaluate is not None
@@ -120,17 +119,15 @@ def optimize_for_inference(
         return number
 
     limits = Limits(max_drop, min_sqnr, None if evaluate is None else score)
-    with Runner(batches) as runner, showing(progress) as tell:
-        search = Search(subject.graph, subject.params, runner, calibrating, held, limits, tell)
-        search.notes += notes
+    with Runner(subject.batches) as runner, showing(progress) as tell:
+        search = Search(subject, runner, limits, tell)
         if INT8 in requested and cpu.lacks("avx512_vnni", "avx_vnni", "amx_int8"):
             # INT8 kernels are slow then, and add two products of INT8 numbers in 16 bits, which may overflow.
             requested.remove(INT8)
             search.notes.append(
                 "int8 was left out: this CPU has no VNNI, so its INT8 kernels are slow and may overflow"
             )
-        found = search.run(requested)
-    return served(subject, found.graph, found.params, found.report)
+        return served(subject, *search.run(requested))
 
 
 # The report of a network that ``evaluate`` gets: the search has not ended yet.
@@ -161,21 +158,3 @@ def _check_limits(evaluate: Any, max_drop: Any, min_sqnr: Any) -> None:
         )
     if not isinstance(min_sqnr, Real) or isnan(min_sqnr):
         raise ValueError(f"min_sqnr={min_sqnr!r}: expected a number of dB, such as 20")
-
-
-def _split(subject: Subject) -> tuple[Sequence[Batch], list[int], list[int], list[str]]:
-    """Return all batches, the positions of those that calibrate and of those that measure, and report notes."""
-    batches = subject.batches
-    if len(batches) > 1:
-        held = max(len(batches) // 3, 1)
-        return batches, list(range(len(batches) - held)), list(range(len(batches) - held, len(batches))), []
-    (batch,) = batches
-    rows = {array.shape[0] if array.ndim else 1 for array in batch.values()}
-    if len(rows) == 1 and min(rows) > 1:
-        half = min(rows) // 2
-        halves = slice(half), slice(half, None)
-        parts = [{name: array[part] for name, array in batch.items()} for part in halves]
-        if not any(refusal(subject, part) for part in parts):
-            return [batch, *parts], [1], [2], []  # the whole batch is timed: it stays the first
-    # It cannot be cut: it has one row, arrays of different numbers of rows, or a network of one batch size.
-    return batches, [0], [0], ["one batch both calibrated and measured: SQNR is that of data that was seen"]

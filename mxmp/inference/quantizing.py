@@ -115,7 +115,7 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
     copies = [
         Entry(Node("_copy", f"{head.node.name}_head{index}", inputs=[head])) for index, head in enumerate(graph.heads)
     ]
-    given = Graph.from_json(Graph(copies, graph.attrs).to_json())
+    given = Graph(copies, graph.attrs).copy()
     hidden = {node.name: (node.op, node.attrs) for node in given.nodes() if _is_logged(node)}
     for node in given.nodes():
         if node.name in hidden:

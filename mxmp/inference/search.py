@@ -13,18 +13,19 @@ from typing import Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
+from ..callbacks import last_line
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
-from ..serving.folding import Params, fold_constants, fold_norms, without_identities
+from ..serving.folding import Params, folded_norms, without_identities
 from ..serving.fusing import fuse, inner_operators
 from ..serving.lowering import lower, lower_to_float16
 from ..serving.sums import register
-from ..symbolic.checkpoint import last_line
-from ..tuning.search import quartiles
-from .calibration import CALIBRATORS, column_axis, column_sqnr, columns_of, same_answers, sqnr
+from ..tuning.clock import beats, gain
+from .calibration import CALIBRATORS, Statistics, column_axis, column_sqnr, columns_of, same_answers, sqnr
 from .quantizing import QUANTIZED, Ranges, layers_at, quantizable, quantize, tensor_names, tensors_to_calibrate
 from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
+from .targets import Subject
 
 INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
 SUMS = "float16 sums"
@@ -36,30 +37,24 @@ _SAME = 90.0
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
 # How the verdict on a graph begins that MXNet cannot run.
 _FAILS = "fails here"
+_FAILURES = CandidateError, mx.MXNetError
 # A dtype in which a network of more layers than this is less than so many times as fast is not tried layer by layer.
 _FEW, _SLOW = 16, 0.95
 # So many layers are named in a note.
 _NAMED = 3
 # What gives the scores of an output with three axes or more, and what may come after it.
-_SCORES = frozenset(
-    (
-        *("Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax"),
-        *("SoftmaxActivation", "SoftmaxOutput"),
-    )
-)
-_AFTER_SCORES = frozenset(
-    (
-        *("BilinearSampler", "BlockGrad", "Concat", "Flatten", "Reshape", "SwapAxis", "UpSampling", "_copy"),
-        *("_contrib_BilinearResize2D", "_plus_scalar", "_mul_scalar", "_div_scalar", "broadcast_add", "expand_dims"),
-        *("elemwise_add", "slice", "slice_axis", "slice_like", "squeeze", "transpose"),
-    )
-)
+_SCORES = {"Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax"}
+_SCORES |= {"SoftmaxActivation", "SoftmaxOutput"}
+_AFTER_SCORES = {"BilinearSampler", "BlockGrad", "Concat", "Flatten", "Reshape", "SwapAxis", "UpSampling", "_copy"}
+_AFTER_SCORES |= {"_contrib_BilinearResize2D", "_plus_scalar", "_mul_scalar", "_div_scalar", "broadcast_add"}
+_AFTER_SCORES |= {"expand_dims", "elemwise_add", "slice", "slice_axis", "slice_like", "squeeze", "transpose"}
 # After so many crashes of one type of operator in INT8, others of the type are not run any more.
 _CRASHES = 2
 
 
-# Takes the names of the layers that must not be in the dtype that is tried. Returns a graph and its parameters.
-Build = Callable[[Collection[str]], Tuple[Graph, Params]]
+Made = Tuple[Graph, Params]
+# Takes the names of the layers that must not be in the dtype that is tried.
+Build = Callable[[Collection[str]], Made]
 
 
 class Limits(NamedTuple):
@@ -70,46 +65,23 @@ class Limits(NamedTuple):
     evaluate: Callable[[Graph, Params], float] | None
 
 
-class Compared(NamedTuple):
-    """How near outputs are to FP32's, as in a ``Candidate``."""
-
-    sqnr: float
-    column_sqnr: float
-    agreement: float | None
-
-
-class Found(NamedTuple):
-    graph: Graph
-    params: Params
-    report: InferenceReport
-
-
 class Search:
     """One search. Each graph that is tried is a candidate, with a name such as ``"int8, 3 in float32"``."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        params: Params,
-        runner: Runner,
-        calibrating: Sequence[int],
-        held: Sequence[int],
-        limits: Limits,
-        tell: Callable[[str], None],
-    ) -> None:
-        # Positions of the batches that calibrate INT8, and of those that measure accuracy.
-        self._runner, self._calibrating, self._held = runner, list(calibrating), list(held)
-        self._limits, self._tell = limits, tell
-        self._base = without_identities(graph), params
+    def __init__(self, subject: Subject, runner: Runner, limits: Limits, tell: Callable[[str], None]) -> None:
+        self._runner, self._limits, self._tell = runner, limits, tell
+        self._calibrating, self._held = subject.calibrating, subject.held
+        self._base = subject.graph, subject.params
         # By candidate: the graph, its parameters by name, and the reasons for the dtypes of operators by name.
         self._tried: dict[str, tuple[Graph, Params, Mapping[str, str]]] = {}
         self._rows: dict[str, Candidate] = {}
         self._alone: dict[str, dict[str, float]] = {}  # by dtype, then by layer
         self._calibrators: dict[str, float] = {}
-        self._score: float | None = None
         self.notes: list[str] = []
+        if set(self._held) & set(self._calibrating):
+            self.notes.append("one batch both calibrated and measured: SQNR is that of data that was seen")
 
-    def run(self, dtypes: Collection[str]) -> Found:
+    def run(self, dtypes: Collection[str]) -> tuple[Graph, Params, InferenceReport]:
         """Return the fastest graph within the ``Limits``; ``CandidateError`` if the network fails in FP32.
         A float16 graph is for a GPU: nothing is timed, and the one with the most layers in float16 is returned."""
         self._try_float32(fused=FLOAT16 not in dtypes)
@@ -126,40 +98,26 @@ class Search:
     def _try_float32(self, fused: bool) -> None:
         """Run the network as it is, with BatchNorm folded and, with ``fused``, fused by oneDNN too."""
         self._tell("float32")
-        graph, params = self._base
-        self._tried[PLAIN] = graph, params, {}
-        self._runner.add(PLAIN, graph, params)
+        graph, params = self._base = without_identities(self._base[0]), self._base[1]
+        folded = folded_norms(graph, params)
         every = sorted({*self._calibrating, *self._held})
-        self._reference = dict(zip(every, self._runner.outputs(PLAIN, every)))
+        self._reference = self._outputs(PLAIN, self._base, every)
         if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
             raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
+        self._tried[PLAIN] = *self._base, {}
         self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf)
-        folded = fold_constants(*fold_norms(graph, params))
-        if self._try_same(FOLDED, fuse(folded[0], apart=True), folded[1]):
+        if self._try(FOLDED, lambda: (fuse(folded[0], apart=True), folded[1]), {}, same=True):
             self._base = folded  # graphs in other dtypes are made from it
         else:
             self.notes.append(f"BatchNorm stays: the graph without it {self._rows[FOLDED].verdict}")
-            self._try_same(FOLDED, fuse(graph, apart=True), params)
-        if fused and not self._try_same(FUSED, fuse(self._base[0]), self._base[1]):
+            self._try(FOLDED, lambda: (fuse(graph, apart=True), params), {}, same=True)
+        if fused and not self._try(FUSED, lambda: (fuse(self._base[0]), self._base[1]), {}, same=True):
             self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
-        if self._limits.evaluate is not None:
-            runs = self._unfused()  # scores in other dtypes are compared with this one
-            self._score = self._limits.evaluate(*self._tried[runs][:2])
-            self._rows[runs] = self._rows[runs]._replace(score=self._score)
-
-    def _unfused(self) -> str:
-        """Return the FP32 candidate without fused operators that may run in the user's process."""
-        return PLAIN if self._rows[FOLDED].verdict else FOLDED  # one with a verdict may crash
-
-    def _try_same(self, name: str, graph: Graph, params: Params) -> bool:
-        """Run an FP32 graph as a candidate; return whether it has the network's outputs, but for rounding."""
-        found = self._run(name, lambda: (graph, params), {}, list(self._reference))
-        if found is None:
-            return False
-        near = self._compared(found)
-        verdict = "" if near.sqnr >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
-        self._rows[name] = Candidate(name, **near._asdict(), verdict=verdict)
-        return not verdict
+        # Of those without fused operators, which may run in the user's process; one with a verdict may crash.
+        self._unfused = PLAIN if self._rows[FOLDED].verdict else FOLDED
+        if self._limits.evaluate is not None:  # scores in other dtypes are compared with this one
+            self._score = self._limits.evaluate(*self._tried[self._unfused][:2])
+            self._rows[self._unfused] = self._rows[self._unfused]._replace(score=self._score)
 
     # -- bfloat16 -----------------------------------------------------------------------------------
 
@@ -171,14 +129,14 @@ class Search:
         except (mx.MXNetError, ValueError) as error:
             self.notes.append(f"bfloat16 cannot be had: {error}")
             return
-        if not layers:
+        if layers:
+            self._fall_back(BFLOAT16, layers, build)
+        else:
             self.notes.append("bfloat16: no operator of this network may compute in it")
-            return
-        self._fall_back(BFLOAT16, layers, build)
 
     # -- float16 ------------------------------------------------------------------------------------
 
-    def _find_float16(self) -> Found:
+    def _find_float16(self) -> tuple[Graph, Params, InferenceReport]:
         """Return the float16 graph with as few layers in FP32 as accuracy needs, or else the FP32 graph."""
         self._tell(FLOAT16)
         self.notes.append("float16 was emulated on this CPU to see its accuracy; no time was measured")
@@ -198,10 +156,15 @@ class Search:
             if any(node.op == "FullyConnected" and decisions[name].low for node, name in self._base[0].names().items()):
                 self._try_float16_sums(kept)
         else:
-            chosen, decisions = self._unfused(), {}
+            chosen, decisions = self._unfused, {}
+        operators, alone = [], self._alone.get(FLOAT16, {})
+        for node in self._base[0].nodes():
+            if not node.is_variable:
+                decision = decisions.get(node.name, Decision(node.op, False, ""))
+                dtype = FLOAT16 if decision.low else "float32"
+                operators.append(Layer(node.name, node.op, dtype, decision.reason, alone.get(node.name)))
         rows = list(self._rows.values())
-        report = InferenceReport(chosen, self._unfused(), rows, self._decided(decisions), {}, self.notes)
-        return Found(graph, params, report)
+        return graph, params, InferenceReport(chosen, self._unfused, rows, operators, {}, self.notes)
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
         """Run one more candidate, which emulates a GPU with MXNET_FC_TRUE_FP16=1, and note the result."""
@@ -212,16 +175,6 @@ class Search:
             f"accurate enough here: see {SUMS!r}"
         )
 
-    def _decided(self, decisions: Mapping[str, Decision]) -> list[Layer]:
-        """Return a report's ``Layer``, without a time, of each operator; those without a decision are FP32."""
-        layers, alone = [], self._alone.get(FLOAT16, {})
-        for node in self._base[0].nodes():
-            if not node.is_variable:
-                decision = decisions.get(node.name, Decision(node.op, False, ""))
-                dtype = FLOAT16 if decision.low else "float32"
-                layers.append(Layer(node.name, node.op, dtype, decision.reason, alone.get(node.name)))
-        return layers
-
     # -- INT8 ---------------------------------------------------------------------------------------
 
     def _try_int8(self) -> None:
@@ -230,35 +183,30 @@ class Search:
         self._tell("calibration")
         base, params = self._base
         fused = fuse(base, quantizable=True)
-        self._runner.add("calibration", fused, params)
         try:
-            unfit = self._runner.collect("calibration", self._calibrating, tensors_to_calibrate(fused, params))
-            failing = layers_at(fused, unfit)
-            least = self._runner.ranges("min/max")
+            self._runner.add("calibration", fused, params)
+            tensors = tensors_to_calibrate(fused, params)
+            seen: Statistics = self._runner.ask("statistics", "calibration", self._calibrating, tensors)
+            failing = layers_at(fused, seen.unusable(tensors))
+            least = seen.ranges("min/max")
             every = quantize(fused, params, least, failing)[2]
             # What only MXNet's full mode would quantize is no candidate, and may fail.
-            others = [
-                *failing,
-                *(name for name in quantizable(fused, params, failing, every=True) if name not in every),
-            ]
+            others = {*failing, *quantizable(fused, params, failing, every=True)} - {*every}
             self._note_unfit({name: failing[name] for name in quantizable(fused, params, ()) if name in failing})
-        except (CandidateError, mx.MXNetError) as error:
-            self.notes.append(f"int8 cannot be had: {_last_line(error)}")
+        except _FAILURES as error:
+            self.notes.append(f"int8 cannot be had: {last_line(error)[-350:]}")
             return
         if not every:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
             return
-        whole = partial(quantize, fused, params, least, failing)
-        if len(every) > _FEW and self._is_slow(INT8, lambda: whole()[:2]):
-            self._try(INT8, lambda: whole()[:2], failing)
+        whole = lambda: quantize(fused, params, least, failing)[:2]  # noqa: E731
+        if len(every) > _FEW and self._is_slow(INT8, whole):
+            self._try(INT8, whole, failing)
             return
-        failing.update(
-            self._measure_alone(
-                INT8, every, lambda rest: quantize(fused, params, least, [*rest, *others], every=True)[:2]
-            )
-        )
+        one = lambda rest: quantize(fused, params, least, {*rest, *others}, every=True)[:2]  # noqa: E731
+        failing.update(self._measure_alone(INT8, every, one))
         layers = [name for name in every if name not in failing]
-        found = self._best_ranges(fused, params, least, failing)
+        found = self._best_ranges(fused, params, seen, failing)
         if found is None:
             self.notes.append("int8: no graph runs here, see the reasons of its operators")
             return
@@ -288,33 +236,32 @@ class Search:
 
     def _is_slow(self, dtype: str, build: Callable[[], tuple[Graph, Params]]) -> bool:
         """Return whether a graph with all layers in ``dtype`` is slower than FP32, and note it; False if it fails."""
-        full = [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
+        full = self._full_candidates()
         try:
             self._runner.add("trial", *build())
-            times = self._runner.times([*full, "trial"], _FEWEST_ROUNDS)
-        except (CandidateError, mx.MXNetError):
+            times = self._runner.ask("times", [*full, "trial"], _FEWEST_ROUNDS)
+        except _FAILURES:
             return False
-        finally:
-            self._runner.forget("trial")
         best = min(full, key=lambda name: statistics.median(times[name]))
-        gain = quartiles([a / b for a, b in zip(times[best], times["trial"])])
-        if gain[1] < _SLOW:
-            self.notes.append(
-                f"{dtype}: its layers were not tried one by one: all in it are {gain[1]:.2f} times as fast"
-            )
-        return gain[1] < _SLOW
+        speed = gain(times, "trial", best)[1]
+        if speed < _SLOW:
+            self.notes.append(f"{dtype}: its layers were not tried one by one: all in it are {speed:.2f} times as fast")
+        return speed < _SLOW
 
-    def _best_ranges(self, fused: Graph, params: Params, least: Ranges, failing: Mapping[str, str]) -> Ranges | None:
+    def _full_candidates(self) -> list[str]:
+        return [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
+
+    def _best_ranges(self, fused: Graph, params: Params, seen: Statistics, failing: Mapping[str, str]) -> Ranges | None:
         """Return the ranges with which INT8 has the highest SQNR, which is kept; None if it cannot run with any."""
         self._tell("calibrators")
         ranges: dict[str, Ranges] = {}
         for name in CALIBRATORS:
             try:
-                ranges[name] = least if name == "min/max" else self._runner.ranges(name)
+                ranges[name] = self._runner.ask("ranges", seen, name)
                 made = quantize(fused, params, ranges[name], failing)[:2]
                 self._calibrators[name] = self._sqnr_of(made, self._held)
-            except (CandidateError, mx.MXNetError) as error:
-                self.notes.append(f"int8 by {name} fails here: {_last_line(error)}")
+            except _FAILURES as error:
+                self.notes.append(f"int8 by {name} {_fails(error)}")
         return ranges[max(self._calibrators, key=self._calibrators.__getitem__)] if self._calibrators else None
 
     # -- falling back -------------------------------------------------------------------------------
@@ -334,19 +281,19 @@ class Search:
                 continue
             try:
                 alone[name] = self._sqnr_of(build([other for other in layers if other != name]), self._held[:1])
-            except (CandidateError, mx.MXNetError) as error:
-                failing[name] = f"{_FAILS}: {_last_line(error)}"
+            except _FAILURES as error:
+                failing[name] = _fails(error)
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
         return failing
 
-    def _sqnr_of(self, made: tuple[Graph, Params], batches: Sequence[int]) -> float:
+    def _sqnr_of(self, made: Made, batches: Sequence[int]) -> float:
         """Run a graph that is no candidate; return the SQNR in dB of its worst column."""
-        try:
-            self._runner.add("trial", *made)
-            return self._compared(dict(zip(batches, self._runner.outputs("trial", batches)))).column_sqnr
-        finally:
-            self._runner.forget("trial")
+        return self._compared(self._outputs("trial", made, batches))[1]
+
+    def _outputs(self, name: str, made: Made, batches: Sequence[int]) -> dict[int, list[np.ndarray]]:
+        self._runner.add(name, *made)
+        return dict(zip(batches, self._runner.ask("outputs", name, batches)))
 
     def _fall_back(
         self,
@@ -396,45 +343,34 @@ class Search:
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))  # most costs one that cannot run
 
-    def _try(self, name: str, build: Callable[[], tuple[Graph, Params]], why: Mapping[str, str]) -> bool:
-        """Run a candidate; return True if it is within the ``Limits``. ``why`` has reasons for dtypes, by operator."""
-        outputs = self._run(name, build, why, self._held)
-        if outputs is None:
-            return False
-        limits = self._limits
-        near = self._compared(outputs)
-        score, verdict = None, ""
-        if limits.evaluate is not None and self._score is not None:
-            score = limits.evaluate(*self._tried[name][:2])
-            if not self._score - score <= limits.max_drop:
-                verdict = f"loses {self._score - score:.4g}"
-        elif near.column_sqnr < limits.min_sqnr:
-            verdict = f"below {limits.min_sqnr:.0f} dB"
-        elif near.agreement is not None and near.agreement < 1 - limits.max_drop:
-            verdict = f"{1 - near.agreement:.1%} of the answers are others"
-        self._rows[name] = Candidate(name, **near._asdict(), score=score, verdict=verdict)
-        return not verdict
-
-    def _run(
-        self,
-        name: str,
-        build: Callable[[], tuple[Graph, Params]],
-        why: Mapping[str, str],
-        batches: Sequence[int],
-    ) -> dict[int, list[np.ndarray]] | None:
-        """Return a candidate's outputs by batch; None if it cannot be made or run, as its verdict says."""
+    def _try(self, name: str, build: Callable[[], Made], why: Mapping[str, str], same: bool = False) -> bool:
+        """Run a candidate; return True if it is within the ``Limits`` or, with ``same``, as FP32 but for rounding.
+        ``why`` has reasons for dtypes, by operator."""
         try:
             graph, params = build()
-            self._runner.add(name, graph, params)
-            outputs = self._runner.outputs(name, batches)
-        except (CandidateError, mx.MXNetError) as error:
-            self._rows[name] = Candidate(name, verdict=f"{_FAILS}: {_last_line(error)}")
-            return None
+            outputs = self._outputs(name, (graph, params), list(self._reference) if same else self._held)
+        except _FAILURES as error:
+            self._rows[name] = Candidate(name, verdict=_fails(error))
+            return False
         self._tried[name] = graph, params, why
-        return dict(zip(batches, outputs))
+        ratio, worst, agreement = self._compared(outputs)
+        limits, score, verdict = self._limits, None, ""
+        if same:
+            verdict = "" if ratio >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
+        elif limits.evaluate is not None:
+            score = limits.evaluate(graph, params)
+            verdict = "" if self._score - score <= limits.max_drop else f"loses {self._score - score:.4g}"
+        elif worst < limits.min_sqnr:
+            verdict = f"below {limits.min_sqnr:.0f} dB"
+        elif agreement is not None and agreement < 1 - limits.max_drop:
+            verdict = f"{1 - agreement:.1%} of the answers are others"
+        self._rows[name] = Candidate(
+            name, sqnr=ratio, column_sqnr=worst, agreement=agreement, score=score, verdict=verdict
+        )
+        return not verdict
 
-    def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> Compared:
-        """Return how near these outputs, by the position of a batch, are to FP32's."""
+    def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float, float | None]:
+        """Return how near outputs, by the position of a batch, are to FP32's: sqnr, column_sqnr and agreement."""
         pooled, worst, same = [], [], []
         for place, head in enumerate(self._base[0].heads):
             pairs = [(self._reference[number][place], outputs[place]) for number, outputs in found.items()]
@@ -447,25 +383,23 @@ class Search:
             axes = pairs[0][0].ndim
             if axes == 2 or (axes > 2 and _gives_scores(head.node, column_axis(axes))):
                 same.append(same_answers(wanted, got))
-        answers = [each for each in same if each is not None]
-        return Compared(min(pooled), min(worst), min(answers) if answers else None)
+        return min(pooled), min(worst), min((each for each in same if each is not None), default=None)
 
     # -- choosing -----------------------------------------------------------------------------------
 
-    def _choose(self) -> Found:
+    def _choose(self) -> tuple[Graph, Params, InferenceReport]:
         """Time the candidates that are accurate enough; return the fastest."""
         self._tell("whole graphs")
         names = [name for name, row in self._rows.items() if not row.verdict]
-        times = self._runner.times(names, 2)
-        spent = sum(min(each) for each in times.values())
-        times = self._runner.times(names, int(np.clip(_SECONDS / spent, _FEWEST_ROUNDS, _MOST_ROUNDS)))
+        spent = sum(min(each) for each in self._runner.ask("times", names, 2).values())
+        times = self._runner.ask("times", names, int(np.clip(_SECONDS / spent, _FEWEST_ROUNDS, _MOST_ROUNDS)))
         middle = {name: statistics.median(each) for name, each in times.items()}
-        full = [name for name in (PLAIN, FOLDED, FUSED) if name in names]
-        baseline = min(full, key=middle.__getitem__)
-        gains = {n: quartiles([a / b for a, b in zip(times[baseline], each)]) for n, each in times.items()}
+        full = self._full_candidates()
         others = [name for name in names if name not in full]
-        chosen = min(others, key=middle.__getitem__) if others else baseline
-        if chosen not in full and gains[chosen][0] <= 1:  # not faster in three quarters of the rounds
+        baseline = min(full, key=middle.__getitem__)
+        gains = {name: gain(times, name, baseline) for name in names}
+        chosen = min(others, key=middle.__getitem__, default=baseline)
+        if not beats(times, chosen, baseline):
             chosen = baseline
         if chosen == PLAIN:  # a Module that binds the plain graph would let MXNet fuse it, perhaps wrongly
             chosen = min([name for name in full if name != PLAIN] or [PLAIN], key=middle.__getitem__)
@@ -478,13 +412,13 @@ class Search:
             for name, row in self._rows.items()
         ]
         graph, params, _ = self._tried[chosen]
-        report = InferenceReport(chosen, baseline, rows, self._layers(chosen), dict(self._calibrators), self.notes)
-        return Found(graph, params, report)
+        report = InferenceReport(chosen, baseline, rows, self._layers(chosen), self._calibrators, self.notes)
+        return graph, params, report
 
     def _layers(self, name: str) -> list[Layer]:
         """Return a report's ``Layer`` of each operator of a candidate, which runs once more for the times."""
         graph, _, why = self._tried[name]
-        spent = self._runner.profile(name)
+        spent = self._runner.ask("profile", name)
         layers, alone = [], self._alone.get(name.partition(",")[0], {})
         for node in graph.nodes():
             if node.is_variable:
@@ -517,5 +451,5 @@ def _candidate_name(dtype: str, count: int, other: str) -> str:
     return f"{dtype}, {count} in {other}" if count else dtype
 
 
-def _last_line(error: Exception) -> str:
-    return (last_line(error) or type(error).__name__)[-350:]
+def _fails(error: Exception) -> str:
+    return f"{_FAILS}: {last_line(error)[-350:]}"

@@ -14,6 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.ndarray import NDArray
 
+from ..callbacks import last_line
 from ..files import replacing_all
 from ..frontend import instead
 from ..gluon.graphs import traced_call
@@ -21,9 +22,9 @@ from ..gluon.parameter import weight_of
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from ..precision.heads import HEAD_OPERATORS
-from ..serving.folding import Params, by_kind
+from ..serving.folding import Params, by_kind, dtype_name
 from ..serving.fusing import FUSED
-from ..symbolic.checkpoint import last_line, write_arrays, write_symbol
+from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
 from .prepared import Prepared
 from .report import InferenceReport
@@ -46,9 +47,10 @@ class Subject(NamedTuple):
     graph: Graph
     params: Params
     inputs: list[str]  # in the order in which the network takes them
-    places: list[int]  # of ``inputs`` among the arrays of a block's call, which may be more
+    places: list[int] | None  # of a block's ``inputs`` among the arrays of its call, which may be more
     batches: Sequence[Batch]
-    is_block: bool
+    calibrating: Sequence[int] = (0,)  # positions of the batches that calibrate INT8
+    held: Sequence[int] = (0,)  # and of those that measure accuracy
 
 
 def read_target(
@@ -70,14 +72,34 @@ def read_target(
             raise ValueError(f"{node.name!r} is a {_REFUSED[node.op]}: optimize what is before and behind it")
     _check_values(subject, any_device)
     for number, batch in enumerate(subject.batches):
-        if reason := refusal(subject, batch):
+        if reason := _refusal(subject, batch):
             raise ValueError(f"calibration batch {number} {reason}")
     for node in subject.graph.nodes():
         if node.is_variable and node.name in subject.batches[0]:
             # MXNet infers the dtype of an input from the operator that reads it, which casts and INT8 do not fix.
             dtype = np.dtype(subject.batches[0][node.name].dtype).name
             node.attrs.update({"__dtype__": TYPE_CODES[dtype]} if dtype in _DECLARED else {})
-    return subject._replace(params={name: value.as_in_context(mx.cpu()) for name, value in subject.params.items()})
+    return _split(
+        subject._replace(params={name: value.as_in_context(mx.cpu()) for name, value in subject.params.items()})
+    )
+
+
+def _split(subject: Subject) -> Subject:
+    """Return ``subject`` with batches that calibrate and others that measure, of which a single one is cut."""
+    batches = subject.batches
+    if len(batches) > 1:
+        first = len(batches) - max(len(batches) // 3, 1)
+        return subject._replace(calibrating=range(first), held=range(first, len(batches)))
+    (batch,) = batches
+    rows = {array.shape[0] if array.ndim else 1 for array in batch.values()}
+    if len(rows) == 1 and min(rows) > 1:
+        half = min(rows) // 2
+        parts = [{name: array[part] for name, array in batch.items()} for part in (slice(half), slice(half, None))]
+        if not any(_refusal(subject, part) for part in parts):
+            # The whole batch is timed: it stays the first.
+            return subject._replace(batches=[batch, *parts], calibrating=[1], held=[2])
+    # It cannot be cut: it has one row, arrays of different numbers of rows, or a network of one batch size.
+    return subject
 
 
 def _batches(calibration: Any) -> list[Any]:
@@ -100,7 +122,7 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
         )
     if not isinstance(block, HybridBlock):
         raise ValueError(f"{block.name!r} runs as Python, which has no graph: optimize the HybridBlocks in it")
-    nested = [_as_arrays(_data_of(batch)) for batch in batches]
+    nested = [_as_arrays(batch) for batch in batches]
     values = [_flat(batch) for batch in nested]
     first = nested[0]
     try:
@@ -122,7 +144,7 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
         if len(batch) != len(values[0]):
             raise ValueError(f"calibration batch {number} has {len(batch)} arrays, and the first one {len(values[0])}")
     fed = [{name: batch[place] for name, place in zip(inputs, places)} for batch in values]
-    return Subject(strip(Graph.from_symbol(symbol)), full, inputs, places, fed, True)
+    return Subject(strip(Graph.from_symbol(symbol)), full, inputs, places, fed)
 
 
 def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, auxs: Batch | None) -> Subject:
@@ -138,7 +160,7 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
             arrays = {name: _as_array(value) for name, value in batch.items()}
         else:
             names = [desc[0] for desc in getattr(batch, "provide_data", None) or []] or inputs
-            values = _flat(_as_arrays(_data_of(batch)))
+            values = _flat(_as_arrays(batch))
             if len(values) > len(names):
                 raise ValueError(
                     f"calibration batch {number} has {len(values)} arrays, and the inputs are {names}: give dicts from "
@@ -149,15 +171,13 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
         if unknown or not arrays:
             raise ValueError(f"calibration batch {number} has {unknown or 'no arrays'}: the inputs are {inputs}")
         fed.append(arrays)
-    return Subject(strip(Graph.from_symbol(symbol)), params, inputs, [], fed, False)
-
-
-def _data_of(batch: Any) -> Any:
-    return batch.data if isinstance(batch, mx.io.DataBatch) else batch
+    return Subject(strip(Graph.from_symbol(symbol)), params, inputs, None, fed)
 
 
 def _as_arrays(value: Any) -> Any:
     """Return nested lists of arrays by ``_as_array``; an array that occurs twice becomes two objects."""
+    if isinstance(value, mx.io.DataBatch):
+        value = value.data
     if isinstance(value, (list, tuple)):
         return [_as_arrays(item) for item in value]
     return None if value is None else _as_array(value)
@@ -190,20 +210,19 @@ def _check_values(subject: Subject, any_device: bool) -> None:
         if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
         if np.dtype(value.dtype) != np.float32:
-            dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
-            raise ValueError(f"parameter {name!r} is {dtype}: give the network in FP32, as it was before net.cast()")
+            raise ValueError(
+                f"parameter {name!r} is {dtype_name(value)}: give the network in FP32, as it was before net.cast()"
+            )
     named = [(f"parameter {name!r}", value) for name, value in subject.params.items()]
-    named += [
-        (f"calibration batch {i}, {name!r},", v) for i, batch in enumerate(subject.batches) for name, v in batch.items()
-    ]
+    for number, batch in enumerate(subject.batches):
+        named += [(f"calibration batch {number}, {name!r},", value) for name, value in batch.items()]
     for what, value in named:
         if value.size == 0 or not np.isfinite(value.asnumpy().astype("float64", copy=False)).all():
-            raise ValueError(
-                f"{what} {'holds NaN or infinity' if value.size else 'is empty'}: every value must be finite"
-            )
+            why = "holds NaN or infinity" if value.size else "is empty"
+            raise ValueError(f"{what} {why}: every value must be finite")
 
 
-def refusal(subject: Subject, batch: Batch) -> str:
+def _refusal(subject: Subject, batch: Batch) -> str:
     """Return why the network cannot run on ``batch``, to follow its name in a message; ``""`` if it can."""
     missing = [name for name in subject.inputs if name not in batch and name in _read_names(subject.graph)]
     if missing:
@@ -403,7 +422,7 @@ def _prefixed(args: Batch, auxs: Batch) -> Params:
 
 def served(subject: Subject, graph: Graph, params: Params, report: InferenceReport) -> OptimizedBlock | OptimizedSymbol:
     """Return what ``optimize_for_inference`` returns for ``subject``."""
-    if subject.is_block:
-        inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
-        return OptimizedBlock(graph, params, inputs, subject.places, report)
-    return OptimizedSymbol(graph, params, report)
+    if subject.places is None:
+        return OptimizedSymbol(graph, params, report)
+    inputs = {name: subject.batches[0][name].dtype for name in subject.inputs}
+    return OptimizedBlock(graph, params, inputs, subject.places, report)

@@ -1,40 +1,49 @@
 """The program of the process in which graphs run: a kernel that crashes ends this process, not the user's.
 
-It answers each line of stdin, a JSON object, by one of stdout. MXNet's own fusion is off (MXNET_SUBGRAPH_BACKEND=NONE).
+It answers each message, the name of a method of ``Worker`` and its arguments. MXNet's own fusion is off
+(MXNET_SUBGRAPH_BACKEND=NONE).
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import pickle
-import sys
 import time
-from typing import Any, Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from ..callbacks import KeptError
-from ..child import prepare_to_crash
+from ..callbacks import last_line
+from ..child import from_parent, to_parent
+from ..serving.folding import Params, dtype_name
 from ..serving.sums import register
+from ..tuning.clock import listening
 from .calibration import Statistics
 
 _KEPT_SHAPES = 2
 
 
 class Bound:
-    """A graph read from files, with an executor for each of its last shapes; ``params`` has file and key by name."""
+    """A graph with an executor for each of its last shapes; ``files`` has file and key of each parameter."""
 
-    def __init__(self, symbol: str, params: Mapping[str, tuple[str, str]]) -> None:
-        self.file = symbol
-        self._symbol = mx.sym.load(symbol)
-        files = {path: mx.nd.load(path) for path in {path for path, _ in params.values()}}
-        self._params = {name: files[path][key] for name, (path, key) in params.items()}
+    def __init__(self, symbol: str, files: Mapping[str, tuple[str, str]]) -> None:
+        self._text, self._files = symbol, files
         self._executors: dict[tuple, mx.executor.Executor] = {}
+
+    def anew(self) -> Bound:
+        """Return one to monitor: MXNet cannot remove a monitor callback from an executor."""
+        return Bound(self._text, self._files)
+
+    @cached_property
+    def _symbol(self) -> mx.sym.Symbol:
+        return mx.sym.load_json(self._text)
+
+    @cached_property
+    def _params(self) -> Params:
+        files = {path: mx.nd.load(path) for path in {path for path, _ in self._files.values()}}
+        return {name: files[path][key] for name, (path, key) in self._files.items()}
 
     def at(self, batch: Mapping[str, NDArray]) -> mx.executor.Executor:
         """Return an executor whose inputs hold ``batch``; those without an array, such as labels, are zeros."""
@@ -58,54 +67,39 @@ class Bound:
 
 
 class Worker:
-    """Answers a ``Runner``: ``graph`` is a dict as ``Runner.add`` makes it, a number the position of a batch."""
+    """Answers ``Runner.ask``: a graph is given by its name, a batch by its position."""
 
-    def __init__(self) -> None:
-        self._batches: list[dict[str, NDArray]] = []
+    def __init__(self, batches: Sequence[Mapping[str, NDArray]]) -> None:
+        self._batches = batches
         self._graphs: dict[str, Bound] = {}
 
-    def data(self, path: str) -> None:
-        """Keep the batches of all later requests; names are such as ``"0:data"``, position and input."""
-        found: dict[int, dict[str, NDArray]] = {}
-        for key, array in mx.nd.load(path).items():
-            number, _, name = key.partition(":")
-            found.setdefault(int(number), {})[name] = array
-        self._batches = [found[number] for number in sorted(found)]
+    def add(self, name: str, symbol: str, files: Mapping[str, tuple[str, str]]) -> None:
+        self._graphs[name] = Bound(symbol, files)
 
-    def run(self, graph: Mapping[str, Any], batches: list[int], out: str) -> None:
-        """Write the outputs in FP32 to ``out``, by names such as ``"2:0"``: position of the batch, of the output."""
-        arrays = {}
-        for number in batches:
-            outputs = self._bound(graph).at(self._batches[number]).forward(is_train=False)
-            arrays.update({f"{number}:{i}": value.astype("float32") for i, value in enumerate(outputs)})
-        mx.nd.waitall()
-        mx.nd.save(out, arrays)
+    def outputs(self, name: str, batches: Sequence[int]) -> list[list[np.ndarray]]:
+        """Return the outputs in FP32 for each batch."""
+        executors = (self._graphs[name].at(self._batches[number]) for number in batches)
+        return [[v.astype("float32").asnumpy() for v in each.forward(is_train=False)] for each in executors]
 
-    def collect(self, graph: Mapping[str, Any], batches: list[int], tensors: list[str], out: str) -> dict[str, str]:
-        """Write the ``Statistics`` of ``tensors`` to ``out``; return those unfit for INT8, and why."""
-        statistics = Statistics()
-        wanted = set(tensors)
+    def statistics(self, name: str, batches: Sequence[int], tensors: Sequence[str]) -> Statistics:
+        statistics, wanted = Statistics(), set(tensors)
 
-        def note(name: str, array: NDArray) -> None:
-            if name in wanted:
-                statistics.add(name, array.asnumpy())
+        def note(tensor: str, array: NDArray) -> None:
+            if tensor in wanted:
+                statistics.add(tensor, array.asnumpy())
 
         for number in batches:
-            for name, array in self._batches[number].items():
-                note(name, array)
-            self._run_observed(self._bound(graph, anew=True).at(self._batches[number]), note)
-        with open(out, "wb") as file:
-            pickle.dump(statistics, file)
-        return statistics.unusable(tensors)
+            for tensor, array in self._batches[number].items():
+                note(tensor, array)
+            _run_observed(self._graphs[name].anew().at(self._batches[number]), note)
+        return statistics
 
-    def ranges(self, file: str, calibrator: str) -> dict[str, tuple[float, float]]:
-        with open(file, "rb") as opened:
-            statistics: Statistics = pickle.load(opened)
+    def ranges(self, statistics: Statistics, calibrator: str) -> dict[str, tuple[float, float]]:
         return statistics.ranges(calibrator)
 
-    def time(self, graphs: list[Mapping[str, Any]], rounds: int) -> dict[str, list[float]]:
+    def times(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
         """Return, by graph, the seconds of the first batch in each round; two rounds before are not counted."""
-        bound = {graph["name"]: self._bound(graph).at(self._batches[0]) for graph in graphs}
+        bound = {name: self._graphs[name].at(self._batches[0]) for name in names}
         seconds: dict[str, list[float]] = {name: [] for name in bound}
         for number in range(-2, rounds):
             # Every other round is reversed, so that a slow phase of the machine slows all graphs alike.
@@ -118,66 +112,42 @@ class Worker:
                     seconds[name].append(time.perf_counter() - start)
         return seconds
 
-    def profile(self, graph: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-        executor = self._bound(graph, anew=True).at(self._batches[0])
-        least: dict[str, float] = {}
-        dtypes: dict[str, str] = {}
+    def profile(self, name: str) -> dict[str, tuple[float, str]]:
+        """Return ms, the least of three runs, and output dtype of each operator, by names such as ``"fc1_output"``."""
+        executor = self._graphs[name].anew().at(self._batches[0])
+        found: dict[str, tuple[float, str]] = {}
         for _ in range(3):
-            last = [time.perf_counter()]
+            last = time.perf_counter()
 
-            def note(name: str, array: NDArray, last: list[float] = last) -> None:
+            def note(tensor: str, array: NDArray) -> None:
+                nonlocal last
                 mx.nd.waitall()
-                now = time.perf_counter()
-                least[name] = min(least.get(name, 1e9), 1e3 * (now - last[0]))
-                dtypes[name] = "bfloat16" if np.dtype(array.dtype).names else np.dtype(array.dtype).name
-                last[0] = time.perf_counter()
+                milliseconds = 1e3 * (time.perf_counter() - last)
+                found[tensor] = min(found.get(tensor, (1e9, "")), (milliseconds, dtype_name(array)))
+                last = time.perf_counter()
 
-            self._run_observed(executor, note)
-        return {name: (milliseconds, dtypes[name]) for name, milliseconds in least.items()}
+            _run_observed(executor, note)
+        return found
 
-    def forget(self, names: list[str]) -> None:
-        for name in names:
-            self._graphs.pop(name, None)
 
-    def _bound(self, graph: Mapping[str, Any], anew: bool = False) -> Bound:
-        """Return the ``Bound`` that is kept for ``graph``, or with ``anew`` a new one that is not kept."""
-        if anew:  # for a monitor callback, which MXNet cannot remove from an executor
-            return Bound(graph["symbol"], graph["params"])
-        bound = self._graphs.get(graph["name"])
-        if bound is None or bound.file != graph["symbol"]:
-            bound = self._graphs[graph["name"]] = Bound(graph["symbol"], graph["params"])
-        return bound
-
-    def _run_observed(self, executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
-        """Run a forward; call ``note`` with name and array of each operator's output, and raise its first error."""
-        failed = KeptError()
-
-        def call(name: bytes | str, handle: Any) -> None:
-            with failed:
-                array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-                note(name.decode() if isinstance(name, bytes) else name, array)
-
-        executor.set_monitor_callback(call)
+def _run_observed(executor: mx.executor.Executor, note: Callable[[str, NDArray], None]) -> None:
+    """Run a forward; call ``note`` with name and array of each operator's output."""
+    with listening(executor, note):
         executor.forward(is_train=False)
         mx.nd.waitall()
-        failed.raise_it()
 
 
 def main() -> None:
-    """Answer lines such as ``{"do": "forget", "names": ["int8"]}``, with a method of ``Worker``, until stdin ends.
-    An answer is ``{"answer": RESULT}`` or ``{"error": LINE}``; an exception of another type ends the process."""
+    """Answer each message by a pair: what the method of ``Worker`` returned, and the line of its error, or ``""``.
+    An exception of another type ends the process."""
     np.seterr(all="ignore")
-    prepare_to_crash()
     register()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what other libraries write to stdout goes to stderr
-    worker = Worker()
-    for line in iter(sys.stdin.readline, ""):
-        command = json.loads(line)
-        try:
-            found = {"answer": getattr(worker, command.pop("do"))(**command)}
-        except (mx.MXNetError, ValueError, MemoryError) as error:
-            lines = [text for text in str(error).splitlines() if text.strip()] or [type(error).__name__]
-            found = {"error": next((text for text in reversed(lines) if "rror" in text), lines[-1])[-300:]}
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
+    answer = to_parent()
+    worker = Worker(from_parent())
+    with suppress(EOFError):
+        while True:
+            what, arguments = from_parent()
+            try:
+                answer((getattr(worker, what)(*arguments), ""))
+            except (mx.MXNetError, ValueError, MemoryError) as error:
+                answer((None, last_line(error)[-300:]))

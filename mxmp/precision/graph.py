@@ -155,6 +155,10 @@ class Graph:
                 stack += reversed(item.control_deps)
                 stack += [entry.node for entry in reversed(item.inputs)]
 
+    def copy(self) -> Graph:
+        """Return an equal graph of new nodes."""
+        return Graph.from_json(self.to_json(), numpy=self.numpy)
+
     def names(self) -> dict[Node, str]:
         """Return a unique name for each node, in the order of ``nodes()``: of two ``"fc"`` the second is ``"fc:1"``."""
         nodes = self.nodes()

@@ -21,6 +21,11 @@ _NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
 
 
+def dtype_name(array: NDArray) -> str:
+    dtype = np.dtype(array.dtype)
+    return "bfloat16" if dtype.names else dtype.name
+
+
 def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:
     """Return ``params`` in two dicts: all others, and the auxiliary states of a Symbol."""
     states = set(symbol.list_auxiliary_states())
@@ -30,7 +35,7 @@ def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:
 
 def copied(graph: Graph) -> Graph:
     """Return a copy, of new nodes; operators that share a name get unique names, ``fc`` and ``fc:1``."""
-    copy = Graph.from_json(graph.to_json(), numpy=graph.numpy)
+    copy = graph.copy()
     for node, name in copy.names().items():
         if not node.is_variable:
             node.name = name
@@ -59,6 +64,11 @@ def _is_identity(node: Node) -> bool:
     if node.op in ("Dropout", "_npx_dropout"):
         return node.attrs.get("mode", "training") == "training"
     return node.op in ("_copy", "BlockGrad")
+
+
+def folded_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
+    """Return a copy, and its parameters, without BatchNorms that can be folded, and without what is constant then."""
+    return fold_constants(*fold_norms(graph, params))
 
 
 def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
@@ -141,9 +151,8 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
         results = mx.nd.CachedOp(symbol)(*(params[name] for name in symbol.list_inputs()))
     values, taken = dict(params), {node.name for node in copy.nodes()}
     for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
-        dtype = "bfloat16" if np.dtype(value.dtype).names else np.dtype(value.dtype).name
         # MXNet cannot infer the shape of an input that is broadcast from the operator that reads it.
-        attrs = {"__dtype__": TYPE_CODES[dtype], "__shape__": str(value.shape)}
+        attrs = {"__dtype__": TYPE_CODES[dtype_name(value)], "__shape__": str(value.shape)}
         name = f"{entry.node.name}_{entry.index}"
         while name in taken:
             name += "_constant"

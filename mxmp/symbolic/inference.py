@@ -11,12 +11,13 @@ from typing import Any, Callable, Collection
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..callbacks import last_line
 from ..kernels.fusion import Unfused
 from ..policy import Policy
 from ..precision.casts import strip
 from ..precision.graph import Graph
 from ..precision.plan import Plan
-from ..serving.folding import Params, fold_constants, fold_norms, without_identities
+from ..serving.folding import Params, folded_norms, without_identities
 from ..serving.lowering import lower
 
 logger = logging.getLogger("mxmp")
@@ -60,8 +61,7 @@ class InferenceGraph:
 
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
         network = without_identities(strip(Graph.from_symbol(self._symbol)))
-        graph, params = fold_constants(*fold_norms(network, params))
-        graph, params = lower(graph, params, policy=self._policy, decided=self._decided)
+        graph, params = lower(*folded_norms(network, params), policy=self._policy, decided=self._decided)
         return graph.to_symbol(), params
 
 
@@ -104,7 +104,7 @@ class InferenceExecutor:
                 self._fused = self._graph.bind(self._executor)
             except mx.MXNetError as error:
                 self._is_safe = lambda: False
-                reason = str(error).strip().splitlines()[-1]
-                logger.warning("MXNet cannot fuse this module's graph: it predicts by that with casts: %s", reason)
+                why = last_line(error)
+                logger.warning("MXNet cannot fuse this module's graph: it predicts by that with casts: %s", why)
                 return self._executor
         return self._fused

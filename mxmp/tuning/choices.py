@@ -9,6 +9,7 @@ from typing import Collection, Mapping
 
 import mxnet as mx
 
+from ..callbacks import last_line
 from ..kernels.norms import casts_inside
 from ..pipeline import emitted
 from ..policy import Policy
@@ -121,8 +122,7 @@ def shapes_of(graph: Graph, known: Mapping[str, tuple[int, ...]]) -> dict[Entry,
     try:
         found = symbol.infer_shape_partial(**known)[1]
     except mx.MXNetError as error:
-        why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"the shapes {dict(known)} do not fit: {why}") from error
+        raise ValueError(f"the shapes {dict(known)} do not fit: {last_line(error)}") from error
     # Of mx.np networks a scalar has the shape (), and what is not known None.
     known_all = (shape is not None and (shape or graph.numpy) and all(size > 0 for size in shape) for shape in found)
     unknown = [entry.node for entry, is_known in zip(entries, known_all) if not is_known]

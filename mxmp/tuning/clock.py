@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+import statistics
 import time
 from collections import Counter
-from contextlib import suppress
-from typing import Any, Callable, Mapping, NamedTuple, Union
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 import mxnet as mx
 import numpy as np
@@ -48,6 +49,23 @@ _LEGACY_NAMES = (
     "_contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm _contrib_count_sketch _contrib_fft _contrib_ifft"
 )
 _LEGACY = frozenset(_LEGACY_NAMES.split())
+
+
+@contextmanager
+def listening(
+    executor: mx.executor.Executor, note: Callable[[str, NDArray], None], before: bool = False
+) -> Iterator[None]:
+    """Call ``note`` with name and array of each output of an operator, and ``before`` it runs of each input too.
+    Its first error is raised behind the block."""
+    error = KeptError()
+
+    def call(name: bytes, handle: Any) -> None:
+        with error:
+            note(name.decode(), NDArray(ctypes.cast(handle, NDArrayHandle), writable=False))  # frees the handle
+
+    executor.set_monitor_callback(call, monitor_all=before)
+    yield
+    error.raise_it()
 
 
 class Arrays:
@@ -177,20 +195,16 @@ class Timed:
 
     def _run(self, executor: mx.executor.Executor, note: Callable[[Owner | None], None], before: bool = False) -> None:
         """Run a step; call ``note`` for each output of an operator, with None for MXNet's own operators."""
-        owners, error = self._owners, KeptError()  # a closure over self would keep it alive
+        owners = self._owners  # a closure over self would keep it alive
 
-        def call(name: bytes | str, handle: Any) -> None:
+        def call(name: str, _: NDArray) -> None:
             # The monitor's name of a tensor is ``"n7_output"`` where the operator's time is counted for ``owners[7]``.
-            with error:
-                NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle
-                mx.nd.waitall()
-                found = re.match(r"n(\d+)_", name.decode() if isinstance(name, bytes) else name)
-                note(owners[int(found.group(1))] if found else None)
+            mx.nd.waitall()
+            found = re.match(r"n(\d+)_", name)
+            note(owners[int(found.group(1))] if found else None)
 
-        # monitor_all: before each operator too, for each of its inputs.
-        executor.set_monitor_callback(call, monitor_all=before)
-        self._step(executor, self._training and (self._reports_backward or not before))
-        error.raise_it()
+        with listening(executor, call, before):
+            self._step(executor, self._training and (self._reports_backward or not before))
 
     def _step(self, executor: mx.executor.Executor, backward: bool) -> float:
         """Return the seconds of a forward and, with ``backward``, a backward. Waits for the device."""
@@ -202,6 +216,24 @@ class Timed:
                 executor.backward(self._head_gradients)
             mx.nd.waitall()
             return time.perf_counter() - start
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return lower quartile, median and upper quartile; a single value is all three."""
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4)
+    return low, middle, high
+
+
+def gain(times: Mapping[str, Sequence[float]], name: str, against: str) -> tuple[float, float, float]:
+    """Return the quartiles, over the rounds, of how many times as fast ``name`` is as ``against``."""
+    return quartiles([a / b for a, b in zip(times[against], times[name])])
+
+
+def beats(times: Mapping[str, Sequence[float]], name: str, other: str) -> bool:
+    """Return whether ``name`` is faster in three quarters of the rounds."""
+    return gain(times, name, other)[0] > 1
 
 
 def _owners(casted: LowGraph) -> dict[Node, Owner]:

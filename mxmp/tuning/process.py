@@ -7,21 +7,17 @@ with the OpenMP team that copying a batch from NumPy starts.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 import warnings
-from contextlib import suppress
 from dataclasses import replace
-from typing import IO, Any, Callable
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
 
-from ..child import code_of, prepare_to_crash, start_python
+from ..child import Child, ChildEndedError, code_of, from_parent, to_parent
 from ..precision.plan import Plan
 from .job import Crash, Job
 from .search import measured
@@ -42,31 +38,25 @@ _PARALLEL_COPY = 200_000
 def measured_apart(job: Job, show: Callable[[str], None]) -> tuple[Plan, dict[str, float]]:
     """Return the fastest plan, and ``job.seconds`` with the new times. Blocks until the plan is found."""
     while True:  # after a crash, without the operators and the plan that crashed
-        process = start_python(START, hint="Use tune(measure=False)")
+        child = Child(START, hint="Use tune(measure=False)")
         try:
-            found = _result(process, job, show)
+            found = _result(child, job, show)
         finally:
-            process.kill()
-            with suppress(OSError), process:  # closes its pipes, and waits
-                pass
+            child.end()
         if isinstance(found, Plan):
             return found, job.seconds
         job = replace(job, crashes=(*job.crashes, found))
 
 
-def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) -> Plan | Crash:
+def _result(child: Child, job: Job, show: Callable[[str], None]) -> Plan | Crash:
     """Send a job; show and keep what the process reports until it has found the plan, or crashed."""
     plan, operators = None, ()
-    to_it: IO[bytes] = process.stdin  # type: ignore[assignment]
-    from_it: IO[bytes] = process.stdout  # type: ignore[assignment]
-    with suppress(BrokenPipeError):  # the process has ended, which the loop finds out
-        pickle.dump(job, to_it)
-        to_it.flush()
+    child.send(job)
     while True:
         try:
-            kind, value = pickle.load(from_it)
-        except (EOFError, pickle.UnpicklingError):
-            return _crash(process.wait(), plan, operators)
+            kind, value = child.receive()
+        except ChildEndedError as ended:
+            return _crash(str(ended), plan, operators)
         if kind == "found":
             return value
         if kind == "failed":
@@ -85,9 +75,8 @@ def _result(process: subprocess.Popen, job: Job, show: Callable[[str], None]) ->
             operators = value
 
 
-def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
+def _crash(name: str, plan: frozenset[str] | None, operators: tuple[str, ...]) -> Crash:
     """Return how the process crashed; raise ``RuntimeError`` where another one would not help."""
-    name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if name in _ENDED:
         why = ": perhaps memory ran out; try a smaller batch" if name == "SIGKILL" else ""
         raise RuntimeError(f"the process in which tune measures was ended by {name}{why}")
@@ -105,17 +94,12 @@ def _crash(status: int, plan: frozenset[str] | None, operators: tuple[str, ...])
 def main() -> None:
     """Read a pickled ``Job`` from stdin, and write pickled messages to stdout: each a kind and its value.
     The kinds are those of ``search.Tell``, "warning" and, at the end, "found" or "failed"."""
-    messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what other code prints goes to stderr
-    prepare_to_crash()
-    job: Job = pickle.load(sys.stdin.buffer)
+    send = to_parent()
+    job: Job = from_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    lock = threading.Lock()
 
     def tell(kind: str, value: Any) -> None:
-        with lock:
-            pickle.dump((kind, value), messages)
-            messages.flush()
+        send((kind, value))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)  # mxmp's own; the user's process has seen those of imports

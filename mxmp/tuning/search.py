@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
 
+from ..callbacks import last_line
 from ..kernels.fit import device_of
 from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
@@ -20,7 +21,7 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
 from .choices import Task, shapes_of, signature
-from .clock import Arrays, Cast, Owner, Timed
+from .clock import Arrays, Cast, Owner, Timed, beats, gain, quartiles
 from .cut import cheapest
 from .job import Crash, Job
 from .stand_ins import replaced, with_stand_ins
@@ -123,7 +124,7 @@ class Search:
                     break
                 self._learn(cut)
         except mx.MXNetError as error:  # the candidates so far are compared
-            self._notes.append(f"{self._task.policy.compute} fails here ({_first_line(error)})")
+            self._notes.append(f"{self._task.policy.compute} fails here ({last_line(error)[-120:]})")
         times = self._compare_steps()
         return self._end(fastest(times), times)
 
@@ -190,7 +191,7 @@ class Search:
             try:
                 bound[name] = self._timed(low)
             except mx.MXNetError as error:
-                self._notes.append(f"{name} fails here ({_first_line(error)})")
+                self._notes.append(f"{name} fails here ({last_line(error)[-120:]})")
         times: dict[str, list[float]] = {name: [] for name in bound}
         start = time.perf_counter()
         while True:
@@ -201,7 +202,7 @@ class Search:
                 except mx.MXNetError as error:
                     if name == FULL:
                         raise
-                    self._notes.append(f"{name} fails here ({_first_line(error)})")
+                    self._notes.append(f"{name} fails here ({last_line(error)[-120:]})")
                     del bound[name], times[name]
             rounds = len(times[FULL])
             late = time.perf_counter() - start > _SECONDS
@@ -223,7 +224,7 @@ class Search:
         if times and not low:
             self._notes.append(f"FP32: no plan in {compute} was faster beyond the spread of the rounds")
         learnt = all(map(self._table.knows, (frozenset(), self._task.may_be_low, self._task.matrix_operators)))
-        gains = {name: _gain(times, name, FULL) for name in times}
+        gains = {name: gain(times, name, FULL) for name in times}
         # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
         seconds = {
@@ -277,37 +278,16 @@ def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, in
 
 def fastest(times: Mapping[str, Sequence[float]]) -> str:
     """Return the name of the candidate that wins the comparison of whole steps."""
-
-    def beats(name: str, other: str) -> bool:
-        return _gain(times, name, other)[0] > 1  # in three quarters of the rounds
-
-    full = CONVERTED if CONVERTED in times and beats(CONVERTED, FULL) else FULL
+    full = CONVERTED if CONVERTED in times and beats(times, CONVERTED, FULL) else FULL
     others = [name for name in times if name not in (FULL, CONVERTED)]
-    best = max(others, key=lambda name: _gain(times, name, FULL)[1], default=full)
+    best = max(others, key=lambda name: gain(times, name, FULL)[1], default=full)
     # Of plans that are as fast, the one with the fewest operators in FP32 needs the least memory.
-    if RULES in times and beats(RULES, full) and not beats(best, RULES):
+    if RULES in times and beats(times, RULES, full) and not beats(times, best, RULES):
         return RULES
-    return best if beats(best, full) else full
-
-
-def _gain(times: Mapping[str, Sequence[float]], name: str, against: str) -> tuple[float, float, float]:
-    """Return the quartiles, over the rounds, of how many times as fast ``name`` is as ``against``."""
-    return quartiles([a / b for a, b in zip(times[against], times[name])])
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return lower quartile, median and upper quartile; a single value is all three."""
-    if len(values) < 2:
-        return (values[0],) * 3
-    low, middle, high = statistics.quantiles(values, n=4)
-    return low, middle, high
+    return best if beats(times, best, full) else full
 
 
 def _is_steady(times: Mapping[str, Sequence[float]]) -> bool:
     """Return True if the quartiles of each candidate differ by 4 % of its median at most; False after one round."""
     spreads = [quartiles(each) for each in times.values()]
     return len(times[FULL]) > 1 and all(high - low <= 0.04 * middle for low, middle, high in spreads)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if "rror" in line), str(error))[-120:]

@@ -296,23 +296,23 @@ def test_a_crash_of_a_candidate_is_an_error_of_that_candidate():
     params = filled(symbol, data=(2, 3, 8, 8))
     with Runner([{"data": mx.nd.ones((2, 3, 8, 8))}]) as runner:
         runner.add("good", Graph.from_symbol(symbol), params)
-        before = runner.outputs("good", [0])[0][0]
-        runner._process.kill()
+        before = runner.ask("outputs", "good", [0])[0][0]
+        runner._child.process.kill()
         with pytest.raises(CandidateError, match="ended with SIGKILL") as error:
-            runner.outputs("good", [0])
+            runner.ask("outputs", "good", [0])
         assert error.value.crashed
-        np.testing.assert_array_equal(runner.outputs("good", [0])[0][0], before)
+        np.testing.assert_array_equal(runner.ask("outputs", "good", [0])[0][0], before)
 
 
 def test_a_folded_graph_that_fails_is_not_evaluated_in_this_process(net, images, monkeypatch):
-    outputs = Runner.outputs
+    ask = Runner.ask
 
-    def failing(self, name, numbers):
-        if name == search.FOLDED:
+    def failing(self, what, *arguments):
+        if (what, arguments[:1]) == ("outputs", (search.FOLDED,)):
             raise CandidateError("its process ended with SIGSEGV", crashed=True)
-        return outputs(self, name, numbers)
+        return ask(self, what, *arguments)
 
-    monkeypatch.setattr(Runner, "outputs", failing)
+    monkeypatch.setattr(Runner, "ask", failing)
     report = mxmp.optimize_for_inference(net, batches(images), dtypes=(), evaluate=lambda served: 1.0).report
     scores = {row.name: row.score for row in report.candidates}
     assert scores[search.PLAIN] == 1.0
@@ -326,13 +326,13 @@ def test_a_graph_that_is_added_again_under_its_name_replaces_the_first(has_run):
     twice, thrice = (Graph.from_symbol(symbol * factor) for factor in (2, 3))
     with Runner([{"data": mx.nd.ones((2, 3, 8, 8))}]) as runner:
         runner.add("original", Graph.from_symbol(symbol), params)
-        want = runner.outputs("original", [0])[0][0]
+        want = runner.ask("outputs", "original", [0])[0][0]
         runner.add("graph", twice, params)
         if has_run:
-            np.testing.assert_allclose(runner.outputs("graph", [0])[0][0], 2 * want)
+            np.testing.assert_allclose(runner.ask("outputs", "graph", [0])[0][0], 2 * want)
         runner.add("graph", thrice, params)
         runner.add("other", twice, params)
-        np.testing.assert_allclose(runner.outputs("graph", [0])[0][0], 3 * want, rtol=1e-6)
+        np.testing.assert_allclose(runner.ask("outputs", "graph", [0])[0][0], 3 * want, rtol=1e-6)
 
 
 def test_ctrl_c_leaves_the_net_as_it_was(net, images, held, monkeypatch):
@@ -625,10 +625,14 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_report_knows_operators_with_several_outputs(dtype, monkeypatch):
-    def times(self, names, rounds):
-        return {name: [1.0 if name == dtype else 2.0] * 4 for name in names}
+    ask = Runner.ask
 
-    monkeypatch.setattr(Runner, "times", times)
+    def with_times(self, what, *arguments):
+        if what == "times":
+            return {name: [1.0 if name == dtype else 2.0] * 4 for name in arguments[0]}
+        return ask(self, what, *arguments)
+
+    monkeypatch.setattr(Runner, "ask", with_times)
     parts = S.split(relu(conv(S.var("data"), "stem"), "relu"), num_outputs=2, axis=1, name="parts")
     symbol = S.concat(conv(parts[0], "left"), conv(parts[1], "right"), dim=1)
     params = filled(symbol, data=(4, 3, 8, 8))
