@@ -87,7 +87,7 @@ class Conversion:
     def __init__(self, how: Policy | Plan) -> None:
         self.how = how
         self.stored_low: dict[str, bool] = {}  # of each parameter read so far: in float16, or in FP32?
-        self._wrong: set[str] = set()
+        self._warned_of: set[str] = set()
 
     @property
     def policy(self) -> Policy:
@@ -128,14 +128,12 @@ class Conversion:
         original, names = strip(graph), list(parameters)
         learned = {*names}.difference(constants)
         options = Options(
-            parameters={each for each in learned if each not in stored and each not in fixed},
-            stored_low={each for each, is_low in stored.items() if is_low},
             keep_output_names=keep_output_names,
             training_shapes=training_shapes,
             learned=learned if reads_data else None,
             non_fp32=sparse,
         )
-        plan = self._plan(original, device, options, strict=strict)
+        plan = self._plan(original, device, learned.difference(fixed), stored, options, strict=strict)
         made = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
         for each in names:
             self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
@@ -158,16 +156,24 @@ class Conversion:
     ) -> Plan:
         """Return the plan that ``build`` would follow, and record nothing; ``parameters`` are without constants."""
         names = {*parameters}
+        stored = {name: low for name, low in self.stored_low.items() if name in names}
         options = Options(
-            parameters=names - self.stored_low.keys(),
-            stored_low={each for each in names if self.stored_low.get(each)},
             keep_output_names=keep_output_names,
             training_shapes=training_shapes,
             learned=names if reads_data else None,
         )
-        return self._plan(strip(graph), device, options)
+        return self._plan(strip(graph), device, names, stored, options)
 
-    def _plan(self, graph: Graph, device: str, options: Options, *, strict: bool = False) -> Plan:
+    def _plan(
+        self,
+        graph: Graph,
+        device: str,
+        storable: set[str],  # parameters that may be stored in float16, if ``stored`` has not decided it
+        stored: Mapping[str, bool],
+        options: Options,
+        *,
+        strict: bool = False,
+    ) -> Plan:
         """Return the plan of one FP32 graph; where this conversion follows a plan, the rules decide for what it lacks,
         but not if it is ``strict``."""
         if self.plan is not None:
@@ -185,11 +191,11 @@ class Conversion:
                 check_fit(graph.names(), how)
             return replace(plan, tuned=how.tuned)
 
-        return self._decide(decided, device, {*(options.parameters or ())}, {*options.stored_low})
+        low = {name for name, is_low in stored.items() if is_low}
+        return self._decide(decided, device, storable - stored.keys(), low)
 
     def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
-        found = [name for name in wrongly_differentiated(graph, grad_req) if name not in self._wrong]
-        self._wrong.update(found)
+        found = self._not_warned_of(wrongly_differentiated(graph, grad_req))
         if found:
             logger.warning(
                 "%s: in a graph MXNet gives wrong gradients through while_loop, and through a cond of whose branches "
@@ -199,10 +205,14 @@ class Conversion:
             )
 
     def _warn_of_norms(self, graph: Graph) -> None:
-        found = [name for name in norms_over_rows(graph) if name not in self._wrong]
-        self._wrong.update(found)
+        found = self._not_warned_of(norms_over_rows(graph))
         if found:
             logger.warning("%s: BatchNorm with another axis than 1. %s", ", ".join(found[:3]), WHY_SLOW)
+
+    def _not_warned_of(self, names: Iterable[str]) -> list[str]:
+        found = [name for name in names if name not in self._warned_of]
+        self._warned_of.update(found)
+        return found
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one FP32 graph; a subclass may decide otherwise. ``decided`` makes one from a policy."""

@@ -17,30 +17,26 @@ def _norms_between_casts(fitted: LowGraph) -> list[Node]:
     if fitted.policy.norm is not None:
         return []
     readers = fitted.graph.consumers()
-
-    def is_between(node: Node) -> bool:
-        if not _may_be_between(node, fitted.graph):
-            return False
-        users = (user for user, _ in readers.get(Entry(node), ()))
-        return casts_to(node.inputs[0].node, FULL) and any(casts_to(user, "float16") for user in users)
-
-    return [node for node in fitted.source if _is_norm(node) and is_between(node)]
+    return [
+        node
+        for node in fitted.source
+        if _may_be_between(node, fitted.graph)
+        and casts_to(node.inputs[0].node, FULL)
+        and any(casts_to(user, "float16") for user, _ in readers.get(Entry(node), ()))
+    ]
 
 
 def casts_inside(graph: Graph, policy: Policy, device: str) -> list[Node]:
     """Return the BatchNorms of an FP32 graph around which ``drop_casts`` takes casts out, unless it is switched off."""
     if device != "gpu" or policy.compute != "float16" or policy.norm is not None:
         return []
-    return [node for node in graph.nodes() if _is_norm(node) and _may_be_between(node, graph)]
-
-
-def _is_norm(node: Node) -> bool:
-    return node.op in RULES and RULES[node.op].kind is Kind.NORM
+    return [node for node in graph.nodes() if _may_be_between(node, graph)]
 
 
 def _may_be_between(node: Node, graph: Graph) -> bool:
-    """Return whether cuDNN computes a BatchNorm on a GPU, and its output is none of the graph."""
-    return not leaves_cudnn(node.attrs) and Entry(node) not in graph.heads
+    """Return whether ``node`` is a BatchNorm that cuDNN computes on a GPU, and its output is none of the graph."""
+    is_norm = node.op in RULES and RULES[node.op].kind is Kind.NORM
+    return is_norm and not leaves_cudnn(node.attrs) and Entry(node) not in graph.heads
 
 
 def separate_casts(fitted: LowGraph) -> list[Node]:

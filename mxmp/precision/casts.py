@@ -102,7 +102,7 @@ def insert_casts(
     casts: dict[tuple[Entry, str], Entry] = {}
 
     def copied(entry: Entry) -> Entry:
-        return entry._replace(node=new[entry.node])
+        return Entry(new[entry.node], entry.index, entry.version)
 
     def cast(entry: Entry, dtype: str) -> Entry:
         key = (entry, dtype)
@@ -189,7 +189,7 @@ def strip(graph: Graph) -> Graph:
             entry = passed_on(entry)
         if name:
             renamed[entry.node] = name
-        return entry._replace(node=new[entry.node])
+        return Entry(new[entry.node], entry.index, entry.version)
 
     for node in graph.nodes():
         if not is_ours(node):

@@ -53,7 +53,8 @@ def test_the_first_graph_for_a_gpu_logs_it_once(caplog):
     symbol, conversion = network(axis=3), Conversion(mxmp.Policy("float16"))
     with caplog.at_level(logging.WARNING, "mxmp"):
         for device in ("cpu", "gpu", "gpu"):
-            conversion.build(symbol, device, symbol.list_arguments()[1:], stored={}, strict=False)
+            graph = Graph.from_symbol(symbol)
+            conversion.build(graph, device, symbol.list_arguments()[1:], stored={}, strict=False)
     assert len([r for r in caplog.records if "norm: BatchNorm with another axis than 1" in r.getMessage()]) == 1
 
 
