@@ -6,7 +6,9 @@ tensors between operators are float16, so gradients of several readers are summe
 
 from __future__ import annotations
 
-from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted
+import numpy as np
+
+from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, replace_operator
 from ..precision.graph import Entry, Node
 from ..precision.rules import spatial_axes
 
@@ -20,7 +22,7 @@ def round_every_node(fitted: LowGraph) -> list[Node]:
         outputs.setdefault(entry.node, []).append(entry)
     half: dict[Entry, Entry] = {}
     for node in list(graph.nodes()):
-        rule = low.get(node)
+        rule = None if _is_native(node) else low.get(node)
         for position, entry in enumerate(node.inputs):
             read = half.get(entry, entry)
             widen = rule is not None and position not in rule.keep
@@ -30,6 +32,61 @@ def round_every_node(fitted: LowGraph) -> list[Node]:
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
     return list(low)
+
+
+# A GPU computes the gradients of tanh and sigmoid from their rounded outputs, and rounds between the terms of a long
+# add_n. MXNet's float16 kernels on a CPU are made from the same code.
+_NATIVE = frozenset(
+    [
+        "tanh",
+        "_sparse_tanh",
+        "_npi_tanh",
+        "sigmoid",
+        "_sparse_sigmoid",
+        "_npx_sigmoid",
+        "add_n",
+        "ElementWiseSum",
+        "_sparse_add_n",
+        "_sparse_ElementWiseSum",
+    ]
+)
+
+
+def _is_native(node: Node) -> bool:
+    is_activation = node.op in ("Activation", "_npx_activation")
+    return node.op in _NATIVE or (is_activation and node.attrs.get("act_type") in ("tanh", "sigmoid"))
+
+
+def round_constants(fitted: LowGraph) -> list[Node]:
+    """Round the constants that a GPU's kernel reads in float16, such as 0.3 in ``x * 0.3``; return these operators."""
+    found = []
+    for node, rule in fitted.low.items():
+        names = _SLOPES.get(node.op, () if node.op in _BOUNDED else rule.scalars)
+        given = {name: node.attrs.get(name, _DEFAULTS.get((node.op, name), "")) for name in names}
+        rounded = {name: _in_float16(text) for name, text in given.items() if _is_inexact(text)}
+        if rounded:
+            replace_operator(node, node.op, **{**node.attrs, **rounded})
+            found.append(node)
+    return found
+
+
+_DEFAULTS = {("hard_sigmoid", "alpha"): "0.2"}
+_SLOPES = {"LeakyReLU": ("slope",), "_npx_leaky_relu": ("slope",)}
+_BOUNDED = frozenset(["clip", "_sparse_clip", "_npi_clip"])  # whose kernel compares with FP32 bounds
+
+
+def _is_inexact(text: str) -> bool:
+    """Return whether ``text`` is a number in float16's range that float16 does not hold."""
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return abs(value) < 65520 and float(np.float16(value)) != value
+
+
+def _in_float16(text: str) -> str:
+    """Return the number in ``text`` rounded to float16, without an exponent, which MXNet reads inexactly."""
+    return np.format_float_positional(np.float32(np.float16(float(text))), trim="-")
 
 
 def _widen(fitted: LowGraph, entry: Entry, name: str) -> Entry:
@@ -50,6 +107,30 @@ def _round(fitted: LowGraph, entry: Entry, *, is_head: bool) -> Entry:
         cast.name, node.name = node.name, f"{node.name}_{FULL}"
     fitted.roundings.setdefault(node, []).append(cast)
     return Entry(cast)
+
+
+_WITH_BIAS = frozenset(
+    ["FullyConnected", "_npx_fully_connected", "Convolution", "_npx_convolution", "Deconvolution", "_npx_deconvolution"]
+)
+
+
+def round_before_biases(fitted: LowGraph) -> list[Node]:
+    """Let each float16 operator with a bias add it to the rounded product, in place; return these operators."""
+    # The operator reads zeros for its bias, so that it keeps its parameters and the bias its shape. The bias's gradient
+    # is summed in FP32, as on a GPU.
+    biased = [node for node in fitted.low if node.op in _WITH_BIAS and len(node.inputs) == 3]
+    for node in biased:
+        (rounding,) = fitted.roundings[node]
+        read = node.inputs[2]
+        node.rewire(2, inserted("zeros_like", f"{node.name}_no_bias", [read]))
+        product = inserted("Cast", f"{node.name}_product", [Entry(node)], dtype=fitted.compute)
+        bias = _widen(fitted, read.node.inputs[0], f"{node.name}_bias_to_{FULL}")
+        axes = 0 if node.attrs.get("layout", "").endswith("C") else spatial_axes(node.attrs)
+        if axes:
+            bias = inserted("Reshape", f"{node.name}_bias", [bias], shape=f"({', '.join(['-1', *'1' * axes])})")
+        product = _widen(fitted, product, f"{node.name}_product_to_{FULL}")
+        rounding.rewire(0, inserted("broadcast_add", f"{node.name}_biased", [product, bias]))
+    return biased
 
 
 def compute_in_float64(fitted: LowGraph) -> list[Node]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ..precision.casts import FULL, LowGraph, inserted, is_ours
+from ..precision.casts import FULL, LowGraph, inserted, is_ours, source_of
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
 
@@ -143,10 +143,8 @@ def block_inputs(fitted: LowGraph) -> list[Node]:
 
 
 def _convolution_before(norm: Node) -> Node | None:
-    """Return the 2-D convolution that a BatchNorm reads through two inserted nodes; otherwise None."""
-    widened = norm.inputs[0]
-    rounded = widened.node.inputs[0] if is_ours(widened.node) else widened
-    source = rounded.node.inputs[0].node if is_ours(rounded.node) else None
+    """Return the 2-D convolution whose output a BatchNorm reads through inserted nodes alone, such as casts, or None."""
+    source = source_of(norm.inputs[0]).node if is_ours(norm.inputs[0].node) else None
     return source if source is not None and source.op == "Convolution" and _is_2d(source) else None
 
 

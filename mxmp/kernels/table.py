@@ -170,6 +170,26 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=emulation.compute_in_float64,
     ),
     Workaround(
+        name="rounded_products",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="a GPU writes the product of a FullyConnected, Convolution or Deconvolution in float16, and a second "
+        "kernel adds the bias; an FP32 kernel adds it before anything is rounded",
+        source="MXNet 1.9.1, src/operator/nn/fully_connected-inl.h; src/operator/nn/cudnn/cudnn_convolution-inl.h: "
+        "cudnnAddTensor; seen on the simulated GPU",
+        test=f"{_TESTS}/test_emulation.py::test_a_bias_is_added_to_a_rounded_product",
+        rewrite=emulation.round_before_biases,
+    ),
+    Workaround(
+        name="rounded_constants",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="a GPU's kernel of x * 0.3 and the like rounds the constant to float16; an FP32 kernel does not",
+        source="MXNet 1.9.1, src/operator/tensor/elemwise_binary_scalar_op.h: DType(alpha); seen on the simulated GPU",
+        test=f"{_TESTS}/test_emulation.py::test_a_constant_is_float16",
+        rewrite=emulation.round_constants,
+    ),
+    Workaround(
         name="maxima_of_padding",
         dtypes=_FLOAT16,
         effect="wrong",

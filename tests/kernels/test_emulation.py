@@ -172,6 +172,14 @@ def rounded_inputs(values: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [half(value).astype("float64") for value in values.values()]
 
 
+def output(case: Case, values: list[np.ndarray]) -> np.ndarray:
+    """Rounded once, but a bias is added to a rounded product."""
+    if case.op not in ("FullyConnected", "Convolution") or len(values) < 3:
+        return half(case.numpy(*values))
+    product = case.numpy(*values[:2])
+    return half(half(product) + (case.numpy(*values) - product))
+
+
 def near_integers(shape: tuple[int, ...]) -> np.ndarray:
     """Integers 8 to 20 once float16 has rounded them; FP32 sums of products of them are exact."""
     return np.random.randint(8, 21, shape) * np.random.choice([-1, 1], shape) + 0.003
@@ -181,10 +189,10 @@ def near_integers(shape: tuple[int, ...]) -> np.ndarray:
 def test_matrix_operators_equal_numpy_with_one_rounding_forward_and_backward(case):
     values = case.values(near_integers)
     exact = rounded_inputs(values)
-    want = case.numpy(*exact)
+    want = output(case, exact)
     head = near_integers(want.shape)
     got = by_symbol(mxmp.cast_symbol(case.symbol(), POLICY), values, heads=[head])
-    np.testing.assert_array_equal(got.outputs[0], half(want))
+    np.testing.assert_array_equal(got.outputs[0], want)
     for position, name in enumerate(values):
         slopes = gradient(case, exact, half(head).astype("float64"), position)
         np.testing.assert_array_equal(got.grads[name], half(slopes), err_msg=name)
@@ -194,7 +202,7 @@ def test_matrix_operators_equal_numpy_with_one_rounding_forward_and_backward(cas
 def test_matrix_operators_are_within_an_ulp_of_numpy_on_real_numbers(case):
     values = case.values(lambda shape: np.random.normal(0, 1, shape))
     exact = rounded_inputs(values)
-    want = half(case.numpy(*exact))
+    want = output(case, exact)
     head = np.random.normal(0, 1, want.shape)
     got = by_symbol(mxmp.cast_symbol(case.symbol(), POLICY), values, heads=[head])
     # Sums of FP32 differ by their order, by 2**-22 or so of their largest term.
@@ -320,6 +328,83 @@ def test_followers_round_their_own_output():
     cast = mxmp.cast_symbol(S.dot(x + 1.0, S.ones((1, 1))))
     got = by_symbol(cast, values, train=False)
     np.testing.assert_array_equal(got.outputs[0], [[2048]])
+
+
+# -- Where a GPU rounds -----------------------------------------------------------------------------
+
+BIASED = {
+    "FullyConnected": ((1, 2), {"num_hidden": 1}),
+    "FullyConnected of rows": ((1, 1, 2), {"num_hidden": 1, "flatten": False}),
+    "Convolution": ((1, 2, 1), {"num_filter": 1, "kernel": (1,)}),
+    "Convolution in 2d": ((1, 2, 1, 1), {"num_filter": 1, "kernel": (1, 1)}),
+    "Deconvolution": ((1, 2, 1, 1), {"num_filter": 1, "kernel": (1, 1), "no_bias": False}),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_is_added_to_a_rounded_product(name):
+    shape, attrs = BIASED[name]
+    symbol = getattr(S, name.split()[0])(S.var("x"), S.var("w"), S.var("b"), name="op", **attrs)
+    weight = (2, 1, 1, 1) if name == "Deconvolution" else (1, 2, *shape[2:]) if "Conv" in name else (1, 2)
+    low = mxmp.cast_symbol(symbol)
+    assert low.infer_shape(x=shape)[0] == symbol.infer_shape(x=shape)[0]
+    found = []
+    for terms, bias in (((2048, 1), -2048), ((40000, 40000), -60000), ((1, 2), 3)):
+        values = {"x": pair(terms).reshape(shape), "w": np.ones(weight), "b": np.array([bias])}
+        values = {key: value.astype("float32") for key, value in values.items()}
+        got = by_symbol(low, values, heads=[np.full((1, *shape[1:-1], 1) if "rows" in name else (1, 1, *shape[2:]), 5)])
+        found.append(float(got.outputs[0].ravel()[0]))
+        assert got.grads["b"].tolist() == [5]
+        assert got.grads["x"].ravel().tolist() == [5, 5]
+    assert found == [0, INF, 6]
+    assert strip(Graph.from_symbol(low)).to_json() == strip(Graph.from_symbol(symbol)).to_json()
+
+
+def test_the_gradient_of_a_bias_is_summed_in_fp32():
+    heads = np.random.normal(1, 0.1, (3000, 2))
+    low = mxmp.cast_symbol(S.FullyConnected(S.var("x"), S.var("w"), S.var("b"), num_hidden=2))
+    values = {"x": np.ones((3000, 1), "float32"), "w": np.ones((2, 1), "float32"), "b": np.zeros(2, "float32")}
+    got = by_symbol(low, values, heads=[heads])
+    np.testing.assert_array_equal(got.grads["b"], half(half(heads).astype("float64").sum(0)))
+
+
+@pytest.mark.parametrize("act", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("kind", ["operator", "Activation"])
+def test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs(act, kind):
+    x = S.var("x")
+    symbol = getattr(S, act)(x) if kind == "operator" else S.Activation(x, act_type=act)
+    values = np.array([0.3, 3, 4, 5, 6, 9], "float32")
+    low = mxmp.cast_symbol(symbol, Policy(low_ops=["Activation", act]))
+    got = by_symbol(low, {"x": values}, heads=[np.ones(6)])
+    y = half(np.tanh(half(values)) if act == "tanh" else 1 / (1 + np.exp(-half(values))))
+    np.testing.assert_array_equal(got.outputs[0], y)
+    np.testing.assert_array_equal(got.grads["x"], half(1 - y * y if act == "tanh" else half(y * (1 - y))))
+
+
+@pytest.mark.parametrize(
+    ("make", "op", "x", "expected"),
+    [
+        (lambda x: x * 0.3, "_mul_scalar", 1002, half(half(0.3) * 1002)),
+        (lambda x: 1.1 - x, "_rminus_scalar", 1, half(1.1) - 1),
+        (lambda x: x * 1e-3, "_mul_scalar", 60000, half(half(1e-3) * 60000)),
+        (lambda x: S.LeakyReLU(x, slope=0.1), "LeakyReLU", -10, half(half(0.1) * -10)),
+        (lambda x: S.hard_sigmoid(x), "hard_sigmoid", 1.5, half(half(0.2) * 1.5 + 0.5)),
+    ],
+)
+def test_a_constant_is_float16(make, op, x, expected):
+    symbol = make(S.var("x"))
+    low = mxmp.cast_symbol(symbol, Policy(low_ops=[op]))
+    assert by_symbol(low, {"x": np.array([x], "float32")}).outputs[0] == expected
+    assert strip(Graph.from_symbol(low)).to_json() == Graph.from_symbol(symbol).to_json()
+
+
+def test_a_sum_of_more_than_four_tensors_rounds_after_each():
+    """MXNet adds up to four in FP32."""
+    values = {"a": pair((60000, 2048)), "b": pair((60000, 1)), "c": pair((-60000, 1)), "d": pair((0, 1))}
+    values["e"] = pair((0, 1))
+    for names, expected in (("abc", [60000, 2050]), ("abcd", [60000, 2052]), ("abcde", [INF, 2048])):
+        low = mxmp.cast_symbol(S.add_n(*map(S.var, names)), Policy(low_ops=["add_n"]))
+        np.testing.assert_array_equal(by_symbol(low, {n: values[n] for n in names}).outputs[0], expected)
 
 
 # -- The shape of the emulated graph ----------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
         for op in row.operators:
             assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
             for device in ("cpu", "gpu"):
-                attrs = {"scale": "3", "output_size": "7"}
+                attrs = {"scale": "3", "output_size": "7", "mode": "edge"}
                 assert missing_kernel(op, attrs, "float16", device) == row.reason
     for attrs in ({"scale": "2"}, {"scale": "8", "num_args": "1"}):
         assert missing_kernel("UpSampling", attrs, "float16", "gpu") == ""

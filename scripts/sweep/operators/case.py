@@ -10,6 +10,7 @@ import numpy as np
 
 from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
+from mxmp.precision.casts import is_ours
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.plan import Decision, Plan
@@ -111,6 +112,16 @@ def forced_graph(case: Case, dtype: str) -> Graph:
     policy = Policy(dtype, params="float32", norm="compute")
     plan = Plan(policy, "cpu", {"op": Decision(case.op, True, "measured")})
     return low_graph(case.graph(), plan, "cpu")[0]
+
+
+_CONSTANTS = ("scalar", "alpha", "beta", "slope", "constant_value", "value")
+
+
+def as_read(case: Case, dtype: str) -> Case:
+    """Return the case with its constants as the emitted operator reads them, in float16 rounded."""
+    emitted_as = (node.attrs for node in forced_graph(case, dtype).nodes() if node.op == case.op and not is_ours(node))
+    constants = {k: v for k, v in next(emitted_as, {}).items() if k in _CONSTANTS}
+    return case._replace(attrs={**case.attrs, **constants})
 
 
 def digest(case: Case, dtype: str) -> str:
