@@ -38,16 +38,8 @@ def round_every_node(fitted: LowGraph) -> list[Node]:
 # add_n. MXNet's float16 kernels on a CPU are made from the same code.
 _NATIVE = frozenset(
     [
-        "tanh",
-        "_sparse_tanh",
-        "_npi_tanh",
-        "sigmoid",
-        "_sparse_sigmoid",
-        "_npx_sigmoid",
-        "add_n",
-        "ElementWiseSum",
-        "_sparse_add_n",
-        "_sparse_ElementWiseSum",
+        *("tanh", "_sparse_tanh", "_npi_tanh", "sigmoid", "_sparse_sigmoid", "_npx_sigmoid"),
+        *("add_n", "ElementWiseSum", "_sparse_add_n", "_sparse_ElementWiseSum"),
     ]
 )
 

@@ -182,7 +182,7 @@ def test_an_fp32_reshape_behind_a_cast_and_before_a_convolution_trains(how, shap
     x = S.FullyConnected(S.var("data"), num_hidden=8, name="first")
     x = RESHAPES[how](S.relu(x) if between == "relu" else x, shape)
     symbol = S.Convolution(S.relu(x) if between == "relu behind" else x, kernel=kernel, num_filter=8, name="last")
-    plan = decide(Graph.from_symbol(symbol), Policy("bfloat16"), "cpu", keep_output_names=True)
+    plan = decide(Graph.from_symbol(symbol), Policy("bfloat16"), "cpu", Options(keep_output_names=True))
     decisions = {name: replace(each, low=name == "first") for name, each in plan.decisions.items()}
     low = mxmp.cast_symbol(symbol, replace(plan, decisions=decisions), ctx=mx.cpu())
     values = filled(symbol, data=(8, 6))
