@@ -385,6 +385,23 @@ class Wrapped(gluon.HybridBlock):
         return self.body(x)
 
 
+def test_a_net_that_is_frozen_in_turn_is_traced_once_for_each_request(monkeypatch):
+    """As the nets of a GAN; with other requests, only the graphs of the last two stay."""
+    net = mxmp.convert(seeded(nn.Dense(6, in_units=6)), "bfloat16")
+    build, built = mxmp.gluon.hook.build, []
+    monkeypatch.setattr(mxmp.gluon.hook, "build", lambda *args: built.append(args) or build(*args))
+    for request in ("write", "null", "write", "null", "write"):
+        net.collect_params().setattr("grad_req", request)
+        with autograd.record():
+            net(rows(0))
+    assert len(built) == 2
+    for request in ("add", "null", "write"):
+        net.collect_params().setattr("grad_req", request)
+        with autograd.record():
+            net(rows(0))
+    assert len(mxmp.gluon.hook.hook_of(net).graphs) == 2
+
+
 def test_a_small_first_batch_does_not_keep_a_large_product_in_fp32():
     net = nn.HybridSequential()
     net.add(nn.Dense(2048, in_units=8), nn.Dense(4096, in_units=2048))
