@@ -15,6 +15,7 @@ from ..kernels.fit import device_of
 from ..kernels.norms import casts_inside
 from ..pipeline import emitted
 from ..policy import Policy
+from ..precision.casts import strip
 from ..precision.decide import decide, may_compute_low
 from ..precision.draft import Options
 from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
@@ -22,7 +23,7 @@ from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, cheapest
 from .job import Crash, Job
-from .stand_ins import replaced, with_stand_ins
+from .stand_ins import needs_stand_in, with_stand_ins
 
 # Operators whose outputs have shapes that depend on values, or that MXNet does not infer.
 _SHAPED_BY_VALUES = ("_cond", "_contrib_boolean_mask")
@@ -117,11 +118,12 @@ class Task:
 
 def task_of(job: Job, measured: bool) -> tuple[Task, dict[Entry, tuple[int, ...]]]:
     """Return the task of a ``Job`` and the shapes of its graph; ``measured`` leaves out what cannot run there."""
-    graph = job.graph()
+    graph = strip(Graph.from_json(job.symbol, numpy=job.numpy[0]))
     shapes = shapes_of(graph, job.inputs)
     left_out = {}
     if measured:
-        left_out = dict.fromkeys(replaced(graph), "only the user's process can run it, so that it could not be timed")
+        untimed = "only the user's process can run it, so that it could not be timed"
+        left_out = {name: untimed for node, name in graph.names().items() if needs_stand_in(node)}
         left_out.update(_crashing(graph, shapes, job.crashes))
     task = Task(
         *(graph, job.policy, device_of(job.ctx)),

@@ -21,11 +21,13 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import KeptError, hold_interrupts
 from ..kernels.fusion import Unfused
+from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
 from ..precision.casts import FULL, LowGraph, declare_full, source_of
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan
 from ..precision.rules import rule_of
+from .job import Job
 from .stand_ins import put_stand_ins, with_stand_ins
 
 
@@ -104,6 +106,14 @@ class Arrays:
             name: mx.nd.array(_drawn(name, size, rng, True), ctx=ctx)
             for name, size in zip(symbol.list_auxiliary_states(), states)
         }
+
+
+def arrays_of(job: Job, graph: Graph) -> Arrays:
+    drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
+    # A converted block has another graph for large inputs; a cast Symbol has one for all.
+    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
+    large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
+    return Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
 
 
 def _read_exactly(graph: Graph) -> set[str]:

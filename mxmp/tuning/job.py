@@ -15,8 +15,7 @@ from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_call
 from ..policy import Policy
 from ..precision._mxnet import is_numpy
-from ..precision.casts import strip
-from ..precision.graph import Graph, as_shape
+from ..precision.graph import as_shape
 from .stand_ins import described
 
 
@@ -46,10 +45,6 @@ class Job:
     stand_ins: list[str]  # titles of the operators that only the user's process can run
     seconds: dict[str, float] = field(default_factory=dict)  # times of earlier runs by keys of ``Table``, added to
     crashes: tuple[Crash, ...] = ()
-
-    def graph(self) -> Graph:
-        """Return a new FP32 graph, without mxmp's casts and workarounds, and without stand-ins."""
-        return strip(Graph.from_json(self.symbol, numpy=self.numpy[0]))
 
 
 def context_of(target: Block | mx.sym.Symbol, inputs: Iterable[Any]) -> mx.Context:

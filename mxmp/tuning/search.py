@@ -14,16 +14,14 @@ from typing import Any, Callable, Mapping, Sequence
 import mxnet as mx
 
 from ..callbacks import last_line
-from ..kernels.padding import LargeInputs
 from ..pipeline import emitted
-from ..precision.graph import Graph, Node
+from ..precision.graph import Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
 from .choices import task_of
-from .clock import Arrays, Cast, Owner, Timed, beats, gain, quartiles
+from .clock import Cast, Owner, Timed, arrays_of, beats, gain, quartiles
 from .cut import cheapest
 from .job import Job
-from .stand_ins import with_stand_ins
 from .table import Table
 
 RULES, BYTES = "rules", "fewest bytes cast"
@@ -63,17 +61,14 @@ class Search:
     def __init__(self, job: Job, tell: Tell) -> None:
         self._task, self._shapes = task, shapes = task_of(job, measured=True)
         self._training, self._tell = job.training, tell
-        self._table = Table(task, shapes, job.training, dict(job.seconds))
-        drawn = {name: shape for name, shape in job.inputs.items() if name not in job.values}
-        self._arrays = Arrays(
-            task.graph, job.ctx, job.grad_req, job.values, drawn, _reads_large_inputs(job, task.graph)
-        )
         self._crashes = {crash.low: crash.how for crash in job.crashes}
         self._readers = task.graph.consumers()
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
         rules = task.low_nodes(task.rules_plan)
         self.candidates = {FULL: frozenset(), RULES: rules, BYTES: task.least_bytes(shapes)}
+        self._arrays = arrays_of(job, task.graph)
+        self._table = Table(task, shapes, job.training, dict(job.seconds))
 
     def run(self) -> Plan:
         """Return the plan with the fastest steps, with all that was measured in ``Plan.tuned``."""
@@ -118,14 +113,14 @@ class Search:
     def _timed(self, low: frozenset[Node]) -> Timed:
         """Return the plan of ``low``, bound; without any, ``CONVERTED``: FP32 with workarounds against slow kernels."""
         # Every graph in low precision has these workarounds, so the FP32 that it is compared with has them too.
-        tuned = None if low else Tuned(CONVERTED, self._training)
-        return self._bound(low, replace(self._task.plan(low, {}), tuned=tuned))
+        return self._bound(low, None if low else Tuned(CONVERTED, self._training))
 
-    def _bound(self, low: frozenset[Node], plan: Plan) -> Timed:
+    def _bound(self, low: frozenset[Node], tuned: Tuned | None = None) -> Timed:
         """Return a plan, bound, after a first step whose operators were announced one by one."""
         names = self._tell_plan(low)
         if names in self._crashes:  # an earlier process
             raise mx.MXNetError(f"crash: {self._crashes[names]}")
+        plan = replace(self._task.plan(low, {}), tuned=tuned)
         return Timed(self._task.graph, plan, self._arrays, self._training, lambda owner: self._announce(owner, low))
 
     def _tell_plan(self, low: frozenset[Node]) -> frozenset[str]:
@@ -147,7 +142,7 @@ class Search:
     def _compare_steps(self) -> dict[str, list[float]]:
         """Return the seconds of whole steps by candidate, one for each round; those that fail are left out."""
         self._tell("part", "steps")
-        bound = {FULL: self._bound(frozenset(), self._task.plan(frozenset(), {}))}
+        bound = {FULL: self._bound(frozenset())}
         others: dict[frozenset[Node], str] = {}
         if self._has_workarounds_against_slow_kernels():
             others[frozenset()] = CONVERTED
@@ -217,12 +212,6 @@ class Search:
             tuple(self._notes),
         )
         return replace(task.plan(low, reasons), tuned=tuned)
-
-
-def _reads_large_inputs(job: Job, graph: Graph) -> bool:
-    """Return whether a converted block has another graph for inputs of this size; a cast Symbol has one for all."""
-    large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
-    return job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
 
 
 def without_waiting(profile: Mapping[Owner, float], operators: Mapping[Owner, int], step: float) -> dict[Owner, float]:

@@ -42,22 +42,21 @@ def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> t
 
 def with_stand_ins(graph: Graph) -> Graph:
     """Return a copy with stand-ins, or ``graph`` if it needs none: right in shapes, so for timing alone."""
-    if not any(_SHAPES in node.attrs for node in graph.nodes()):
+    if not any(map(needs_stand_in, graph.nodes())):
         return graph
     copy = graph.copy()
     put_stand_ins(copy)
     return copy
 
 
-def replaced(graph: Graph) -> list[str]:
-    """Return the names of the operators that ``put_stand_ins`` would replace."""
-    return [name for node, name in graph.names().items() if _SHAPES in node.attrs]
+def needs_stand_in(node: Node) -> bool:
+    return _SHAPES in node.attrs
 
 
 def put_stand_ins(graph: Graph) -> dict[Node, Node]:
     """Replace the operators that ``described`` marked, in place; return which, by each new node."""
     made: dict[Node, Node] = {}
-    for node in [each for each in graph.nodes() if _SHAPES in each.attrs]:
+    for node in list(filter(needs_stand_in, graph.nodes())):
         outputs = json.loads(node.attrs[_SHAPES]).items()
         returned = {int(index): _stand_in(node, tuple(shape), made) for index, shape in outputs}
         for user in list(graph.nodes()):

@@ -16,7 +16,7 @@ import mxmp
 from mxmp import Plan
 from mxmp.precision.graph import Graph
 from mxmp.precision.tuned import Tuned
-from mxmp.tuning import search
+from mxmp.tuning import clock, search
 from mxmp.tuning.choices import Task, shapes_of
 from mxmp.tuning.clock import Arrays, Cast, Timed
 from mxmp.tuning.search import CONVERTED, FULL, fastest, without_waiting
@@ -502,7 +502,7 @@ def test_a_block_is_timed_without_what_its_sizes_do_not_need_and_a_symbol_with_i
         made.append(Arrays(*args))
         return made[-1]
 
-    monkeypatch.setattr(search, "Arrays", arrays)
+    monkeypatch.setattr(clock, "Arrays", arrays)
     net = nn.Conv2D(8, 5, padding=2, in_channels=4)
     net.initialize()
     shape = (2, 4, size, size)
