@@ -27,9 +27,8 @@ HOUSE = {
         *("plan", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("workaround", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
-        "channels_last",
-        *("table", "fit", "fusion", "__init__"),
+        *("workaround", "inserting", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
+        *("memory", "channels_last", "table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
