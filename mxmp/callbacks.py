@@ -46,3 +46,8 @@ def hold_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if came:
             handler(*came[-1])
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's text; an ``MXNetError`` has its message there, after a C++ stack trace."""
+    return (str(error).strip().splitlines() or [""])[-1]

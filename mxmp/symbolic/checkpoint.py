@@ -12,6 +12,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from ..callbacks import last_line
 from ..files import kind_of, near_name, read_json, replacing
 
 
@@ -169,8 +170,3 @@ def _missing(path: str, expected: str) -> ValueError:
     if os.path.isdir(path):
         return ValueError(f"no file {path!r}, it is a folder; expected {expected}")
     return ValueError(f"no file {path!r}; expected {expected}{near_name(path)}")
-
-
-def last_line(error: Exception) -> str:
-    """Return the last line of an error's text; an ``MXNetError`` has its message there, after a C++ stack trace."""
-    return (str(error).strip().splitlines() or [""])[-1]

@@ -8,14 +8,15 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import CalledGraph, instead
+from ...callbacks import last_line
+from ...frontend import CalledGraph
 from ...kernels.channels_last import has_norm, norms_over_rows
 from ...policy import Policy
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.graph import Graph, check_shapes, data_inputs, wanted_shapes
-from ...precision.plan import Plan, read_policy
-from ..shared.targets import blocks_of, called_graphs, policy_of, with_names_of
+from ...precision.graph import Graph, data_inputs, wanted_shapes
+from ...precision.plan import Plan
+from ..shared.targets import called_graphs, policy_for
 from .advice import Advice, Joinable, MatrixReport
 from .flops import ShapedNode, Tensor, dtype_name, shaped_nodes
 from .gemm import Products
@@ -76,12 +77,10 @@ def advise(
         The file of a Plan cannot be read.
     """
     gpu_named(device)
-    called = _called_graphs(target, inputs, shapes)
-    own = policy_of(target) if isinstance(target, Block) else None
-    requested, plan = read_policy(policy or own or "float16", exclude)
+    called = called_graphs(target, inputs, shapes)
+    requested, plan = policy_for(target, policy, exclude)
     if plan is not None:
         check_policy(requested, "gpu")
-        plan = with_names_of(blocks_of(target), plan) if isinstance(target, Block) else plan
     matrices: list[MatrixReport] = []
     joinable: list[Joinable] = []
     unknown: list[str] = []
@@ -117,24 +116,6 @@ def advise(
     )
 
 
-def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs to count: one, or of a net with Python parts each outermost block that runs as a graph."""
-    if isinstance(target, mx.sym.Symbol):
-        if inputs:
-            raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
-        check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
-        known = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
-        return [CalledGraph(target.name or "symbol", target, known, frozenset())]
-    if not isinstance(target, Block):
-        hint = instead(target)
-        raise TypeError(
-            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}{hint}"
-        )
-    if shapes or not inputs:
-        raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
-    return called_graphs(target, inputs)
-
-
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
     """Return the operators of a graph with their shapes, and the plan that says which compute in low precision."""
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
@@ -143,8 +124,7 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
     try:
         nodes = list(shaped_nodes(graph, known))
     except mx.MXNetError as error:
-        why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
+        raise ValueError(f"the shapes do not fit {called.name!r}: {last_line(error)}") from error
     missing = [shaped.name for shaped in nodes if shaped.name not in plan.decisions]
     if missing:
         raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
