@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
@@ -12,13 +11,15 @@ from ...callbacks import last_line
 from ...frontend import CalledGraph
 from ...kernels.channels_last import has_norm, norms_over_rows
 from ...policy import Policy
+from ...precision._mxnet import dtype_name
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, data_inputs, wanted_shapes
 from ...precision.plan import Plan
+from ..shared.report import grouped
 from ..shared.targets import called_graphs, policy_for
 from .advice import Advice, Joinable, MatrixReport
-from .flops import ShapedNode, Tensor, dtype_name, shaped_nodes
+from .flops import ShapedNode, Tensor, shaped_nodes
 from .gemm import Products
 from .gpus import gpu_named
 from .machine import slowed_by
@@ -153,16 +154,18 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one, because they read the same tensor."""
-    groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
-    for shaped in nodes:
+
+    def may_be_joined(shaped: ShapedNode) -> bool:
         node = shaped.node
-        own_weights = all(entry.node.is_variable for entry in node.inputs[1:])
-        if not own_weights or node.op not in ("FullyConnected", "Convolution", "dot") or shaped.products() is None:
-            continue
-        if int(node.attrs.get("num_group", 1)) == 1:
-            same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
-            groups[node.inputs[0], node.op, same].append(shaped)
-    for (entry, op, _), members in groups.items():
+        is_one = node.op in ("FullyConnected", "Convolution", "dot") and int(node.attrs.get("num_group", 1)) == 1
+        return is_one and shaped.products() is not None and all(e.node.is_variable for e in node.inputs[1:])
+
+    def read(shaped: ShapedNode) -> tuple:
+        node = shaped.node
+        same = sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__"))
+        return node.inputs[0], node.op, tuple(same)
+
+    for (entry, op, _), members in grouped(filter(may_be_joined, nodes), read).items():
         # No two of them share the second input, the weight.
         if len({shaped.node.inputs[1] for shaped in members}) == len(members) > 1:
             outputs = sum(found.gemms[0].n for shaped in members if (found := shaped.products()))

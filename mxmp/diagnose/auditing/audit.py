@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 import sys
@@ -128,15 +127,15 @@ def _audited(replays: Replays, worst: int) -> Audit:
 
     candidates = replays.candidates
     total = change(candidates)
-    bad = _worst(candidates, total, change, worst) if candidates else []
+    bad = _worst(candidates, total, change, worst) if candidates else {}
     findings = _findings(replays, bad, compute)
-    named = {(number, name) for number, name, _ in bad}
-    remaining = change([each for each in candidates if each not in named]) if bad else None
+    others = [each for each in candidates if each not in bad]
+    remaining = change(others) if bad else None
     ops = {each: replays.graphs[each[0]].plan.decisions[each[1]].op for each in candidates}
-    full_ops = {ops[each] for each in named} - {ops[each] for each in candidates if each not in named}
+    full_ops = {ops[each] for each in bad} - {ops[each] for each in others}
     return Audit(
         *(compute, len(candidates), replays.count, replays.loss_scale, total, tuple(findings), remaining),
-        exclude=tuple(dict.fromkeys(pattern_for(name) for _, name, _ in bad)),
+        exclude=tuple(dict.fromkeys(pattern_for(name) for _, name in bad)),
         full_ops=tuple(sorted(full_ops)),
         threshold=THRESHOLD,
     )
@@ -151,21 +150,20 @@ def pattern_for(name: str) -> str:
 
 def _worst(
     candidates: Sequence[Candidate], total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
-) -> list[tuple[int, str, Change]]:
+) -> dict[Candidate, Change]:
     """Return the single operators that stand out, at most ``worst``: always halve the group that changes most."""
-    queue: list[tuple[float, int, Sequence[Candidate], Change]] = [(-_rank(total), 0, candidates, total)]
-    found: list[tuple[int, str, Change]] = []
-    while queue and len(found) < worst:
-        _, _, group, changed = heapq.heappop(queue)
+    groups = [(candidates, total)]  # in the order of the graphs
+    found: dict[Candidate, Change] = {}
+    while groups and len(found) < worst:
+        at = max(range(len(groups)), key=lambda i: _rank(groups[i][1]))
+        group, changed = groups.pop(at)
         if changed.times_noise <= THRESHOLD:
             break
         if len(group) == 1:
-            found.append((*group[0], changed))
-            continue
-        middle = len(group) // 2
-        for half in (group[:middle], group[middle:]):
-            part = change(half)
-            heapq.heappush(queue, (-_rank(part), candidates.index(half[0]), half, part))
+            found[group[0]] = changed
+        else:
+            middle = len(group) // 2
+            groups[at:at] = [(half, change(half)) for half in (group[:middle], group[middle:])]
     return found
 
 
@@ -175,11 +173,11 @@ def _rank(change: Change) -> float:
     return math.inf if forward else min(change.times_noise, sys.float_info.max)
 
 
-def _findings(replays: Replays, bad: Sequence[tuple[int, str, Change]], compute: str) -> list[Finding]:
+def _findings(replays: Replays, bad: Mapping[Candidate, Change], compute: str) -> list[Finding]:
     """Return a Finding for each operator of ``bad``, the worst first; those that only pass values on join the first."""
     findings: list[Finding] = []
     for graph in replays.graphs:
-        own = {name: changed for number, name, changed in bad if number == graph.number}
+        own = {name: changed for (number, name), changed in bad.items() if number == graph.number}
         if not own:
             continue
         leaders = _leaders(graph, own)
