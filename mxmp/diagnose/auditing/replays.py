@@ -102,22 +102,18 @@ class Replays:
             return outs
 
         outs, losses = self._network.replay(runner)
-        gradients = self._gradients(outs, losses, outputs, variables) if self._network.training else {}
+        gradients = self._gradients(losses or outs, outputs, variables) if self._network.training else {}
         as_rows = [_full(each).reshape(-1, each.shape[-1] if each.ndim > 1 else 1) for each in outs if _is_float(each)]
         return Values([_full(each).ravel() for each in losses], gradients, as_rows)
 
     def _gradients(
-        self,
-        outs: Sequence[NDArray],
-        losses: Sequence[NDArray],
-        outputs: Sequence[NDArray],
-        variables: Mapping[str, NDArray],
+        self, heads: Sequence[NDArray], outputs: Sequence[NDArray], variables: Mapping[str, NDArray]
     ) -> dict[str, np.ndarray]:
-        trained = {name for graph in self.graphs for name in graph.trained if variables[name].grad is not None}
-        names = sorted(trained)
+        """Return the gradients of the sum of ``heads``; ``outputs`` are those of all graphs."""
+        names = sorted({n for graph in self.graphs for n in graph.trained if variables[n].grad is not None})
         if not names:
             return {}
-        heads = [each for each in (losses or outs) if _is_float(each)]
+        heads = list(filter(_is_float, heads))
         # Every output of a graph is a head, so that autograd reaches every parameter.
         others = [each for each in outputs if _is_float(each) and not any(each is head for head in heads)]
         sent = [*((each, self.loss_scale) for each in heads), *((each, 0.0) for each in others)]
