@@ -27,9 +27,8 @@ HOUSE = {
         *("plan", "draft", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
-        *("layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda", "memory"),
-        "channels_last",
-        *("table", "fit", "fusion", "__init__"),
+        *("inserting", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
+        *("memory", "channels_last", "table", "fit", "fusion", "__init__"),
     ],
     "spine": ["pipeline"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],

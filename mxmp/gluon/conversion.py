@@ -18,6 +18,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, Decider
 from ..policy import Policy
+from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
 from ..precision.draft import SPARSE, SPARSE_GRADIENT
 from ..precision.graph import Graph
@@ -25,7 +26,7 @@ from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
-from .parameter import BFLOAT16, LowParameter, conversions_of, is_scaling, overridden, store_low
+from .parameter import LowParameter, conversions_of, is_scaling, overridden, store_low
 
 # Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)

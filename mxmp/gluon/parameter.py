@@ -14,8 +14,6 @@ from ..step._mxnet import is_called_by_user
 from ..step.masters import Masters, Weight
 from . import _mxnet
 
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
-
 
 class LowParameter(gluon.Parameter):
     """A gluon Parameter that is stored in float16, with an FP32 master per context; ``store_low`` gives it this class.

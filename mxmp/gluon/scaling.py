@@ -21,10 +21,10 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ..precision._mxnet import BFLOAT16
 from ..precision.graph import Entry, Graph, Node
 from ..precision.heads import HEAD_OPERATORS, is_unscaled
 from . import _mxnet
-from .parameter import BFLOAT16
 
 # -- what autograd recorded --------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ..precision.graph import Graph
+from ..precision.graph import Graph, Node
 from ..precision.subgraphs import bodies
 
 # MXNet 1.9.1, src/operator/nn/cudnn/cudnn_batch_norm-inl.h: for another axis than 1 the tensor is described to cuDNN as
@@ -22,18 +22,18 @@ _NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_npx_batch_norm")
 def norms_over_rows(graph: Graph) -> list[str]:
     """Return the names of the BatchNorms of a graph, and of its bodies, whose axis is not 1."""
     nodes = list(_all(graph))
-    is_last = any(node.attrs.get("layout", "").endswith("C") for _, node in nodes)
-    norms = [(name, node.attrs.get("axis", "1")) for name, node in nodes if node.op in _NORMS]
     # axis=-1 is 1 of a matrix, and another axis where a convolution or pooling has its channels last.
-    return [name for name, axis in norms if axis != "1" and (axis != "-1" or is_last)]
+    is_last = any(node.attrs.get("layout", "").endswith("C") for node in nodes)
+    first = ("1",) if is_last else ("1", "-1")
+    return [node.name for node in nodes if node.op in _NORMS and node.attrs.get("axis", "1") not in first]
 
 
 def has_norm(graph: Graph) -> bool:
-    return any(node.op in _NORMS for _, node in _all(graph))
+    return any(node.op in _NORMS for node in _all(graph))
 
 
-def _all(graph: Graph) -> Iterator[tuple]:
+def _all(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes():
-        yield node.name, node
+        yield node
         for body in bodies(node):
             yield from _all(body.graph)

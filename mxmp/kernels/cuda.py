@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 import re
+from typing import Iterable
 
-from ..precision.casts import FULL, LowGraph, casts_to, inserted, replace_heads, replace_operator, skip_casts
+from ..precision.casts import FULL, LowGraph, casts_to, replace_heads, replace_operator, skip_casts
 from ..precision.graph import Entry, Node
 from ..precision.rule import is_true
 from ..precision.subgraphs import rows, set_bodies
+from .inserting import beside
 
 
 def write_steps(fitted: LowGraph) -> list[Node]:
     """Give each ``slice`` without ``step`` the default, 1 for each axis of ``begin``; return these slices."""
-    slices = [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node.attrs.get("step", ""))]
+    slices = [node for node in fitted.graph.nodes() if node.op == "slice" and not _items(node, "step")]
     for node in slices:
-        ones = ", ".join("1" for _ in _items(node.attrs["begin"]))
         # MXNet's pointwise fusion does not fuse a slice whose step is set.
-        replace_operator(node, "slice", **{**node.attrs, "step": f"({ones},)"})
+        replace_operator(node, "slice", **{**node.attrs, "step": _tuple("1" for _ in _items(node, "begin"))})
     return slices
 
 
@@ -37,9 +38,13 @@ def write_defaults(fitted: LowGraph) -> list[Node]:
     return found
 
 
-def _items(text: str) -> list[str]:
-    """Return the items of a tuple in Symbol JSON: ``["1", "None"]`` for ``"(1, None)"``."""
-    return re.findall(r"-?\d+|None", text)
+def _items(node: Node, attr: str) -> list[str]:
+    """Return the items of a tuple in an attribute: ``["1", "None"]`` for ``"(1, None)"``; none if it is missing."""
+    return re.findall(r"-?\d+|None", node.attrs.get(attr, ""))
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return f"({', '.join(items)},)"
 
 
 def split_norms_with_relu(fitted: LowGraph) -> list[Node]:
@@ -47,7 +52,7 @@ def split_norms_with_relu(fitted: LowGraph) -> list[Node]:
 
     def relu(node: Node) -> Entry:
         replace_operator(node, "BatchNorm", **node.attrs)
-        return inserted("relu", f"{node.name}_relu", [Entry(node)])
+        return beside(node)("relu", "relu", Entry(node))
 
     norms = [node for node in fitted.graph.nodes() if node.op == "_contrib_BatchNormWithReLU"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(norms, relu))
@@ -71,7 +76,7 @@ def double_in_steps(fitted: LowGraph) -> list[Node]:
         # same: bilinear operators, and those with other scales, stay in FP32.
         attrs = {**node.attrs, "scale": "2"}
         for step in range(int(node.attrs["scale"]).bit_length() - 2):
-            node.rewire(0, inserted("UpSampling", f"{node.name}_step{step}", [node.inputs[0]], **attrs))
+            node.rewire(0, beside(node)("UpSampling", f"step{step}", node.inputs[0], **attrs))
         replace_operator(node, "UpSampling", **attrs)
     return upsamplings
 
@@ -100,8 +105,8 @@ def sum_float16(fitted: LowGraph) -> list[Node]:
 
     def shaped(node: Node) -> Entry:
         axes = _axes(node)
-        op, attrs = ("squeeze", {"axis": axes}) if axes else ("Reshape", {"shape": "(-1,)"})
-        return inserted(op, f"{node.name}_squeezed", [Entry(node)], **attrs)
+        kind, attrs = ("squeeze", {"axis": axes}) if axes else ("Reshape", {"shape": "(-1,)"})
+        return beside(node)(kind, "squeezed", Entry(node), **attrs)
 
     replace_heads(fitted.graph, fitted.graph.insert_behind(squeezed, shaped))
     return sums
@@ -109,8 +114,8 @@ def sum_float16(fitted: LowGraph) -> list[Node]:
 
 def _axes(node: Node) -> str:
     """Return the axes over which a ``sum`` adds: ``"(1,)"``, or ``""`` for all."""
-    axes = re.findall(r"-?\d+", node.attrs.get("axis", "()"))
-    return f"({', '.join(axes)},)" if axes else ""
+    axes = [item for item in _items(node, "axis") if item != "None"]
+    return _tuple(axes) if axes else ""
 
 
 def copy_rows(fitted: LowGraph) -> list[Node]:
@@ -151,4 +156,4 @@ _PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")
 
 def _copy_of(node: Node, index: int = 0) -> Entry:
     # MXNet fuses neither this operator nor its backward.
-    return inserted("_npi_concatenate", f"{node.name}_copy{index}", [Entry(node, index)], num_args="1", axis="0")
+    return beside(node)("_npi_concatenate", f"copy{index}", Entry(node, index), num_args="1", axis="0")

@@ -38,12 +38,11 @@ class Unfused(mx.sym.Symbol):
         grouped.handle = None
 
     def bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        group2ctx = {**(group2ctx or {}), self.GROUP: ctx}
-        return super().bind(_next_context(ctx), *args, group2ctx=group2ctx, **kwargs)
+        return super().bind(_next_context(ctx), *args, group2ctx={**(group2ctx or {}), self.GROUP: ctx}, **kwargs)
 
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
-        group2ctx = {**(group2ctx or {}), self.GROUP: ctx}
-        return super().simple_bind(_next_context(ctx), *args, group2ctx=group2ctx, **kwargs)
+        groups = {**(group2ctx or {}), self.GROUP: ctx}
+        return super().simple_bind(_next_context(ctx), *args, group2ctx=groups, **kwargs)
 
 
 def _next_context(ctx: mx.Context) -> mx.Context:

@@ -11,6 +11,7 @@ from typing import Iterator
 from ..precision.casts import FULL, LowGraph, inserted, is_ours, source_of
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
+from .inserting import beside
 
 _RESHAPES = ("Reshape", "reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape")
 
@@ -18,13 +19,13 @@ _RESHAPES = ("Reshape", "reshape", "expand_dims", "reshape_like", "_np_reshape",
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
     """Return a copy in the row-major layout, whose backward returns a gradient in that layout too."""
     # MXNet computes this operator without oneDNN.
-    return inserted("slice_axis", f"{node.name}_{role}", [entry], axis=0, begin=0, end=None)
+    return beside(node)("slice_axis", role, entry, axis=0, begin=0, end=None)
 
 
 def _plain_copy_4d(entry: Entry, node: Node, role: str = "plain") -> Entry:
     """Return such a copy of a tensor with four axes, with less memory."""
     # oneDNN reorders a blocked array into the output. For slice_axis MXNet makes a plain array of its own first.
-    return inserted("slice", f"{node.name}_{role}", [entry], begin="(None,)", end="(None,)")
+    return beside(node)("slice", role, entry, begin="(None,)", end="(None,)")
 
 
 def is_cast_of_variable(node: Node) -> bool:
@@ -100,21 +101,21 @@ def copy_weights(fitted: LowGraph) -> list[Node]:
 
 def copy_around_convolutions(fitted: LowGraph) -> list[Node]:
     """Copy data and output of each 2-D convolution with small blocks of channels; return these convolutions."""
-    convolutions = []
-    for node in _grouped(fitted.graph):
-        each = int(node.attrs["num_filter"]) // int(node.attrs["num_group"])
+
+    def has_small_blocks(node: Node) -> bool:
         # oneDNN stores these in blocks of 4 or 8 channels, on which BatchNorm is slow: a ResNeXt's block of 128
         # channels in 32 groups takes 280 ms, and 17 with the copies (scripts/dev.py bench layouts).
-        if _is_2d(node) and each % 4 == 0 and each % 16 != 0:  # 4, 8, 12, 20, ... channels of a group
-            convolutions.append(node)
+        each = int(node.attrs["num_filter"]) // int(node.attrs["num_group"])
+        return _is_2d(node) and each % 4 == 0 and each % 16 != 0  # 4, 8, 12, 20, ... channels of a group
 
     def copied(node: Node) -> Entry:
         low = node in fitted.low
         # The blocks of a depthwise convolution, where the channels fill them.
-        fits = int(node.attrs["num_filter"]) % (16 if low else 8) == 0
-        dtype = fitted.compute if low else FULL
-        return _blocked_copy(Entry(node), node, node.name, dtype) if fits else _plain_copy_4d(Entry(node), node)
+        if int(node.attrs["num_filter"]) % (16 if low else 8):
+            return _plain_copy_4d(Entry(node), node)
+        return _blocked_copy(Entry(node), node, node.name, fitted.compute if low else FULL)
 
+    convolutions = list(filter(has_small_blocks, _grouped(fitted.graph)))
     fitted.graph.insert_behind(convolutions, copied)
     for node in convolutions:
         node.rewire(0, _plain_copy_4d(node.inputs[0], node, "given"))
@@ -131,7 +132,7 @@ def _grouped(graph: Graph) -> list[Node]:
 def block_inputs(fitted: LowGraph) -> list[Node]:
     """Copy the data of each BatchNorm behind a rounded 2-D convolution into blocks of channels; return the norms."""
     norms = []
-    for norm in fitted.graph.nodes():
+    for norm in list(fitted.graph.nodes()):
         # The emulation's casts return the plain layout, in which BatchNorm is slow. A training step of a ResNet-50 took
         # 1.93 times as long as in FP32; without the copies, 2.08 times.
         convolution = _convolution_before(norm) if norm.op == "BatchNorm" else None

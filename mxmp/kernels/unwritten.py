@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, Sequence
 
-from ..precision.casts import FULL, PASSED, LowGraph, inserted, is_ours, replace_heads, source_of
+from ..precision.casts import FULL, PASSED, LowGraph, inserted, replace_heads, source_of
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
+from .inserting import beside
 
 # From an operator to the positions of two inputs. MXNet's CPU kernel writes the gradient of the second one only where
 # that of the first one is requested.
@@ -35,14 +36,14 @@ _CANNOT_ADD = {
 def request_both_gradients(fitted: LowGraph) -> list[Node]:
     """Let MXNet request both gradients that a kernel writes together, if one is frozen; return the operators."""
     found = []
-    for node in fitted.graph.nodes():
-        first, second = _WRITTEN_TOGETHER.get(node.op, (0, 0))
+    for node in list(fitted.graph.nodes()):
+        first, second = _WRITTEN_TOGETHER.get(node.op, (0, len(node.inputs)))
+        if second >= len(node.inputs) or _requested(node.inputs[second], fitted.grad_req) == "null":
+            continue
         # A first input that is computed, or not in grad_req, may be frozen.
-        wanted = first < second < len(node.inputs) and _may_be_trained(node.inputs[second], fitted.grad_req)
-        if wanted and not _is_trained(node.inputs[first], fitted.grad_req):
-            found.append(node)
-    for node in found:
-        first, second = _WRITTEN_TOGETHER[node.op]
+        if _requested(node.inputs[first], fitted.grad_req) not in (None, "null"):
+            continue
+        found.append(node)
         # amp_multicast's own backward ignores grad_req="add", a copy's does not.
         read = [
             inserted("_copy", f"{e.node.name}_asked", [e]) if e.node.is_variable else e
@@ -56,17 +57,10 @@ def request_both_gradients(fitted: LowGraph) -> list[Node]:
     return found
 
 
-def _is_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return whether ``weight`` is a variable, or mxmp's cast of one, that is known to get a gradient."""
-    while is_ours(weight.node):
-        weight = weight.node.inputs[0]
-    return weight.node.is_variable and grad_req.get(weight.node.name, "null") != "null"
-
-
-def _may_be_trained(weight: Entry, grad_req: Mapping[str, str]) -> bool:
-    """Return False if ``weight`` is a variable, or mxmp's cast of one, that is known to get no gradient."""
+def _requested(weight: Entry, grad_req: Mapping[str, str]) -> str | None:
+    """Return the ``grad_req`` of a variable, or of the one that mxmp casts to ``weight``; None if it is not known."""
     variable = source_of(weight).node
-    return not variable.is_variable or grad_req.get(variable.name, "write") != "null"
+    return grad_req.get(variable.name) if variable.is_variable else None
 
 
 def copy_summands(fitted: LowGraph) -> list[Node]:
@@ -76,12 +70,9 @@ def copy_summands(fitted: LowGraph) -> list[Node]:
         return entry.node.is_variable and fitted.grad_req.get(entry.node.name, "add") == "add"
 
     sums = [node for node in fitted.graph.nodes() if node.op == "elemwise_add" and any(map(is_added_to, node.inputs))]
-    for node in sums:
-        for position, entry in enumerate(node.inputs):
-            if entry.node.is_variable:
-                # Without it MXNet takes the array of the variable's gradient for that of the sum, too.
-                node.rewire(position, inserted("_copy", f"{node.name}_in{position}_accumulated", [entry]))
-    return sums
+    # Without a copy MXNet takes the array of the variable's gradient for that of the sum, too.
+    variables = [(node, i) for node in sums for i, entry in enumerate(node.inputs) if entry.node.is_variable]
+    return _copy_inputs(variables, "accumulated")
 
 
 def copy_before_kernels_that_cannot_add(fitted: LowGraph) -> list[Node]:
@@ -89,31 +80,33 @@ def copy_before_kernels_that_cannot_add(fitted: LowGraph) -> list[Node]:
     if not fitted.has_gradients:
         return []
     readers = fitted.graph.consumers()
-    found = []
-    for node in fitted.graph.nodes():
-        for position, entry in enumerate(node.inputs[: _CANNOT_ADD.get(node.op, 0)]):
-            if fitted.may_be_added_to(entry, len(readers[entry])):
-                found.append((node, position, entry))
-    for node, position, entry in found:
-        node.rewire(position, inserted("_copy", f"{node.name}_in{position}_added", [entry]))
-    return list(dict.fromkeys(node for node, _, _ in found))
+    added = [
+        (node, position)
+        for node in fitted.graph.nodes()
+        for position, entry in enumerate(node.inputs[: _CANNOT_ADD.get(node.op, 0)])
+        if fitted.may_be_added_to(entry, len(readers[entry]))
+    ]
+    return _copy_inputs(added, "added")
+
+
+def _copy_inputs(places: Sequence[tuple[Node, int]], role: str) -> list[Node]:
+    """Let each of ``places``, an operator and the position of an input, read a copy; return the operators."""
+    for node, position in places:
+        node.rewire(position, beside(node)("_copy", f"in{position}_{role}", node.inputs[position]))
+    return list(dict.fromkeys(node for node, _ in places))
 
 
 def train_slopes_apart(fitted: LowGraph) -> list[Node]:
     """Let a second PReLU compute the slopes' gradient where they may be trained; return the first ones."""
-
     activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
-    trained = [node for node in activations if _may_be_trained(node.inputs[1], fitted.grad_req)]
+    trained = [node for node in activations if _requested(node.inputs[1], fitted.grad_req) != "null"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(trained, _with_slopes))
     return trained
 
 
 def _with_slopes(node: Node) -> Entry:
     """Rewrite one PReLU in place; return its sum with the slopes' own PReLU, of which only the gradient counts."""
-
-    def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
-        return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
-
+    op = beside(node)
     x, slopes = node.inputs
     # It reads x without a gradient, so its kernel writes nothing over the gradient that it reads.
     own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
@@ -130,10 +123,7 @@ def zero_unassigned_regions(fitted: LowGraph) -> list[Node]:
 
 def _assigned_only(node: Node) -> Entry:
     """Rewrite one ``ROIAlign`` in place; return its output, with 0 where a batch index is negative."""
-
-    def op(kind: str, role: str, *inputs: Entry, **attrs: str) -> Entry:
-        return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
-
+    op = beside(node)
     rois = node.inputs[1]
     index = op("slice_axis", "index", rois, axis="1", begin="0", end="1")
     assigned = op("_greater_equal_scalar", "assigned", op("Reshape", "indices", index, shape="(-1,)"), scalar="0")

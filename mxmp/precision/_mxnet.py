@@ -1,12 +1,26 @@
-"""MXNet's private attributes that ``mxmp.precision`` reads. A test checks each against MXNet 1.9.1."""
+"""MXNet's private attributes that ``mxmp.precision`` reads, and its bfloat16. Tests check them in MXNet 1.9.1."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Mapping
+from typing import Any, Mapping
 
 import mxnet as mx
+import numpy as np
 from mxnet.base import _LIB, c_str, check_call
+
+# MXNet's bfloat16, which NumPy does not have.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of an array's dtype, such as ``"float32"`` or ``"bfloat16"``."""
+    dtype = np.dtype(dtype)
+    return "bfloat16" if dtype == BFLOAT16 else dtype.name
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def is_numpy(symbol: mx.sym.Symbol) -> bool:

@@ -12,8 +12,8 @@ import mxmp
 from mxmp.gluon import scaling
 from mxmp.gluon import trainer as trainers
 from mxmp.gluon.hook import hook_of
-from mxmp.gluon.parameter import BFLOAT16
 from mxmp.gluon.scaling import Record, call_with_scale, heads_scaled_by
+from mxmp.precision._mxnet import BFLOAT16
 
 
 def forwards(*contexts):

@@ -15,7 +15,7 @@ from processes import run_program
 from twins import array, seeded, values
 
 import mxmp
-from mxmp.gluon.parameter import BFLOAT16
+from mxmp.precision._mxnet import BFLOAT16
 
 
 def symbol():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
-from mxmp.diagnose.advising.flops import Tensor, numpy_dtype, shaped_nodes
+from mxmp.diagnose.advising.flops import Tensor, shaped_nodes
+from mxmp.precision._mxnet import numpy_dtype
 from mxmp.precision.casts import is_ours
 from mxmp.precision.graph import Entry, Graph
 

@@ -11,7 +11,7 @@ from unittest import mock
 import mxnet as mx
 from mxnet import gluon
 
-from mxmp.diagnose.advising.gemm import is_matrix
+from mxmp.diagnose.advising.gemm import PRODUCTS
 from mxmp.precision.rules import Kind, rule_of
 
 Place = Tuple[int, int]  # number of a node, and which of its outputs
@@ -125,7 +125,7 @@ class _Rounding:
         self.raw, self.dtype, self.throughout = raw, dtype, throughout
         self.low: set[int] = set()  # nodes that write low values
         for number, node in enumerate(raw["nodes"]):
-            if is_matrix(node["op"]) or (throughout and node["op"] != "null" and self._follows(node)):
+            if node["op"] in PRODUCTS or (throughout and node["op"] != "null" and self._follows(node)):
                 self.low.add(number)
         self.readers = Counter(
             _place(entry)
@@ -158,7 +158,7 @@ class _Rounding:
         node = self.raw["nodes"][number]
         if self._is_low(node["inputs"][position]):
             return True
-        if is_matrix(node["op"]):
+        if node["op"] in PRODUCTS:
             # FP32's Deconvolution cannot run its backward where the weight is computed: its caller rounds that.
             return not (node["op"] == "Deconvolution" and position == 1)
         return number in self.low and position not in rule_of(node["op"]).keep

@@ -13,7 +13,8 @@ from gluoncv.nn.dropblock import DropBlock
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.diagnose.advising.flops import ShapedNode, Tensor, dtype_name, shaped_nodes
+from mxmp.diagnose.advising.flops import ShapedNode, Tensor, shaped_nodes
+from mxmp.precision._mxnet import dtype_name
 from mxmp.precision.graph import Graph
 
 from .case import BFLOAT16, Case

@@ -7,7 +7,7 @@ from math import prod
 from typing import Iterator, Sequence
 
 from ...kernels.channels_last import WHY_SLOW
-from ..shared.report import section, some, table
+from ..shared.report import grouped, section, some, table
 from .gemm import Gemm, Size
 from .gpus import Gpu, gpu_named
 
@@ -268,9 +268,7 @@ class Advice:
 
     def _table(self) -> Iterator[str]:
         """Yield a table of the matrix operators, alike ones in one row, the row with most FLOPs first."""
-        kinds: dict[tuple, list[MatrixReport]] = {}
-        for m in self.matrices:
-            kinds.setdefault((m.op, m.gemms, m.sizes, m.layout, m.dtype, m.times), []).append(m)
+        kinds = grouped(self.matrices, lambda m: (m.op, m.gemms, m.sizes, m.layout, m.dtype, m.times))
         order = sorted(kinds.values(), key=lambda alike: -alike[0].flops * len(alike))
         rows = [("nodes", "operator", "M x N x K", "layout", "dtype", "FLOPs", "FLOPs/byte", "limit")]
         for alike in order[:_LONGEST]:
@@ -291,24 +289,23 @@ class Advice:
 
     def _paddings(self) -> Iterator[str]:
         """Yield a line for each Padding of operators that Tensor Cores can compute; equal ones share a line."""
-        found: dict[tuple, list[str]] = {}
-        for m in self.matrices:
-            for padding in m.paddings if m.on_tensor_cores(self.gpu) else ():
-                found.setdefault((padding, m.multiple), []).append(m.name)
-        for (padding, multiple), names in found.items():
+        padded = [(m, padding) for m in self.matrices if m.on_tensor_cores(self.gpu) for padding in m.paddings]
+        for (padding, multiple), found in grouped(padded, lambda pair: (pair[1], pair[0].multiple)).items():
+            names = [m.name for m, _ in found]
             dear = ", more than it is worth" if padding.cost > _WORTH and padding.value > multiple else ""
             cost = f"{padding.cost:.0%}" if padding.cost >= 0.1 else f"{100 * padding.cost:.2g}%"
             yield f"{some(names, 1)}: {padding.what} {padding.value:,} -> {padding.to:,} (+{cost} of its FLOPs{dear})"
 
     def _off_tensor_cores(self) -> Iterator[str]:
         """Yield a line for each reason for which operators cannot run on Tensor Cores."""
-        reasons: dict[str, list[MatrixReport]] = {}
-        for m in self.matrices:
-            if not m.on_tensor_cores(self.gpu):
-                why = "one channel a group makes no matrix" if m.depthwise else m.reason
-                why = f"{self.gpu.name} has no INT8 Tensor Cores" if m.dtype == "int8" else why
-                reasons.setdefault(why, []).append(m)
-        for why, matrices in reasons.items():
+
+        def reason(m: MatrixReport) -> str:
+            if m.dtype == "int8":
+                return f"{self.gpu.name} has no INT8 Tensor Cores"
+            return "one channel a group makes no matrix" if m.depthwise else m.reason
+
+        missed = [m for m in self.matrices if not m.on_tensor_cores(self.gpu)]
+        for why, matrices in grouped(missed, reason).items():
             yield f"{some([m.name for m in matrices], 3)} ({self.share_of(matrices):.1%} of the FLOPs): {why}"
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import CalledGraph, instead
+from ...callbacks import last_line
+from ...frontend import CalledGraph
 from ...kernels.channels_last import has_norm, norms_over_rows
 from ...policy import Policy
+from ...precision._mxnet import dtype_name
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
 from ...precision.draft import Options
-from ...precision.graph import Graph, check_shapes, data_inputs, wanted_shapes
-from ...precision.plan import Plan, read_policy
-from ..shared.targets import blocks_of, called_graphs, policy_of, with_names_of
+from ...precision.graph import Graph, data_inputs, wanted_shapes
+from ...precision.plan import Plan
+from ..shared.report import grouped
+from ..shared.targets import called_graphs, policy_for
 from .advice import Advice, Joinable, MatrixReport
-from .flops import ShapedNode, Tensor, dtype_name, shaped_nodes
+from .flops import ShapedNode, Tensor, shaped_nodes
 from .gemm import Products
 from .gpus import gpu_named
 from .machine import slowed_by
@@ -77,12 +79,10 @@ def advise(
         The file of a Plan cannot be read.
     """
     gpu_named(device)
-    called = _called_graphs(target, inputs, shapes)
-    own = policy_of(target) if isinstance(target, Block) else None
-    requested, plan = read_policy(policy or own or "float16", exclude)
+    called = called_graphs(target, inputs, shapes)
+    requested, plan = policy_for(target, policy, exclude)
     if plan is not None:
         check_policy(requested, "gpu")
-        plan = with_names_of(blocks_of(target), plan) if isinstance(target, Block) else plan
     matrices: list[MatrixReport] = []
     joinable: list[Joinable] = []
     unknown: list[str] = []
@@ -118,24 +118,6 @@ def advise(
     )
 
 
-def _called_graphs(target: Any, inputs: tuple, shapes: dict[str, tuple]) -> Sequence[CalledGraph]:
-    """Return the graphs to count: one, or of a net with Python parts each outermost block that runs as a graph."""
-    if isinstance(target, mx.sym.Symbol):
-        if inputs:
-            raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
-        check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
-        known = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
-        return [CalledGraph(target.name or "symbol", target, known, frozenset())]
-    if not isinstance(target, Block):
-        hint = instead(target)
-        raise TypeError(
-            f"advise takes a gluon Block or a Symbol, got {type(target).__module__}.{type(target).__name__}{hint}"
-        )
-    if shapes or not inputs:
-        raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
-    return called_graphs(target, inputs)
-
-
 def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNode], Plan]:
     """Return the operators of a graph with their shapes, and the plan that says which compute in low precision."""
     graph, parameters = strip(Graph.from_symbol(called.symbol)), called.parameters or None
@@ -144,8 +126,7 @@ def _decided(called: CalledGraph, policy: Policy | Plan) -> tuple[list[ShapedNod
     try:
         nodes = list(shaped_nodes(graph, known))
     except mx.MXNetError as error:
-        why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"the shapes do not fit {called.name!r}: {why}") from error
+        raise ValueError(f"the shapes do not fit {called.name!r}: {last_line(error)}") from error
     missing = [shaped.name for shaped in nodes if shaped.name not in plan.decisions]
     if missing:
         raise ValueError(f"the plan is of another graph: it has no decision for {missing[0]!r}")
@@ -174,16 +155,18 @@ _OWN = {"num_hidden", "num_filter", "no_bias"}
 
 def _joinable(nodes: Sequence[ShapedNode], prefix: str) -> Iterator[Joinable]:
     """Yield each group of matrix operators that could be one, because they read the same tensor."""
-    groups: dict[tuple, list[ShapedNode]] = defaultdict(list)
-    for shaped in nodes:
+
+    def may_be_joined(shaped: ShapedNode) -> bool:
         node = shaped.node
-        own_weights = all(entry.node.is_variable for entry in node.inputs[1:])
-        if not own_weights or node.op not in ("FullyConnected", "Convolution", "dot") or shaped.products() is None:
-            continue
-        if int(node.attrs.get("num_group", 1)) == 1:
-            same = tuple(sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__")))
-            groups[node.inputs[0], node.op, same].append(shaped)
-    for (entry, op, _), members in groups.items():
+        is_one = node.op in ("FullyConnected", "Convolution", "dot") and int(node.attrs.get("num_group", 1)) == 1
+        return is_one and shaped.products() is not None and all(e.node.is_variable for e in node.inputs[1:])
+
+    def read(shaped: ShapedNode) -> tuple:
+        node = shaped.node
+        same = sorted((k, v) for k, v in node.attrs.items() if k not in _OWN and not k.startswith("__"))
+        return node.inputs[0], node.op, tuple(same)
+
+    for (entry, op, _), members in grouped(filter(may_be_joined, nodes), read).items():
         # No two of them share the second input, the weight.
         if len({shaped.node.inputs[1] for shaped in members}) == len(members) > 1:
             outputs = sum(found.gemms[0].n for shaped in members if (found := shaped.products()))

@@ -9,11 +9,11 @@ from math import prod
 from typing import Any, Iterator, Mapping, NamedTuple
 
 import mxnet as mx
-import numpy as np
 
+from ...precision._mxnet import dtype_name, numpy_dtype
 from ...precision.graph import Graph, Node
 from ...precision.subgraphs import Body, bodies
-from .gemm import Products, is_matrix, products
+from .gemm import PRODUCTS, Products
 
 
 class Tensor(NamedTuple):
@@ -40,10 +40,10 @@ class ShapedNode(NamedTuple):
 
     def products(self) -> Products | None:
         """Return the matrix products of the operator; None if it is no matrix operator or a shape is not known."""
-        if not is_matrix(self.node.op) or self.outs[0] is None or None in self.ins:
+        if self.node.op not in PRODUCTS or self.outs[0] is None or None in self.ins:
             return None
         shapes = [tensor.shape for tensor in self.ins if tensor]
-        return products(self.node.op, self.node.attrs, shapes, self.outs[0].shape)
+        return PRODUCTS[self.node.op](self.node.attrs, shapes, self.outs[0].shape)
 
 
 def shaped_nodes(graph: Graph, known: Mapping[str, Tensor], prefix: str = "", times: float = 1) -> Iterator[ShapedNode]:
@@ -89,19 +89,6 @@ def _infer(graph: Graph, known: Mapping[str, Tensor]) -> dict[Node, list[Tensor 
         is_known = (scalar or (bool(shape) and all(size > 0 for size in shape))) and dtype is not None
         result[key].append(Tensor(tuple(shape), dtype_name(dtype)) if is_known else None)
     return {node: result[node.name if node.is_variable else number] for number, node in enumerate(nodes)}
-
-
-# MXNet's bfloat16, which NumPy does not have.
-_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
-
-
-def dtype_name(dtype: Any) -> str:
-    dtype = np.dtype(dtype)
-    return "bfloat16" if dtype == _BFLOAT16 else dtype.name
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def _rounds(node: Node, number: int, ins: list[Tensor | None]) -> float:

@@ -52,22 +52,13 @@ class Products(NamedTuple):
         return sum(gemm.flops for gemm in self.gemms)
 
 
-def is_matrix(op: str) -> bool:
-    return op in _PRODUCTS
-
-
-def products(op: str, attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
-    """Return the products of one forward; ``attrs`` are as in Symbol JSON, ``ins`` and ``out`` are shapes."""
-    return _PRODUCTS[op](attrs, ins, out)
-
-
 # -- Convolutions -----------------------------------------------------------------------------------
 
 _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def _convolution(weight_at: int) -> Callable[..., Products]:
-    """Return the function of ``_PRODUCTS`` for a convolution whose weight is the input ``weight_at``."""
+    """Return the function of ``PRODUCTS`` for a convolution whose weight is the input ``weight_at``."""
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
         weight = ins[weight_at]
@@ -144,7 +135,7 @@ def _transposition(attrs: Mapping[str, str]) -> str:
 
 
 def _attention(scores: bool, width_of: int, parts: int) -> Callable[..., Products]:
-    """Return the function of ``_PRODUCTS`` for queries times keys (``scores``), or attention weights times values."""
+    """Return the function of ``PRODUCTS`` for queries times keys (``scores``), or attention weights times values."""
 
     def found(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products:
         times, queries, keys = out if scores else ins[1]
@@ -180,7 +171,9 @@ def _rnn(attrs: Mapping[str, str], ins: Sequence[Shape], out: Shape) -> Products
     return Products(tuple(gemms), tuple(sizes), "TNC")
 
 
-_PRODUCTS: dict[str, Callable[..., Products]] = {
+# Functions of the attributes as in Symbol JSON, the shapes of the inputs and that of the output: the products of one
+# forward of each matrix operator.
+PRODUCTS: dict[str, Callable[..., Products]] = {
     "Convolution": _convolution(1),
     "_contrib_DeformableConvolution": _convolution(2),
     "_contrib_ModulatedDeformableConvolution": _convolution(3),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 import sys
+from dataclasses import replace
 from glob import escape
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -15,9 +15,9 @@ from mxnet.ndarray import NDArray
 from ...frontend import ReplayedGraph
 from ...policy import Policy
 from ...precision.casts import strip
-from ...precision.graph import Graph, Node
+from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
-from ..shared.targets import Network, replayed_network
+from ..shared.targets import Network, check_positive, replayed_network
 from .lost import what_was_lost
 from .replays import Candidate, Noise, Replays
 from .report import Audit, Change, Finding
@@ -98,8 +98,7 @@ def audit(
         positive; an operator draws random numbers that cannot be held still; FP32's own loss, gradients or outputs are
         not finite; or ``apply`` is not possible, as for ``guard``.
     """
-    if isinstance(worst, bool) or not isinstance(worst, int) or worst < 1:
-        raise ValueError(f"worst must be a positive integer, got {worst!r}")
+    check_positive(worst=worst)
     how = None
     if policy is not None:
         requested, plan = read_policy(policy, exclude)
@@ -111,7 +110,7 @@ def audit(
         found = _audited(Replays(network), worst)
     if apply and found.findings:
         network.exclude([name for each in found.findings for name in (each.name, *each.also)])
-        return Audit(**{**vars(found), "applied": True})
+        return replace(found, applied=True)
     return found
 
 
@@ -128,24 +127,17 @@ def _audited(replays: Replays, worst: int) -> Audit:
 
     candidates = replays.candidates
     total = change(candidates)
-    bad = _worst(candidates, total, change, worst) if candidates else []
+    bad = _worst(candidates, total, change, worst) if candidates else {}
     findings = _findings(replays, bad, compute)
-    named = {(number, name) for number, name, _ in bad}
-    remaining = change([each for each in candidates if each not in named]) if bad else None
+    others = [each for each in candidates if each not in bad]
+    remaining = change(others) if bad else None
     ops = {each: replays.graphs[each[0]].plan.decisions[each[1]].op for each in candidates}
-    full_ops = sorted({ops[each] for each in named} - {ops[each] for each in candidates if each not in named})
-    patterns = tuple(dict.fromkeys(pattern_for(name) for _, name, _ in bad))
+    full_ops = {ops[each] for each in bad} - {ops[each] for each in others}
     return Audit(
-        compute,
-        len(candidates),
-        replays.count,
-        replays.loss_scale,
-        total,
-        tuple(findings),
-        remaining,
-        patterns,
-        tuple(full_ops),
-        THRESHOLD,
+        *(compute, len(candidates), replays.count, replays.loss_scale, total, tuple(findings), remaining),
+        exclude=tuple(dict.fromkeys(pattern_for(name) for _, name in bad)),
+        full_ops=tuple(sorted(full_ops)),
+        threshold=THRESHOLD,
     )
 
 
@@ -158,21 +150,20 @@ def pattern_for(name: str) -> str:
 
 def _worst(
     candidates: Sequence[Candidate], total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
-) -> list[tuple[int, str, Change]]:
+) -> dict[Candidate, Change]:
     """Return the single operators that stand out, at most ``worst``: always halve the group that changes most."""
-    queue: list[tuple[float, int, Sequence[Candidate], Change]] = [(-_rank(total), 0, candidates, total)]
-    found: list[tuple[int, str, Change]] = []
-    while queue and len(found) < worst:
-        _, _, group, changed = heapq.heappop(queue)
+    groups = [(candidates, total)]  # in the order of the graphs
+    found: dict[Candidate, Change] = {}
+    while groups and len(found) < worst:
+        at = max(range(len(groups)), key=lambda i: _rank(groups[i][1]))
+        group, changed = groups.pop(at)
         if changed.times_noise <= THRESHOLD:
             break
         if len(group) == 1:
-            found.append((*group[0], changed))
-            continue
-        middle = len(group) // 2
-        for half in (group[:middle], group[middle:]):
-            part = change(half)
-            heapq.heappush(queue, (-_rank(part), candidates.index(half[0]), half, part))
+            found[group[0]] = changed
+        else:
+            middle = len(group) // 2
+            groups[at:at] = [(half, change(half)) for half in (group[:middle], group[middle:])]
     return found
 
 
@@ -182,46 +173,34 @@ def _rank(change: Change) -> float:
     return math.inf if forward else min(change.times_noise, sys.float_info.max)
 
 
-def _findings(replays: Replays, bad: Sequence[tuple[int, str, Change]], compute: str) -> list[Finding]:
+def _findings(replays: Replays, bad: Mapping[Candidate, Change], compute: str) -> list[Finding]:
     """Return a Finding for each operator of ``bad``, the worst first; those that only pass values on join the first."""
     findings: list[Finding] = []
     for graph in replays.graphs:
-        own = {name: changed for number, name, changed in bad if number == graph.number}
+        own = {name: changed for (number, name), changed in bad.items() if number == graph.number}
         if not own:
             continue
-        nodes = {name: node for node, name in strip(Graph.from_symbol(graph.symbol)).names().items()}
-        leaders = _leaders(nodes, own)
+        leaders = _leaders(graph, own)
         around = replays.tapped(graph, own)
         for name, changed in own.items():
-            if leaders[name] != name:
-                continue
-            node = nodes.get(name)
-            op = graph.plan.decisions[name].op
-            lost, detail = "rounded", "within a loop or branch"
-            if node is not None:
-                constants = _constants(graph, node)
-                lost, detail = what_was_lost(name, op, node.attrs, around, changed, compute, constants)
-            also = tuple(other for other in own if other != name and leaders[other] == name)
-            findings.append(Finding(name, op, changed, lost, detail, also))
-    order = {(number, name): i for i, (number, name) in enumerate(replays.candidates)}
-    position = {name: i for (_, name), i in order.items()}
+            if leaders[name] == name:
+                lost, detail = "rounded", "within a loop or branch"
+                if name in around:
+                    lost, detail = what_was_lost(around[name], changed, compute, graph.constants)
+                also = tuple(other for other in own if other != name and leaders[other] == name)
+                findings.append(Finding(name, graph.plan.decisions[name].op, changed, lost, detail, also))
+    position = {name: i for i, (_, name) in enumerate(replays.candidates)}
     return sorted(findings, key=lambda each: (-_rank(each.change), position[each.name]))
 
 
-def _leaders(nodes: Mapping[str, Node], own: Mapping[str, Change]) -> dict[str, str]:
+def _leaders(graph: ReplayedGraph, own: Mapping[str, Change]) -> dict[str, str]:
     """Return for each operator of ``own`` the one that it passes values on from, or itself."""
-    names = {node: name for name, node in nodes.items()}
-    leaders: dict[str, str] = {}
-    for name in nodes:  # in graph order
+    names = strip(Graph.from_symbol(graph.symbol)).names()
+    leaders = {name: name for name in own}
+    for node, name in names.items():  # in graph order
         if name in own:
-            read = [names[entry.node] for entry in nodes[name].inputs if names.get(entry.node) in own]
+            read = [names[entry.node] for entry in node.inputs if names[entry.node] in own]
             # It passes on what it reads if it changes no more than twice as much.
-            first = next((each for each in read if own[name].times_noise <= 2 * own[each].times_noise), None)
-            leaders[name] = leaders[first] if first is not None else name
-    leaders.update({name: name for name in own if name not in leaders})
+            first = next((each for each in read if own[name].times_noise <= 2 * own[each].times_noise), name)
+            leaders[name] = leaders[first]
     return leaders
-
-
-def _constants(graph: ReplayedGraph, node: Node) -> set[int]:
-    names = graph.constants
-    return {i for i, entry in enumerate(node.inputs) if entry.node.is_variable and entry.node.name in names}

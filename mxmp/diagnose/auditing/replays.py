@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Callable, Collection, List, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -14,8 +14,9 @@ from ...frontend import ReplayedGraph, ReplayedNetwork
 from ...pipeline import emitted
 from ...precision.graph import Entry, Graph
 from ...precision.heads import SCALE_NAME, scale_heads
+from ...precision.monitoring import in_full
 from ...precision.plan import Plan
-from .lost import ROUNDOFF
+from .lost import ROUNDOFF, Around
 from .report import Change
 from .still import in_fp32, stilled
 
@@ -40,18 +41,9 @@ class Values(NamedTuple):
         return all(np.isfinite(each).all() for each in [*self.losses, *self.gradients.values(), *self.outputs])
 
 
-class Differences(NamedTuple):
-    """How far one replay is from FP32's: relative sizes, as ``Change`` has them."""
-
-    loss: float
-    gradients: np.ndarray
-    outputs: list[np.ndarray]
-
-
-class _Stilled(NamedTuple):
-    graph: Graph
-    plan: Plan
-    drawn: dict[str, NDArray]
+# How far one replay is from FP32's: relative sizes, as ``Change`` has them, of the loss (one number), of each gradient,
+# and of each column of each output.
+Differences = List[np.ndarray]
 
 
 class Replays:
@@ -66,7 +58,8 @@ class Replays:
         self.graphs: list[ReplayedGraph] = []
         # Multiplies the loss; the gradients are divided by it again.
         self.loss_scale = 1.0
-        self._stilled: dict[tuple, _Stilled] = {}
+        # By graph and shapes of its inputs: see ``still.stilled``.
+        self._stilled: dict[tuple, tuple[Graph, Plan, dict[str, NDArray]]] = {}
         self._arrays: dict[str, NDArray] = {}
         self._inputs: dict[int, Mapping[str, NDArray]] = {}
         self.reference = self.run(())
@@ -89,112 +82,100 @@ class Replays:
         """Run the batch with ``low`` in low precision; ``perturb`` is the relative size of errors in the weights."""
         self.count += 1
         low = set(low)
-        ops: dict[tuple, tuple[mx.nd.CachedOp, list[str], bool]] = {}
+        symbols: dict[tuple, mx.sym.Symbol] = {}
         outputs: list[NDArray] = []
         variables = {} if perturb else self._arrays
 
         def runner(graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> list[NDArray]:
-            key = (graph.number, tuple(array.shape for array in inputs.values()))
-            still = self._still(graph, inputs, key)
-            if key not in ops:
-                ops[key] = self._made(graph, still, lambda name: (graph.number, name) in low, inputs)
+            key = _key(graph, inputs)
+            if key not in symbols:
+                symbols[key] = self._converted(graph, inputs, lambda name: (graph.number, name) in low)
             with autograd.pause():
-                for name, value in graph.values.items():
-                    if name not in variables:
-                        variables[name] = self._perturbed(graph, name, value, perturb)
-                        if name in graph.trained and self._network.training:
-                            variables[name].attach_grad()
-            op, names, scaled = ops[key]
-            auxiliary = set(graph.symbol.list_auxiliary_states())
-            given: dict[str, NDArray] = {**inputs, **still.drawn}
-            ctx = next(iter({**inputs, **graph.values}.values())).ctx
-            if scaled:
-                given[SCALE_NAME] = mx.nd.full((1,), self.loss_scale, ctx=ctx)
-            values = [
-                (graph.values[name].copy() if name in auxiliary else variables[name])
-                if name in graph.values
-                else given[name]
-                for name in names
-            ]
-            out = op(*values)
-            outs = [out] if isinstance(out, NDArray) else list(out)
+                for name in [name for name in graph.values if name not in variables]:
+                    variables[name] = self._perturbed(graph, name, perturb)
+                    if name in graph.trained and self._network.training:
+                        variables[name].attach_grad()
+            running = graph.values.keys() & set(graph.symbol.list_auxiliary_states())
+            own = {name: graph.values[name].copy() if name in running else variables[name] for name in graph.values}
+            outs = _outputs(symbols[key], {**self._given(graph, inputs), **own})
             outputs.extend(outs)
             return outs
 
         outs, losses = self._network.replay(runner)
-        gradients = self._gradients(outs, losses, outputs, variables) if self._network.training else {}
+        gradients = self._gradients(losses or outs, outputs, variables) if self._network.training else {}
         as_rows = [_full(each).reshape(-1, each.shape[-1] if each.ndim > 1 else 1) for each in outs if _is_float(each)]
         return Values([_full(each).ravel() for each in losses], gradients, as_rows)
 
     def _gradients(
-        self,
-        outs: Sequence[NDArray],
-        losses: Sequence[NDArray],
-        outputs: Sequence[NDArray],
-        variables: Mapping[str, NDArray],
+        self, heads: Sequence[NDArray], outputs: Sequence[NDArray], variables: Mapping[str, NDArray]
     ) -> dict[str, np.ndarray]:
-        trained = {name for graph in self.graphs for name in graph.trained if variables[name].grad is not None}
-        names = sorted(trained)
+        """Return the gradients of the sum of ``heads``; ``outputs`` are those of all graphs."""
+        names = sorted({n for graph in self.graphs for n in graph.trained if variables[n].grad is not None})
         if not names:
             return {}
-        heads = [each for each in (losses or outs) if _is_float(each)]
-        scales = [mx.nd.full(each.shape, self.loss_scale, ctx=each.ctx, dtype=each.dtype) for each in heads]
+        heads = list(filter(_is_float, heads))
         # Every output of a graph is a head, so that autograd reaches every parameter.
         others = [each for each in outputs if _is_float(each) and not any(each is head for head in heads)]
-        zeros = [mx.nd.zeros(each.shape, ctx=each.ctx, dtype=each.dtype) for each in others]
-        found = autograd.grad([*heads, *others], [variables[n] for n in names], [*scales, *zeros], retain_graph=False)
+        sent = [*((each, self.loss_scale) for each in heads), *((each, 0.0) for each in others)]
+        starts = [mx.nd.full(each.shape, scale, ctx=each.ctx, dtype=each.dtype) for each, scale in sent]
+        found = autograd.grad([*heads, *others], [variables[n] for n in names], starts, retain_graph=False)
         return {name: _full(each) / self.loss_scale for name, each in zip(names, found)}
 
-    def _still(self, graph: ReplayedGraph, inputs: Mapping[str, NDArray], key: tuple) -> _Stilled:
+    def _still(self, graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> tuple[Graph, Plan, dict[str, NDArray]]:
+        key = _key(graph, inputs)
         if key not in self._stilled:
-            if not any(each is graph for each in self.graphs):
+            if graph.number not in self._inputs:
                 self.graphs.append(graph)
                 self._inputs[graph.number] = dict(inputs)
-            shapes = {name: array.shape for name, array in {**inputs, **graph.values}.items()}
-            made, plan, drawn = stilled(graph, shapes, self._seed + graph.number)
-            ctx = next(iter({**inputs, **graph.values}.values())).ctx
-            arrays = {name: mx.nd.array(value, ctx=ctx, dtype="float32") for name, value in drawn.items()}
-            self._stilled[key] = _Stilled(made, plan, arrays)
+            self._stilled[key] = stilled(graph, inputs, self._seed + graph.number)
         return self._stilled[key]
 
-    def _made(
-        self, graph: ReplayedGraph, still: _Stilled, low: Callable[[str], bool], inputs: Mapping[str, NDArray]
-    ) -> tuple[mx.nd.CachedOp, list[str], bool]:
-        """Return a CachedOp of one variant of a graph, the names of its inputs, and whether it reads the loss scale."""
-        plan = in_fp32(still.plan, low)
-        requested = {name: "write" if name in graph.trained else "null" for name in graph.values}
-        requested.update(dict.fromkeys([*inputs, *still.drawn], "write" if graph.number else "null"))
-        made = emitted(still.graph, plan, requested).graph
-        dtypes = {name: array.dtype for name, array in inputs.items()}
-        scaled = self._network.training and scale_heads(made, dtypes)
-        symbol = made.to_symbol()
-        return mx.nd.CachedOp(symbol), symbol.list_inputs(), scaled
+    def _given(self, graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        """Return what a graph in FP32 reads, by name, with what its random operators drew; and the loss scale."""
+        *_, drawn = self._still(graph, inputs)
+        values = {**graph.values, **inputs, **drawn}
+        ctx = next(iter(values.values())).ctx
+        return {**values, SCALE_NAME: mx.nd.full((1,), self.loss_scale, ctx=ctx)}
 
-    def tapped(self, graph: ReplayedGraph, names: Collection[str]) -> dict[str, np.ndarray]:
-        """Return FP32's values around operators: ``"name"``, ``"name < i"`` of its input i and ``"name > reader"``."""
+    def _converted(
+        self, graph: ReplayedGraph, inputs: Mapping[str, NDArray], low: Callable[[str], bool]
+    ) -> mx.sym.Symbol:
+        """Return one variant of a graph; in training its loss heads may read the loss scale."""
+        still, plan, drawn = self._still(graph, inputs)
+        requested = {name: "write" if name in graph.trained else "null" for name in graph.values}
+        requested.update(dict.fromkeys([*inputs, *drawn], "write" if graph.number else "null"))
+        made = emitted(still, in_fp32(plan, low), requested).graph
+        if self._network.training:
+            scale_heads(made, {name: array.dtype for name, array in inputs.items()})
+        return made.to_symbol()
+
+    def tapped(self, graph: ReplayedGraph, names: Collection[str]) -> dict[str, Around]:
+        """Return the operators ``names`` of a graph with FP32's values around them; those in bodies are missing."""
         inputs = self._inputs[graph.number]
-        key = (graph.number, tuple(array.shape for array in inputs.values()))
-        still = self._stilled[key]
-        readers = still.graph.consumers()
-        heads: dict[str, Entry] = {}
-        for node, name in still.graph.names().items():
-            if name in names:
-                heads[name] = Entry(node)
-                heads.update({f"{name} < {i}": entry for i, entry in enumerate(node.inputs)})
-                users = [user for user, _ in readers.get(Entry(node), ())]
-                heads.update({f"{name} > {user.name}": Entry(user) for user in users})
+        still, *_ = self._still(graph, inputs)
+        readers = still.consumers()
+        nodes = {name: node for node, name in still.names().items() if name in names}
+        users = {node: [user for user, _ in readers.get(Entry(node), ())] for node in nodes.values()}
+        heads = [e for node in users for e in (*node.inputs, Entry(node), *map(Entry, users[node]))]
         if not heads:
             return {}
-        graph_of = Graph(list(heads.values()), still.graph.attrs, numpy=still.graph.numpy)
-        symbol = graph_of.to_symbol()
-        values = {**graph.values, **inputs, **still.drawn}
+        heads = list(dict.fromkeys(heads))
+        symbol = Graph(heads, still.attrs, numpy=still.numpy).to_symbol()
         with autograd.pause(train_mode=graph.training):
-            out = mx.nd.CachedOp(symbol)(*(values[name].copy() for name in symbol.list_inputs()))
-        outs = [out] if isinstance(out, NDArray) else out
-        return {name: _full(each) for name, each in zip(heads, outs)}
+            values = {name: array.copy() for name, array in self._given(graph, inputs).items()}
+            at = dict(zip(heads, map(_full, _outputs(symbol, values))))
+        return {
+            name: Around(
+                node,
+                [at[entry] for entry in node.inputs],
+                at[Entry(node)],
+                {user.name: at[Entry(user)] for user in users[node]},
+            )
+            for name, node in nodes.items()
+        }
 
-    def _perturbed(self, graph: ReplayedGraph, name: str, value: NDArray, size: float) -> NDArray:
-        copy = value.copy()
+    def _perturbed(self, graph: ReplayedGraph, name: str, size: float) -> NDArray:
+        copy = graph.values[name].copy()
         if size and name in graph.trained and copy.ndim >= 2 and _is_float(copy):
             copy[:] = copy.asnumpy() * self._rng.uniform(1 - size, 1 + size, copy.shape).astype(np.float32)
         return copy
@@ -203,10 +184,9 @@ class Replays:
 
     def differences(self, got: Values) -> Differences:
         fp32 = self.reference
-        losses = [_relative(a, b) for a, b in zip(fp32.losses, got.losses)]
-        gradients = np.array([_relative(value, got.gradients[name]) for name, value in fp32.gradients.items()])
-        outputs = [_by_column(a, b) for a, b in zip(fp32.outputs, got.outputs)]
-        return Differences(max(losses, default=0.0), gradients, outputs)
+        loss = max((_relative(a, b) for a, b in zip(fp32.losses, got.losses)), default=0.0)
+        gradients = [_relative(value, got.gradients[name]) for name, value in fp32.gradients.items()]
+        return [np.array([loss]), np.array(gradients), *map(_by_column, fp32.outputs, got.outputs)]
 
 
 class Noise:
@@ -216,36 +196,37 @@ class Noise:
         least = ROUNDOFF[compute]
         # Inputs get no errors: an operator that needs their last digits would make noise itself, and not stand out.
         found = [replays.differences(replays.run((), 2 * least)) for _ in range(rounds)]
-        self._loss = float(_floored(np.array([[each.loss] for each in found]), least)[0])
-        self._gradients = _floored(np.array([each.gradients for each in found]), least)
-        self._outputs = [_floored(np.array(each), least) for each in zip(*(found_.outputs for found_ in found))]
+        self._noise = [_floored(np.array(each), least) for each in zip(*found)]
         self._names = list(replays.reference.gradients)
         self._has_loss = bool(replays.reference.losses)
 
     def change(self, found: Differences) -> Change:
         """Return a Change, with the parameter and the column that changed most in units of their noise."""
-        most = _ratio(np.array([found.loss]), np.array([self._loss]))[0]
-        gradient, parameter = None, ""
-        if self._names:
-            ratios = _ratio(found.gradients, self._gradients)
-            worst = int(np.argmax(ratios))
-            gradient, parameter, most = float(found.gradients[worst]), self._names[worst], max(most, ratios[worst])
+        ratios = list(map(_ratio, found, self._noise))
+        most = [float(each.max(initial=-1.0)) for each in ratios]
+        worst = [int(np.argmax(each)) if each.size else 0 for each in ratios]
+        gradient, parameter = (float(found[1][worst[1]]), self._names[worst[1]]) if self._names else (None, "")
         output, number, column = 0.0, 0, 0
-        largest = -1.0
-        for i, (each, noise) in enumerate(zip(found.outputs, self._outputs)):
-            ratios = _ratio(each, noise)
-            worst = int(np.argmax(ratios)) if ratios.size else 0
-            if ratios.size and ratios[worst] > largest:
-                largest, output, number, column = float(ratios[worst]), float(each[worst]), i, worst
-        loss = found.loss if self._has_loss else None
-        return Change(loss, gradient, parameter, output, number, column, float(max(most, largest)))
+        at = max(range(2, len(found)), key=most.__getitem__, default=0)
+        if at and found[at].size:
+            output, number, column = float(found[at][worst[at]]), at - 2, worst[at]
+        loss = float(found[0][0]) if self._has_loss else None
+        return Change(loss, gradient, parameter, output, number, column, max(most))
+
+
+def _key(graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> tuple:
+    return (graph.number, *(array.shape for array in inputs.values()))
+
+
+def _outputs(symbol: mx.sym.Symbol, values: Mapping[str, NDArray]) -> list[NDArray]:
+    out = mx.nd.CachedOp(symbol)(*(values[name] for name in symbol.list_inputs()))
+    return [out] if isinstance(out, NDArray) else list(out)
 
 
 def _ratio(change: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """Return ``change / noise``; inf where the change is, 0 where only the noise is."""
-    return np.where(
-        np.isinf(change), math.inf, np.where(np.isinf(noise), 0.0, np.where(np.isinf(change), 1.0, change) / noise)
-    )
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(change), math.inf, change / noise)
 
 
 def _floored(found: np.ndarray, least: float) -> np.ndarray:
@@ -280,11 +261,8 @@ def _by_column(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _full(array: NDArray) -> np.ndarray:
-    if np.dtype(array.dtype).names:  # bfloat16
-        array = mx.nd.amp_cast(array, dtype="float32")
-    return array.asnumpy().astype(np.float32, copy=False)
+    return in_full(array).asnumpy().astype(np.float32, copy=False)
 
 
 def _is_float(array: NDArray) -> bool:
-    dtype = np.dtype(array.dtype)
-    return bool(dtype.names) or dtype.kind == "f"
+    return np.dtype(array.dtype).kind in "fV"  # V is bfloat16

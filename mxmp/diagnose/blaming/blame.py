@@ -84,7 +84,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
 
     def replayed(scale: float) -> tuple[Recording, list[ObservedGraph]]:
         recording = Recording()
-        probe = Probe(network, recording.note_observed)
+        probe = Probe(network, lambda observed, array: recording.note(observed.label, array, observed))
         recording.note_weights(weights)
         with network.unchanged(), autograd.pause():
             try:

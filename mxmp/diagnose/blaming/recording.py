@@ -11,6 +11,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ...observed import Observed
+from ...precision._mxnet import dtype_name
 from ...probe import values_of
 from ...step.gradients import Gradient, is_finite
 from ...step.masters import Weight
@@ -42,19 +43,15 @@ class Recording:
             nans = (values != values).sum()
             infs = (1 - finite).sum() - nans
             numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
-        shape, dtype = array.shape, np.dtype(array.dtype)
+        shape, dtype = array.shape, dtype_name(array.dtype)
 
         def read() -> Range:
             lowest, highest, infs, nans = (float(x) for x in numbers.asnumpy())
             if lowest > highest:  # none is finite
                 lowest = highest = math.nan
-            dtype_name = dtype.names[0] if dtype.names else dtype.name
-            return Range(name, shape, dtype_name, lowest, highest, int(infs), int(nans))
+            return Range(name, shape, dtype, lowest, highest, int(infs), int(nans))
 
         self._pending.append((observed, read))
-
-    def note_observed(self, observed: Observed, array: NDArray) -> None:
-        self.note(observed.label, array, observed)
 
     def note_weights(self, weights: Sequence[Weight]) -> None:
         """Record each weight on its first device: its FP32 master if any, then the array that operators read."""

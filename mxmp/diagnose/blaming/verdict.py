@@ -24,9 +24,42 @@ class Record(NamedTuple):
     range: Range
 
 
-class _Scale(NamedTuple):
-    """The loss scale of the step, and a function that replays it at another scale, or None."""
+def _gradients_in(dtype: str, records: Sequence[Record]) -> Iterator[float]:
+    """Yield the largest absolute value of each gradient in ``dtype`` that has a finite one."""
+    for observed, found in records:
+        is_gradient = found.name.startswith("the gradient of") if observed is None else observed.backward
+        if is_gradient and found.dtype == dtype and not math.isnan(found.largest):
+            yield found.largest
 
+
+def verdict(
+    records: Sequence[Record],
+    graphs: Sequence[ObservedGraph],
+    params: Sequence[str],
+    scale: float,
+    replayed: Callable[[float], Sequence[Record]] | None = None,
+) -> Blame:
+    """Return the report on the first tensor that is not finite, of all ``records`` of a step in their order.
+    ``params`` has frozen ones too. ``replayed`` returns the records at another loss scale, None estimates them.
+    """
+    for i, (observed, found) in enumerate(records):
+        if not found.finite:
+            # All in front are finite, so the operator that made the tensor is at fault, not its inputs.
+            step = _Step(records[:i], graphs, params, scale, replayed)
+            return step.blame_other(found) if observed is None else step.blame_operator(observed, found)
+    cause = (
+        "every value and gradient was finite. The batch is not the one that failed, or the weights have changed since, "
+        "or dropout drew other numbers, or another batch of an accumulated gradient is at fault"
+    )
+    return Blame(False, "nowhere", "", "", "", cause, None, (), scale)
+
+
+class _Step(NamedTuple):
+    """A step up to its first tensor that is not finite; the other arguments are those of ``verdict``."""
+
+    past: Sequence[Record]
+    graphs: Sequence[ObservedGraph]
+    params: Sequence[str]
     scale: float
     replayed: Callable[[float], Sequence[Record]] | None
 
@@ -48,108 +81,68 @@ class _Scale(NamedTuple):
         most = self.scale / 2 if true == 0 else min(self.scale / 2, 2.0 ** math.floor(math.log2(limit / true)))
         return f"A lower loss scale avoids it: {most:g} or less"
 
+    def blame_other(self, found: Range) -> Blame:
+        """Report on a tensor that neither an operator nor a cast made."""
+        past, params = self.past, self.params
+        inputs: tuple[Range, ...] = ()
+        if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
+            inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
+            where, cause = "parameter", _overflow_text(inputs[0], found.dtype)
+        elif found.name in params:
+            where = "parameter"
+            cause = "it was not finite before this step: an earlier step went wrong, or it was given this value"
+        elif found.name.startswith("the loss"):
+            where, cause = "loss", "the loss is not finite, and what the net returned is"
+        elif found.name.startswith("the gradient of the loss"):
+            where, cause = "loss", f"the loss is finite, and its gradient is not. {self.advice(found)}"
+        elif found.name.startswith("the gradient of"):
+            where = "update"
+            cause = "finite gradients of several blocks were added up, or a block that runs as Python computed it"
+        else:
+            where, cause = "input", "the input data are not finite"
+        if where == "loss":
+            inputs = tuple(r.range for r in past if r.observed is not None and not r.observed.backward)[-1:]
+        return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, self.scale)
 
-def _gradients_in(dtype: str, records: Sequence[Record]) -> Iterator[float]:
-    """Yield the largest absolute value of each gradient in ``dtype`` that has a finite one."""
-    for observed, found in records:
-        is_gradient = found.name.startswith("the gradient of") if observed is None else observed.backward
-        if is_gradient and found.dtype == dtype and not math.isnan(found.largest):
-            yield found.largest
-
-
-def verdict(
-    records: Sequence[Record],
-    graphs: Sequence[ObservedGraph],
-    params: Sequence[str],
-    scale: float,
-    replayed: Callable[[float], Sequence[Record]] | None = None,
-) -> Blame:
-    """Return the report on the first tensor that is not finite, of all ``records`` of a step in their order.
-    ``params`` has frozen ones too. ``replayed`` returns the records at another loss scale, None estimates them.
-    """
-    at = _Scale(scale, replayed)
-    for i, (observed, found) in enumerate(records):
-        if not found.finite:
-            # All of these are finite, so the operator that made the tensor is at fault, not its inputs.
-            past = records[:i]
-            if observed is None:
-                return _blame_other(past, found, params, at)
-            return _blame_operator(past, observed, found, graphs, params, at)
-    cause = (
-        "every value and gradient was finite. The batch is not the one that failed, or the weights have changed since, "
-        "or dropout drew other numbers, or another batch of an accumulated gradient is at fault"
-    )
-    return Blame(False, "nowhere", "", "", "", cause, None, (), scale)
-
-
-def _blame_other(past: Sequence[Record], found: Range, params: Sequence[str], at: _Scale) -> Blame:
-    """Report on a tensor that neither an operator nor a cast made; ``past`` has the records before it."""
-    inputs: tuple[Range, ...] = ()
-    if found.name in params and past and past[-1].range.name == found.name:  # the master, which is finite
-        inputs = (replace(past[-1].range, name=f"{found.name}, unrounded"),)
-        where, cause = "parameter", _overflow_text(inputs[0], found.dtype)
-    elif found.name in params:
-        where = "parameter"
-        cause = "it was not finite before this step: an earlier step went wrong, or it was given this value"
-    elif found.name.startswith("the loss"):
-        where, cause = "loss", "the loss is not finite, and what the net returned is"
-    elif found.name.startswith("the gradient of the loss"):
-        where, cause = "loss", f"the loss is finite, and its gradient is not. {at.advice(found)}"
-    elif found.name.startswith("the gradient of"):
-        where = "update"
-        cause = "finite gradients of several blocks were added up, or a block that runs as Python computed it"
-    else:
-        where, cause = "input", "the input data are not finite"
-    if where == "loss":
-        inputs = tuple(r.range for r in past if r.observed is not None and not r.observed.backward)[-1:]
-    return Blame(True, where, found.name, "", found.dtype, cause, found, inputs, at.scale)
-
-
-def _blame_operator(
-    past: Sequence[Record],
-    observed: Observed,
-    found: Range,
-    graphs: Sequence[ObservedGraph],
-    params: Sequence[str],
-    at: _Scale,
-) -> Blame:
-    """Report on a tensor that an operator of the network, or a cast, made."""
-    graph = next((graph for graph in graphs if observed.node in graph), None)
-    low = graphs[0].plan.policy.compute
-    where = "backward" if observed.backward else "forward"
-    unrounded = _unrounded(past, observed, found) if observed.inserted else None
-    dtype = low if observed.low or observed.inserted else "float32"
-    inputs = () if graph is None else _inputs_of(past, graph, observed)
-    has_no_result = unrounded is None and found.dtype == "float32" and found.nans
-    advice = f". {at.advice(found, unrounded)}" if observed.backward and not has_no_result else ""
-    name, op = observed.operator, observed.op
-    if unrounded is not None:
-        cause, dtype = _overflow_text(unrounded, low), low
-        if unrounded.name == SUM:
-            cause = f"a sum of gradients, its own among them, has an {cause}"
-        if unrounded.name == _OF_LOSS:
-            where, name, op = "loss", "the loss", ""
-            cause = f"its gradient has an {cause}"
-        if op == VARIABLE:
-            where, op = ("parameter" if name in params else "input"), ""
-        before = replace(unrounded, name=f"{unrounded.name}, unrounded")
-        inputs = (*(r for r in inputs if r != unrounded), before)
-        cause += advice
-    elif found.dtype != "float32":
-        cause = f"overflow of {found.dtype}{advice}"
-    else:
-        dtype = "float32"
-        cause = "NaN from finite inputs: it has no result for some of them, as 0/0 or the root of a negative number"
-        if not has_no_result:
-            cause = "inf in FP32 from finite inputs: a division by zero, a logarithm of zero, or beyond FP32's range"
+    def blame_operator(self, observed: Observed, found: Range) -> Blame:
+        """Report on a tensor that an operator of the network, or a cast, made."""
+        graph = next((graph for graph in self.graphs if observed.node in graph), None)
+        low = self.graphs[0].plan.policy.compute
+        where = "backward" if observed.backward else "forward"
+        unrounded = _unrounded(self.past, observed, found) if observed.inserted else None
+        dtype = low if observed.low or observed.inserted else "float32"
+        inputs = () if graph is None else _inputs_of(self.past, graph, observed)
+        has_no_result = unrounded is None and found.dtype == "float32" and found.nans
+        advice = f". {self.advice(found, unrounded)}" if observed.backward and not has_no_result else ""
+        name, op = observed.operator, observed.op
+        if unrounded is not None:
+            cause, dtype = _overflow_text(unrounded, low), low
+            if unrounded.name == SUM:
+                cause = f"a sum of gradients, its own among them, has an {cause}"
+            if unrounded.name == _OF_LOSS:
+                where, name, op = "loss", "the loss", ""
+                cause = f"its gradient has an {cause}"
+            if op == VARIABLE:
+                where, op = ("parameter" if name in self.params else "input"), ""
+            before = replace(unrounded, name=f"{unrounded.name}, unrounded")
+            inputs = (*(r for r in inputs if r != unrounded), before)
             cause += advice
-        rounded = [] if graph is None else _rounded_inputs(graph, observed.operator)
-        if rounded:
-            cause += (
-                f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto a value that has no finite result: "
-                f"exclude=[{rounded[0]!r}] computes it in FP32"
-            )
-    return Blame(True, where, name, op, dtype, cause, found, inputs, at.scale)
+        elif found.dtype != "float32":
+            cause = f"overflow of {found.dtype}{advice}"
+        else:
+            dtype = "float32"
+            cause = "inf in FP32 from finite inputs: a division by zero, a logarithm of zero, or beyond FP32's range"
+            if has_no_result:
+                why = "it has no result for some of them, as 0/0 or the root of a negative number"
+                cause = f"NaN from finite inputs: {why}"
+            cause += advice
+            rounded = [] if graph is None else _rounded_inputs(graph, observed.operator)
+            if rounded:
+                cause += (
+                    f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto a value that has no finite "
+                    f"result: exclude=[{rounded[0]!r}] computes it in FP32"
+                )
+        return Blame(True, where, name, op, dtype, cause, found, inputs, self.scale)
 
 
 def _rounded_inputs(graph: ObservedGraph, operator: str) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any, Iterable, Mapping
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph, instead
+from ...callbacks import last_line
+from ...frontend import ConvertedGraph
 from ...kernels.channels_last import norms_over_rows
 from ...kernels.fit import device_of
 from ...pipeline import emitted
@@ -20,7 +21,7 @@ from ...precision.graph import Graph, Node, check_shapes
 from ...precision.plan import FULL, Plan, read_policy, summed_in_fp32
 from ...precision.rules import Kind
 from ...precision.traffic import CastSize, cast_sizes
-from ..shared.targets import Network, converted_graphs, is_network
+from ..shared.targets import Network, converted_graphs, is_network, kind_of
 from .report import Explanation, GraphReport, NodeReport
 
 
@@ -79,8 +80,7 @@ def explain(
         return Explanation((_report_symbol(target, *read_policy(policy or "float16", exclude), ctx, shapes),))
     if not is_network(target):
         raise TypeError(
-            "explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, "
-            f"got {type(target).__module__}.{type(target).__name__}{instead(target)}"
+            f"explain takes a gluon Block, a Symbol, an mxmp.Module or an mxmp.BucketingModule, got {kind_of(target)}"
         )
     if policy is not None or exclude or ctx is not None or shapes:
         raise ValueError(
@@ -114,8 +114,7 @@ def _report_symbol(
     try:
         return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
     except mx.MXNetError as error:
-        why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"the shapes {shapes} do not fit the Symbol: {why}") from error
+        raise ValueError(f"the shapes {shapes} do not fit the Symbol: {last_line(error)}") from error
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:

@@ -9,7 +9,7 @@ from ...kernels.channels_last import WHY_SLOW
 from ...policy import Policy
 from ...precision.plan import Plan
 from ...precision.traffic import CastSize
-from ..shared.report import some, table
+from ..shared.report import grouped, some, table
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,7 @@ class GraphReport:
 
     def _table(self) -> list[str]:
         """Return a table that counts the operators of each type, dtype and reason, largest count first."""
-        alike: dict[tuple[str, str, str], list[NodeReport]] = {}
-        for node in self.nodes:
-            alike.setdefault((node.dtype, node.op, node.reason), []).append(node)
+        alike = grouped(self.nodes, lambda node: (node.dtype, node.op, node.reason))
         order = sorted(alike.items(), key=lambda item: -len(item[1]))
         rows = [(str(len(nodes)), *key[:2], str(sum(n.casts for n in nodes)), key[2]) for key, nodes in order]
         return table([("nodes", "dtype", "operator", "casts", "reason"), *rows], "><<><")

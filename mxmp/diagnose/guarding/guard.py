@@ -159,7 +159,7 @@ class Guard(StepObserver):
         self._recording = Recording()
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
-        self._recording.note_observed(observed, array)
+        self._recording.note(observed.label, array, observed)
 
 
 def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3, low_scale: float = 128.0) -> Guard:

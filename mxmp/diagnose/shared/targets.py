@@ -1,44 +1,69 @@
-"""The networks that users look into: the one file of ``diagnose`` that knows both frontends."""
+"""What users give to the diagnostics; the one file of ``diagnose`` that knows the networks of both frontends."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import ConvertedGraph, ReplayedNetwork, TrainedNetwork, instead, listed
+from ...frontend import CalledGraph, ConvertedGraph, ReplayedNetwork, TrainedNetwork, instead, listed
 from ...gluon import Trainer
 from ...gluon import reading as of_nets
 from ...gluon.blocks import blocks_of, with_names_of
-from ...gluon.reading import called_graphs, policy_of
 from ...gluon.replaying import ReplayedNet
 from ...gluon.training import TrainedNet
 from ...policy import Policy
-from ...precision.plan import Plan
+from ...precision.graph import check_shapes
+from ...precision.plan import Plan, read_policy
 from ...symbolic import BucketingModule, Module
 from ...symbolic.reading import bound_graphs
 from ...symbolic.replaying import ReplayedModule, replayed_symbol
 from ...symbolic.training import TrainedModule
-
-__all__ = [
-    "Network",
-    "Trainer",
-    "blocks_of",
-    "called_graphs",
-    "converted_graphs",
-    "is_network",
-    "policy_of",
-    "replayed_network",
-    "trained_network",
-    "with_names_of",
-]
 
 Network = Union[Block, Module, BucketingModule]
 
 
 def is_network(target: Any) -> bool:
     return isinstance(target, (Block, Module, BucketingModule))
+
+
+def kind_of(target: Any) -> str:
+    """Return the class of an object of the wrong kind, with a hint at what to pass instead."""
+    return f"{type(target).__module__}.{type(target).__name__}{instead(target)}"
+
+
+def check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def called_graphs(target: Any, inputs: Sequence[Any], shapes: dict[str, tuple]) -> list[CalledGraph]:
+    """Return the graphs that ``advise`` counts; its arguments are advise's.
+    That is one, or of a net with Python parts each outermost block that runs as a graph.
+    """
+    if isinstance(target, mx.sym.Symbol):
+        if inputs:
+            raise ValueError("a Symbol's shapes are given by name: advise(symbol, data=(32, 3, 224, 224))")
+        check_shapes(shapes, target.list_inputs(), ["policy", "device", "exclude"])
+        known = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
+        return [CalledGraph(target.name or "symbol", target, known, frozenset())]
+    if not isinstance(target, Block):
+        raise TypeError(f"advise takes a gluon Block or a Symbol, got {kind_of(target)}")
+    if shapes or not inputs:
+        raise ValueError("a net takes its inputs in order: advise(net, x), or advise(net, (32, 3, 224, 224))")
+    return of_nets.called_graphs(target, inputs)
+
+
+def policy_for(
+    target: Block | mx.sym.Symbol, policy: str | Policy | Plan | None, exclude: Iterable[str]
+) -> tuple[Policy, Plan | None]:
+    """Return the Policy and Plan, if any, that ``policy`` means for ``target``; None means that of a converted net."""
+    if not isinstance(target, Block):
+        return read_policy(policy or "float16", exclude)
+    requested, plan = read_policy(policy or of_nets.policy_of(target) or "float16", exclude)
+    return requested, plan and with_names_of(blocks_of(target), plan)
 
 
 def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[ConvertedGraph], list[str]]:
@@ -50,7 +75,7 @@ def converted_graphs(target: Network, inputs: Sequence[Any]) -> tuple[list[Conve
     return of_nets.converted_graphs(target, inputs), of_nets.unconverted_blocks(target)
 
 
-def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
+def trained_network(target: Network, trainer: Trainer | None = None) -> TrainedNetwork:
     """Return what the diagnostics of training use of a net with its ``trainer``, or of a module."""
     if isinstance(target, (Module, BucketingModule)):
         if trainer is not None:
@@ -59,7 +84,7 @@ def trained_network(target: Any, trainer: Any = None) -> TrainedNetwork:
     if not isinstance(target, Block):
         raise TypeError(
             "expected a converted gluon Block and its mxmp.Trainer, or an mxmp.Module or BucketingModule, got "
-            f"{type(target).__module__}.{type(target).__name__}{instead(target)}"
+            f"{kind_of(target)}"
         )
     return TrainedNet(target, trainer)
 
@@ -80,8 +105,7 @@ def replayed_network(
         return ReplayedModule(target, loss, batch)
     if not isinstance(target, Block):
         raise TypeError(
-            "expected a gluon Block, an mxmp.Module or BucketingModule, or a Symbol, got "
-            f"{type(target).__module__}.{type(target).__name__}"
+            f"expected a gluon Block, an mxmp.Module or BucketingModule, or a Symbol, got {kind_of(target)}"
         )
     if loss is None:
         return ReplayedNet(target, None, _listed(batch), (), how)

@@ -15,7 +15,7 @@ from ...observed import Observed
 from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ..shared.targets import Network, Trainer, trained_network
+from ..shared.targets import Network, Trainer, check_positive, trained_network
 from .histogram import FORMATS, Histogram
 from .snapshot import Snapshot, TensorReport, merged, with_lost
 
@@ -208,7 +208,5 @@ def watch(
         The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer;
         or ``every``, ``sample`` or ``keep`` is not a positive integer.
     """
-    for name, value in (("every", every), ("sample", sample), ("keep", keep)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    check_positive(every=every, sample=sample, keep=keep)
     return Watch(trained_network(target, trainer), every, sample, keep, callback)
