@@ -1,0 +1,352 @@
+"""Graphs of about ten operators, drawn by a seed: mxmp's emulation against the machine code of MXNet's kernels.
+
+    bash scripts/simgpu.sh python -m simgpu.drawn 0 1000    # counts, and says what differs; MXNET_USE_FUSION=0
+
+An error is in units in the last place of a tensor's largest value. Two sums in another order may round to two different
+numbers, which a norm or the kink of a relu makes a large difference of: so each graph that disagrees is run again on
+the CPU with inputs one such unit apart, and counts as ill-conditioned where that changes as much.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import Any, Callable, Tuple
+
+import mxnet as mx
+import numpy as np
+
+import mxmp
+
+S = mx.sym
+LIMIT = 2.0  # units in the last place
+ROWS = 4
+Shape = Tuple[int, ...]
+Tensor = Tuple[Any, Shape]  # a Symbol and its shape
+
+
+class Drawn:
+    """One graph: its ``symbol``, and the ``values`` of all that it reads."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw, self._rng = random.Random(seed), np.random.RandomState(seed)
+        self.values: dict[str, np.ndarray] = {}
+        self.kinds: list[str] = []
+        self._shapes: dict[str, Shape] = {}
+        self._made: list[Tensor] = []
+        self._count = 0
+        tensor = self._start()
+        for _ in range(self._draw.randint(7, 11)):
+            self._made.append(tensor)
+            kind = self._draw.choice(FOUR_AXES if len(tensor[1]) == 4 else TWO_AXES)
+            self.kinds.append(kind.__name__.strip("_"))
+            tensor = kind(self, *tensor)
+        heads = [tensor[0]]
+        if self._draw.random() < 0.3:
+            heads.append(self._draw.choice(self._made)[0])
+        symbol = S.Group([S.identity(head, name=f"out{i}") for i, head in enumerate(heads)])
+        self.symbol = symbol
+        self._fill(symbol)
+
+    def var(self, shape: Shape, role: str) -> Any:
+        self._count += 1
+        name = f"{role}{self._count}"
+        self._shapes[name] = shape
+        return S.Variable(name)
+
+    def name(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}{self._count}"
+
+    def choice(self, *options: Any) -> Any:
+        return self._draw.choice(options)
+
+    def earlier(self, shape: Shape, same: Callable[[Shape], bool]) -> Tensor:
+        """Another tensor of a fitting shape, or a new variable of this one."""
+        found = [made for made in self._made if same(made[1])]
+        return self._draw.choice(found) if found else (self.var(shape, "data"), shape)
+
+    def _start(self) -> Tensor:
+        if self._draw.random() < 0.25:
+            index, rows, width = self.var((ROWS,), "index"), 11, self.choice(8, 12)
+            return S.Embedding(index, input_dim=rows, output_dim=width, name=self.name("embed")), (ROWS, width)
+        if self._draw.random() < 0.3:
+            shape: Shape = (ROWS, self.choice(9, 16, 24))
+            return _dense(self, self.var(shape, "data"), shape)
+        shape = (ROWS, self.choice(3, 4, 8), 6, 6)
+        return _convolution(self, self.var(shape, "data"), shape)
+
+    def _fill(self, symbol: Any) -> None:
+        given = {name: self._shapes[name] for name in symbol.list_arguments() if name in self._shapes}
+        shapes, _, states = symbol.infer_shape(**given)
+        for name, shape in zip(symbol.list_arguments(), shapes):
+            value = self._rng.randn(*shape)
+            if name.startswith("index"):
+                value = self._rng.randint(0, 11, shape)
+            elif name.endswith("gamma"):
+                value = 1 + value / 4
+            elif not name.startswith("data"):
+                value = value / max(int(np.prod(shape[1:])), 1) ** 0.5
+            self.values[name] = value.astype("float16").astype("float32")
+        for name, shape in zip(symbol.list_auxiliary_states(), states):
+            self.values[name] = np.full(shape, float("var" in name), "float32")
+
+    def run(self, ctx: mx.Context, moved: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """The outputs and the gradients, by name."""
+        policy = mxmp.Policy("float16", params="float32")
+        low = mxmp.cast_symbol(self.symbol, policy, ctx=ctx)
+        values = {**self.values, **(moved or {})}
+        names = low.list_arguments()
+        arguments = {name: mx.nd.array(values[name], ctx=ctx) for name in names}
+        trained = [name for name in names if not name.startswith("index")]
+        gradients = {name: mx.nd.zeros(values[name].shape, ctx=ctx) for name in trained}
+        states = {name: mx.nd.array(values[name], ctx=ctx) for name in low.list_auxiliary_states()}
+        requests = {name: "write" if name in gradients else "null" for name in names}
+        executor = low.bind(ctx, arguments, gradients, requests, states)
+        outputs = executor.forward(is_train=True)
+        rng = np.random.RandomState(1)
+        heads = [rng.randn(*out.shape).astype("float16").astype("float32") for out in outputs]
+        executor.backward([mx.nd.array(head, ctx=ctx) for head in heads])
+        found = {f"output {i}": out.asnumpy() for i, out in enumerate(outputs)}
+        return {**found, **{f"gradient of {name}": gradients[name].asnumpy() for name in trained}}
+
+    def moved(self, seed: int) -> dict[str, np.ndarray]:
+        """The values, each one unit in the last place of its array up or down."""
+        rng = np.random.RandomState(seed)
+        found = {}
+        for name, value in self.values.items():
+            if not name.startswith("index"):
+                found[name] = value + rng.choice([-1, 1], value.shape).astype("float32") * unit(value)
+        return found
+
+    def judged(self) -> tuple[str, float, str]:
+        """``"agrees"``, ``"ill-conditioned"`` or ``"differs"``; the largest error; and where it is."""
+        emulated, computed = self.run(mx.cpu()), self.run(mx.gpu())
+        errors = {name: distance(computed[name], emulated[name]) for name in emulated}
+        worst = max(errors, key=lambda name: errors[name])
+        if errors[worst] <= LIMIT:
+            return "agrees", errors[worst], worst
+        controls = [self.run(mx.cpu(), self.moved(seed)) for seed in range(3)]
+        moved = {name: max(distance(each[name], emulated[name]) for each in controls) for name in emulated}
+        ill = all(error <= max(LIMIT, moved[name]) for name, error in errors.items())
+        return "ill-conditioned" if ill else "differs", errors[worst], worst
+
+
+def unit(value: np.ndarray) -> np.float32:
+    """One unit in the last place, in float16, of the largest finite number of an array."""
+    largest = float(np.abs(value[np.isfinite(value)]).max(initial=2.0**-14))
+    return np.float32(2.0 ** (np.floor(np.log2(max(largest, 2.0**-14))) - 10))
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference in units of ``other``; infinite where only one is finite."""
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0, np.abs(one.astype("float64") - other)) / unit(other)
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0))
+
+
+# -- Operators: from a tensor to a tensor -----------------------------------------------------------
+
+
+def _convolution(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    kernel, filters, bias = g.choice(1, 3), g.choice(4, 8), g.choice(True, False)
+    group = g.choice(1, 1, 2) if shape[1] % 2 == 0 else 1
+    attrs = {"kernel": (kernel,) * 2, "pad": (kernel // 2,) * 2, "num_group": group, "no_bias": not bias}
+    y = S.Convolution(x, num_filter=filters, name=g.name("conv"), **attrs)
+    return y, (ROWS, filters, *shape[2:])
+
+
+def _strided(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[2] < 4:
+        return _convolution(g, x, shape)
+    y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), stride=(2, 2), name=g.name("conv"))
+    return y, (ROWS, 8, *((side + 1) // 2 for side in shape[2:]))
+
+
+def _deconvolution(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[2] > 6:
+        return _strided(g, x, shape)
+    y = S.Deconvolution(x, num_filter=4, kernel=(2, 2), stride=(2, 2), no_bias=g.choice(True, False), name=g.name("de"))
+    return y, (ROWS, 4, *(2 * side for side in shape[2:]))
+
+
+def _dense(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    units = g.choice(6, 12, 17)
+    return S.FullyConnected(x, num_hidden=units, no_bias=g.choice(True, False), name=g.name("fc")), (ROWS, units)
+
+
+def _dot(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    units = g.choice(5, 12)
+    return S.dot(x, g.var((shape[1], units), "weight") * (1 / shape[1] ** 0.5)), (ROWS, units)
+
+
+POINTWISE: dict[str, Callable[[Any], Any]] = {
+    "relu": S.relu,
+    "activation": lambda x: S.Activation(x, act_type="relu"),
+    "tanh": S.tanh,
+    "act_tanh": lambda x: S.Activation(x, act_type="tanh"),
+    "sigmoid": S.sigmoid,
+    "act_sigmoid": lambda x: S.Activation(x, act_type="sigmoid"),
+    "softsign": S.softsign,
+    "softrelu": lambda x: S.Activation(x, act_type="softrelu"),
+    "leaky": lambda x: S.LeakyReLU(x, act_type="leaky", slope=0.1),
+    "gelu": lambda x: S.LeakyReLU(x, act_type="gelu"),
+    "elu": lambda x: S.LeakyReLU(x, act_type="elu", slope=1.0),
+    "erf": S.erf,
+    "hard_sigmoid": S.hard_sigmoid,
+    "clip": lambda x: S.clip(x, a_min=-0.7, a_max=1.3),
+    "times": lambda x: x * 0.3,
+    "plus": lambda x: x + 1.1,
+    "minus": lambda x: 0.7 - x,
+    "over": lambda x: x / 3,
+    "abs": S.abs,
+    "square": S.square,
+    "exp": lambda x: S.exp(S.clip(x, a_min=-2, a_max=2)),
+    "root": lambda x: S.sqrt(S.abs(x) + 0.5),
+    "swish": lambda x: x * S.sigmoid(x),
+}
+
+
+def _pointwise(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    name = g.choice(*POINTWISE)
+    g.kinds[-1:] = [name]
+    return POINTWISE[name](x), shape
+
+
+def _binary(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    other, _ = g.earlier(shape, lambda each: each == shape)
+    kind = g.choice(S.elemwise_add, S.elemwise_sub, S.elemwise_mul, S.broadcast_add, S.broadcast_maximum)
+    return kind(x, other), shape
+
+
+def _sum_of_five(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    others = [g.earlier(shape, lambda each: each == shape)[0] for _ in range(4)]
+    return S.add_n(x, *others), shape
+
+
+def _broadcast(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    kind = g.choice(S.broadcast_add, S.broadcast_mul, S.broadcast_sub, S.broadcast_minimum)
+    axes = [(1, *shape[1:]), (shape[0], *(1,) * (len(shape) - 1)), (1, shape[1], *(1,) * (len(shape) - 2))]
+    return kind(x, g.var(g.choice(*axes), "data")), shape
+
+
+def _excited(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    """Squeeze and excitation."""
+    pooled = S.Pooling(x, kernel=(1, 1), global_pool=True, pool_type="avg")
+    gate = S.sigmoid(S.Convolution(pooled, kernel=(1, 1), num_filter=shape[1], name=g.name("gate")))
+    return S.broadcast_mul(x, gate), shape
+
+
+def _pooling(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    return S.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type=g.choice("max", "avg")), shape
+
+
+def _halved(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[2] % 2:
+        return _pooling(g, x, shape)
+    y = S.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type=g.choice("max", "avg"))
+    return y, (*shape[:2], *(side // 2 for side in shape[2:]))
+
+
+def _batch_norm(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    return S.BatchNorm(x, fix_gamma=g.choice(True, False), name=g.name("norm")), shape
+
+
+def _layer_norm(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    return S.LayerNorm(x, name=g.name("norm")), shape
+
+
+def _softmax(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    return g.choice(S.softmax, S.log_softmax)(x, axis=1), shape
+
+
+def _flat(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    return S.Flatten(x), (ROWS, int(np.prod(shape[1:])))
+
+
+def _transposed(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    return S.transpose(x, axes=(0, 1, 3, 2)), (*shape[:2], shape[3], shape[2])
+
+
+def _image(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    units = 4 * 4 * 4
+    y = S.FullyConnected(x, num_hidden=units, name=g.name("fc"))
+    return S.Reshape(y, shape=(0, 4, 4, 4)), (ROWS, 4, 4, 4)
+
+
+def _joined(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[1] > 40:
+        return _cut(g, x, shape)
+    other, their = g.earlier(shape, lambda each: len(each) == len(shape) and each[2:] == shape[2:] and each[1] < 40)
+    return S.Concat(x, other, dim=1), (ROWS, shape[1] + their[1], *shape[2:])
+
+
+def _cut(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[1] < 4:
+        return _joined(g, x, shape)
+    return S.slice_axis(x, axis=1, begin=1, end=shape[1] - 1), (ROWS, shape[1] - 2, *shape[2:])
+
+
+def _padded(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[2] > 6 or min(shape[2:]) < 2:
+        return _halved(g, x, shape)
+    y = S.Pad(x, mode=g.choice("edge", "reflect", "constant"), pad_width=(0, 0, 0, 0, 1, 1, 1, 1), constant_value=0.3)
+    return y, (*shape[:2], *(side + 2 for side in shape[2:]))
+
+
+def _enlarged(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    if shape[2] > 5:
+        return _halved(g, x, shape)
+    y = S.UpSampling(x, scale=2, sample_type="nearest", num_args=1)
+    return y, (*shape[:2], *(2 * side for side in shape[2:]))
+
+
+def _reduced(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    kind = g.choice(S.sum, S.mean, S.max)
+    return S.broadcast_sub(x, kind(x, axis=1, keepdims=True) * 0.2), shape
+
+
+def _attention(g: Drawn, x: Any, shape: Shape) -> Tensor:
+    keys = S.FullyConnected(x, num_hidden=12, name=g.name("fc"))
+    queries, others = S.Reshape(keys, shape=(2, -1, 12)), S.Reshape(x, shape=(2, -1, shape[1]))
+    scores = S.softmax(S.batch_dot(queries, queries, transpose_b=True) * 0.3)
+    return S.Reshape(S.batch_dot(scores, others), shape=(ROWS, shape[1])), shape
+
+
+EVERY = [_pointwise, _pointwise, _pointwise, _pointwise, _binary, _sum_of_five, _broadcast, _joined, _cut, _reduced]
+FOUR_AXES = [*EVERY, _convolution, _convolution, _strided, _deconvolution, _batch_norm, _batch_norm, _pooling, _halved]
+FOUR_AXES += [_excited, _softmax, _flat, _transposed, _padded, _enlarged]
+TWO_AXES = [*EVERY, _dense, _dense, _dense, _dot, _layer_norm, _softmax, _image, _attention]
+
+
+def main(first: int, last: int, at_once: int = 20) -> None:
+    """Judge the graphs, ``at_once`` in a process, and count them."""
+    counts: dict[str, int] = {}
+    for start in range(first, last, at_once):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            for seed in range(start, min(start + at_once, last)):
+                graph = Drawn(seed)
+                try:
+                    verdict, error, where = graph.judged()
+                except mx.MXNetError as raised:
+                    verdict, error, where = "fails", 0.0, str(raised).strip().splitlines()[-1][:150]
+                if verdict != "agrees":
+                    print(f"{seed}: {verdict}, {error:.3g} in {where}: {' '.join(graph.kinds)}", flush=True)
+                os.write(write, f"{verdict}\n".encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as told:
+            verdicts = told.read().split("\n")[:-1]
+        _, status = os.waitpid(child, 0)
+        for verdict in verdicts + ["ends its process"] * bool(status):
+            counts[verdict] = counts.get(verdict, 0) + 1
+        print(f"{start + at_once}: {counts}", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MXNET_USE_FUSION", "0")
+    main(*map(int, sys.argv[1:3]))
