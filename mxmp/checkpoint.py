@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from mxnet import gluon
 from .files import read_json, replacing_all
 from .gluon import Trainer
 from .symbolic import BucketingModule, Module
+from .symbolic.checkpoint import incomplete_if_it_fails
 from .symbolic.module import require
 
 _FORMAT = "mxmp-checkpoint-1"
@@ -65,7 +65,8 @@ def save_checkpoint(
     with replacing_all(*(os.fspath(path) + ending for ending in _ENDINGS)) as (params, saved, rest):
         if isinstance(net, gluon.Block):
             net.save_parameters(params)
-            _check_complete(params)
+            with incomplete_if_it_fails():
+                mx.nd.load(params)
             trainer.save_states(saved)
         else:
             net.save_params(params)
@@ -139,14 +140,6 @@ def _check_kinds(net: Any, trainer: Any) -> None:
         raise TypeError(f"net: expected a gluon Block, an mxmp.Module or BucketingModule, got {type(net).__name__}")
     elif trainer is not None:
         raise TypeError("a module has its optimizer itself: leave out the trainer")
-
-
-def _check_complete(path: str) -> None:
-    """Raise ``OSError`` if MXNet cannot read the arrays that it has just written, as on a full disk."""
-    try:
-        mx.nd.load(path)
-    except mx.MXNetError as error:
-        raise OSError(errno.EIO, "MXNet could not write all of it, is the disk full?") from error
 
 
 def _read(path: str) -> dict:

@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import struct
+from contextlib import contextmanager
 from reprlib import repr as shorten
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -43,17 +44,22 @@ def write_arrays(path: str, arrays: Mapping[str, NDArray] | Sequence[NDArray]) -
     # with them is complete. A file of a list has no names; it is read back instead.
     names = [name.encode() for name in arrays] if isinstance(arrays, Mapping) else []
     end = struct.pack("=Q", len(names)) + b"".join(struct.pack("=Q", len(name)) + name for name in names)
-    incomplete = OSError(errno.EIO, "MXNet could not write all of it, is the disk full?")
-    try:
+    with incomplete_if_it_fails():
         mx.nd.save(path, arrays)
         if not names:
             mx.nd.load(path)
+        with open(path, "rb") as file:
+            file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
+            if file.read() != end:
+                raise mx.MXNetError("it does not end with the names")
+
+
+@contextmanager
+def incomplete_if_it_fails() -> Iterator[None]:
+    try:
+        yield
     except mx.MXNetError as error:
-        raise incomplete from error
-    with open(path, "rb") as file:
-        file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
-        if file.read() != end:
-            raise incomplete
+        raise OSError(errno.EIO, "MXNet could not write all of it, is the disk full?") from error
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:
