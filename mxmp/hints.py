@@ -29,10 +29,8 @@ _HINTS = {
 
 
 def error_of(name: str, public: Sequence[str]) -> Exception:
-    """Return the error that ``mxmp.__getattr__`` raises: an ``ImportError`` in ``from mxmp import name``.
-
-    Python replaces the text of an ``AttributeError`` there. ``import`` asks by ``hasattr``, for submodules too.
-    """
+    """Return the error that ``mxmp.__getattr__`` raises: an ``ImportError`` in ``from mxmp import name``."""
+    # Python replaces the text of an AttributeError there. ``import`` calls hasattr, for submodules too.
     text = missing(name, public)
     hint = text.partition(": ")[2]
     frame: FrameType | None = currentframe()

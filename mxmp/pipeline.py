@@ -121,10 +121,9 @@ class Conversion:
         training_shapes: Mapping[str, tuple] = UNKNOWN,
         sparse: Mapping[str, str] = UNKNOWN,  # variables with sparse arrays or gradients, and the reasons
     ) -> tuple[Graph, Plan]:
-        """Return the graph in low precision for an FP32 graph, and the plan that it follows.
-        Records in ``stored_low`` how each parameter is to be stored; the caller stores it so. Other arguments are those
-        of ``decide`` and ``emitted``. Raises ``ValueError`` as ``decide`` does, if the plan is of another network or
-        device, or if the net would read in FP32 what another net stores in float16."""
+        """Return the graph in low precision for an FP32 graph, and the plan that it follows. Raises ``ValueError`` as
+        ``decide`` does, and if the plan is of another network or device. Records in ``stored_low`` how each parameter
+        is to be stored; the caller stores it so."""
         original, names = strip(graph), list(parameters)
         learned = {*names}.difference(constants)
         options = Options(

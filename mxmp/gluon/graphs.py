@@ -57,8 +57,8 @@ class Call(NamedTuple):
     known: tuple
 
 
-class Asked(NamedTuple):
-    """What all calls of a kind are asked: their low-precision graph depends on the answers (``Graphs.key_of``)."""
+class Conditions(NamedTuple):
+    """What the low-precision graph of a kind of call depends on besides: ``Graphs.key_of`` checks it in each call."""
 
     # The graph has the workarounds (copies of inputs) for gradients that are added to what the array holds, as after
     # ``attach_grad("add")``. It is right for all inputs; a graph without them only for inputs without gradient arrays.
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What identifies a low-precision graph of a block: the kind of call, and the answers to what it is asked."""
+    """What identifies a low-precision graph of a block: the kind of call, and which of its Conditions hold."""
 
     call: Call
     # ``grad_req`` of all parameters of the block, on which some workarounds depend; empty where there is no backward.
@@ -94,7 +94,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
     def __init__(self, block: HybridBlock, compute: str) -> None:
         super().__init__()
-        self.asked: dict[Call, Asked] = {}
+        self.conditions: dict[Call, Conditions] = {}
         self._block, self._compute = block, compute
         self._params = list(block.collect_params().values())
         # What the block's code has asked for in any trace: ``"shape"``, ``"dtype"``, ``"ctx"``.
@@ -120,23 +120,23 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
         )
 
     def key_of(self, call: Call, inputs: Sequence[NDArray]) -> GraphKey:
-        asked, recording = self.asked.get(call, Asked()), autograd.is_recording()
+        its, recording = self.conditions.get(call, Conditions()), autograd.is_recording()
         return GraphKey(
             call,
             tuple([param.grad_req for param in self._params]) if call.training or recording else (),
-            asked.adds_to_inputs or (recording and any(array.grad is not None for array in inputs)),
-            asked.large is not None and asked.large.at([array.shape for array in inputs]),
-            bool(asked.few) and all(array.size <= most for array, most in zip(inputs, asked.few)),
-            tuple([array.dtype for array in inputs]) if asked.has_heads and needs_scale(self._compute) else None,
+            its.adds_to_inputs or (recording and any(array.grad is not None for array in inputs)),
+            its.large is not None and its.large.at([array.shape for array in inputs]),
+            bool(its.few) and all(array.size <= most for array, most in zip(inputs, its.few)),
+            tuple([array.dtype for array in inputs]) if its.has_heads and needs_scale(self._compute) else None,
         )
 
     def add(self, built: BuiltGraph, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> None:
         """Store a graph, drop those that it replaces, and the oldest of too many; the caller holds ``BUILDING``."""
         self._needs = tuple(sorted({*self._needs, *built.needs}))
         call = self.call_of(structure, device, constants, inputs)
-        self.asked[call] = built.asked
+        self.conditions[call] = built.conditions
         key = self.key_of(call, inputs)
-        # A graph that is asked otherwise is never found again. With other requests the last one stays: a GAN has two.
+        # A graph with other conditions is never found again. With other requests the last one stays: a GAN has two.
         alike = [each for each in self if each.call == call and each.dtypes == key.dtypes]
         former = [each for each in alike if each._replace(requested=key.requested) == key][-1:]
         for each in alike:
@@ -145,7 +145,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
         self[key] = built
         special = list(dict.fromkeys(each.call for each in self if each.call.constants or each.call.known))
         for oldest in special[: -self.LIMIT]:
-            del self.asked[oldest]
+            del self.conditions[oldest]
             for each in [each for each in self if each.call == oldest]:
                 del self[each]
             if not self._warned:
@@ -173,7 +173,7 @@ class BuiltGraph(NamedTuple):
     nesting: Nesting | None
     # What the block's code has asked of its inputs.
     needs: frozenset[str]
-    asked: Asked
+    conditions: Conditions
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
         """Run the graph on the call's arrays, without None; return the output, nested as the block nests it."""
@@ -228,8 +228,8 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     # A user's Plan stays, whatever the shapes are.
     has_few_rows = conversion.plan is None and any(each.reason == FEW_ROWS for each in plan.decisions.values())
     few = tuple(array.size for array in inputs.values()) if has_few_rows else ()
-    asked = Asked(adds_to_inputs, large, few, has_heads)
-    return BuiltGraph(traced, op, plan, shapes, requested, nesting, needs, asked)
+    conditions = Conditions(adds_to_inputs, large, few, has_heads)
+    return BuiltGraph(traced, op, plan, shapes, requested, nesting, needs, conditions)
 
 
 def _copy_returned_inputs(graph: Graph) -> None:

@@ -34,7 +34,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
         newest = {(key.call, key.dtypes): built for key, built in hook.graphs.items()}
         for (call, _), built in newest.items():
             requested = {param.name: request for param, request in built.requested}
-            large = built.asked.large is not None
+            large = built.conditions.large is not None
             symbol = built.traced.graph[1]
             yield ConvertedGraph(block.name, call.training, symbol, built.plan, built.shapes, requested, large)
 

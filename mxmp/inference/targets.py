@@ -266,6 +266,7 @@ def _read_names(graph: Graph) -> set[str]:
 class _Served:
     """What ``OptimizedBlock`` and ``OptimizedSymbol`` share; ``copy`` and ``pickle`` make a new object on the CPU."""
 
+    report: InferenceReport
     _more: tuple[Any, ...] = ()  # the constructor's arguments between parameters and report
 
     def __reduce__(self) -> tuple[Any, ...]:

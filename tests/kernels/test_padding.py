@@ -284,7 +284,7 @@ def test_graphs_of_other_kernels_ask_no_sizes():
         layer.initialize()
         mxmp.convert(layer, dtype)
         layer(mx.nd.ones((2, 4, 8, 8)))
-        assert [built.asked.large for built in hook_of(layer).graphs.values()] == [None]
+        assert [built.conditions.large for built in hook_of(layer).graphs.values()] == [None]
 
 
 def test_shapes_that_do_not_fit_are_told_of_by_mxnet_and_change_nothing():
