@@ -121,7 +121,10 @@ def round_before_biases(fitted: LowGraph) -> list[Node]:
         if axes:
             bias = inserted("Reshape", f"{node.name}_bias", [bias], shape=f"({', '.join(['-1', *'1' * axes])})")
         product = _widen(fitted, product, f"{node.name}_product_to_{FULL}")
-        rounding.rewire(0, inserted("broadcast_add", f"{node.name}_biased", [product, bias]))
+        total = inserted("broadcast_add", f"{node.name}_biased", [product, bias])
+        # MXNet infers the bias's shape after that of the product, and some loss heads do not wait for it.
+        fixed = inserted("BlockGrad", f"{node.name}_fixed", [Entry(node)])
+        rounding.rewire(0, inserted("_identity_with_attr_like_rhs", f"{node.name}_shaped", [total, fixed]))
     return biased
 
 
