@@ -11,6 +11,7 @@ import numpy as np
 
 from ..precision.casts import APART, FULL, MARK, casts_to, inserted, replace_operator
 from ..precision.graph import Entry, Node
+from ..precision.heads import zero_with_gradient
 from ..precision.rules import spatial_axes
 from .workaround import FittedGraph
 
@@ -42,17 +43,47 @@ def round_every_node(fitted: FittedGraph) -> list[Node]:
     return list(low)
 
 
-# A GPU computes the gradients of tanh and sigmoid from their rounded outputs, and rounds between the terms of a long
-# add_n. MXNet's float16 kernels on a CPU are made from the same code.
-_NATIVE = frozenset(
-    """tanh _sparse_tanh _npi_tanh sigmoid _sparse_sigmoid _npx_sigmoid
-    add_n ElementWiseSum _sparse_add_n _sparse_ElementWiseSum""".split()
-)
-
-
 def _is_native(node: Node) -> bool:
-    is_activation = node.op in ("Activation", "_npx_activation")
-    return node.op in _NATIVE or (is_activation and node.attrs.get("act_type") in ("tanh", "sigmoid"))
+    """Return whether MXNet's float16 kernel on a CPU is to compute it: a sum that rounds between its terms."""
+    return node.op in _SUMS and len(node.inputs) > _ADDED_AT_ONCE
+
+
+_SUMS = frozenset(["add_n", "ElementWiseSum", "_sparse_add_n", "_sparse_ElementWiseSum"])
+_ADDED_AT_ONCE = 4  # so many terms the kernel adds in FP32
+
+
+def differentiate_rounded_outputs(fitted: FittedGraph) -> list[Node]:
+    """Give each float16 tanh and sigmoid, in place, the gradient of its rounded output; return these operators.
+
+    What is added to the output is zero, with a gradient that corrects the operator's own: by y² - r² for tanh, where r
+    is the rounded y, and by r(1 - r) - y(1 - y) for sigmoid.
+    """
+    found = [node for node in fitted.low if _saturation(node)]
+    for node in found:
+        (rounding,) = fitted.roundings[node]
+
+        def op(kind: str, role: str, *inputs: Entry, node: Node = node, **attrs: object) -> Entry:
+            return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
+
+        y = Entry(node)
+        low = op("Cast", "low", y, dtype=fitted.casted.compute)
+        rounded = op("Cast", "low_to_float32", low, dtype=FULL)
+        total = op("elemwise_add", "total", y, rounded)
+        if _saturation(node) == "sigmoid":
+            total = op("_minus_scalar", "total_less_1", total, scalar=1)
+        slope = op("elemwise_mul", "slope", op("elemwise_sub", "lost", y, rounded), total)
+        zero = op("elemwise_mul", "no_value", zero_with_gradient(node.inputs[0], op), op("BlockGrad", "fixed", slope))
+        rounding.inputs[0] = op("elemwise_add", "with_slope", y, zero)
+    return found
+
+
+def _saturation(node: Node) -> str:
+    """Return ``"tanh"`` or ``"sigmoid"`` for an operator that computes it, else ``""``."""
+    if node.op in ("Activation", "_npx_activation"):
+        act = node.attrs.get("act_type", "")
+        return act if act in ("tanh", "sigmoid") else ""
+    name = node.op.rpartition("_")[2]
+    return name if name in ("tanh", "sigmoid") and "hard" not in node.op else ""
 
 
 def round_constants(fitted: FittedGraph) -> list[Node]:
@@ -125,21 +156,25 @@ _WITH_BIAS = frozenset(
 def round_before_biases(fitted: FittedGraph) -> list[Node]:
     """Let each float16 operator with a bias add it to the rounded product, in place; return these operators.
 
-    The operator itself reads zeros for its bias, so that it keeps its parameters and the bias its shape. The sum with
-    the bias behind it is rounded again; the bias's gradient is summed in FP32, as on a GPU.
+    The operator itself reads zeros for its bias, whose gradient is the bias's, so that it keeps its parameters and all
+    its gradients. The bias is added behind it, and the sum is rounded again.
     """
     biased = [node for node in fitted.low if node.op in _WITH_BIAS and len(node.inputs) == 3]
     for node in biased:
+
+        def op(kind: str, role: str, *inputs: Entry, node: Node = node, **attrs: object) -> Entry:
+            return inserted(kind, f"{node.name}_{role}", inputs, **attrs)
+
         (rounding,) = fitted.roundings[node]
         read = node.inputs[2]
-        node.inputs[2] = inserted("zeros_like", f"{node.name}_no_bias", [read])
-        product = inserted("Cast", f"{node.name}_product", [Entry(node)], dtype=fitted.casted.compute)
-        bias = _widen(fitted, read.node.inputs[0], f"{node.name}_bias_to_{FULL}")
+        node.inputs[2] = zero_with_gradient(read, op)
+        bias = op("BlockGrad", "bias", _widen(fitted, read.node.inputs[0], f"{node.name}_bias_to_{FULL}"))
         axes = 0 if node.attrs.get("layout", "").endswith("C") else spatial_axes(node.attrs)
         if axes:
-            bias = inserted("Reshape", f"{node.name}_bias", [bias], shape=f"({', '.join(['-1', *'1' * axes])})")
+            bias = op("Reshape", "bias_of_images", bias, shape=f"({', '.join(['-1', *'1' * axes])})")
+        product = op("Cast", "product", Entry(node), dtype=fitted.casted.compute)
         product = _widen(fitted, product, f"{node.name}_product_to_{FULL}")
-        rounding.inputs[0] = inserted("broadcast_add", f"{node.name}_biased", [product, bias])
+        rounding.inputs[0] = op("broadcast_add", "biased", product, bias)
     return biased
 
 
@@ -196,8 +231,7 @@ def skip_needless_roundings(fitted: FittedGraph) -> list[Node]:
         for rounding in fitted.roundings[node]:
             users = readers.get(Entry(rounding), [])
             if len(users) == 1 and Entry(rounding) not in heads and casts_to(users[0][0], FULL):
-                widening, position = users[0]
-                if widening in fitted.widenings:
-                    ((widening, position),) = readers[Entry(widening)]
-                widening.inputs[position] = rounding.inputs[0]
+                widening = users[0][0]
+                for user, position in readers[Entry(widening)] if widening in fitted.widenings else users:
+                    user.inputs[position] = rounding.inputs[0]
     return nodes

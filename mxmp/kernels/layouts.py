@@ -170,7 +170,7 @@ def block_inputs(fitted: FittedGraph) -> list[Node]:
 
 
 def _convolution_before(norm: Node) -> Node | None:
-    """Return the 2-D convolution whose output a BatchNorm reads through inserted nodes alone, such as casts, or None."""
+    """Return the 2-D convolution whose output a BatchNorm reads through inserted nodes, such as casts, or None."""
     source = source_of(norm.inputs[0]).node if is_ours(norm.inputs[0].node) else None
     return source if source is not None and source.op == "Convolution" and _is_2d(source) else None
 

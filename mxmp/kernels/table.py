@@ -146,12 +146,23 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         name="rounded_products",
         dtypes=_FLOAT16,
         effect="wrong",
-        fault="a GPU writes the product of a FullyConnected, Convolution or Deconvolution in float16, and a second kernel "
-        "adds the bias; an FP32 kernel adds it before anything is rounded",
+        fault="a GPU writes the product of a FullyConnected, Convolution or Deconvolution in float16, and a second "
+        "kernel adds the bias; an FP32 kernel adds it before anything is rounded",
         source="MXNet 1.9.1, src/operator/nn/fully_connected-inl.h; src/operator/nn/cudnn/cudnn_convolution-inl.h: "
         "cudnnAddTensor; seen on the simulated GPU",
         test=f"{_TESTS}/test_emulation.py::test_a_bias_is_added_to_a_rounded_product",
         rewrite=emulation.round_before_biases,
+    ),
+    Workaround(
+        name="rounded_outputs",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="a GPU computes the gradients of tanh and sigmoid from their float16 outputs, so that tanh's is 0 from 5 "
+        "on; an FP32 kernel computes them from the outputs before they are rounded",
+        source="MXNet 1.9.1, src/operator/tensor/elemwise_unary_op_trig.cc: ElemwiseGradUseOut; cuDNN, "
+        "cudnnActivationBackward; seen on the simulated GPU",
+        test=f"{_TESTS}/test_emulation.py::test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs",
+        rewrite=emulation.differentiate_rounded_outputs,
     ),
     Workaround(
         name="rounded_constants",

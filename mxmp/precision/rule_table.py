@@ -325,8 +325,8 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "it repeats values to the shape of a second input; the gradient of a value is the sum over its copies, in float16 "
-        "with compensation",
+        "it repeats values to the shape of a second input; the gradient of a value is the sum over its copies, in "
+        "float16 with compensation",
         "broadcast_like",
         keep=(1,),
     ),
