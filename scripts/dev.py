@@ -29,6 +29,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
+    "sweep simulated": ("sweep.operators.simulated", "computes float16 kernels' machine code: docs/kernels-gpu.json"),
     "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
     "sweep quantized": ("sweep.quantized", "measures what trained networks lose in INT8: docs/int8.json"),
     "sweep casts": ("sweep.casts", "counts the casts of every network's graphs, by policy: docs/casts.json"),

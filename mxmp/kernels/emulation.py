@@ -10,7 +10,9 @@ import numpy as np
 
 from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, replace_operator
 from ..precision.graph import Entry, Node
+from ..precision.heads import zero_with_gradient
 from ..precision.rules import spatial_axes
+from .inserting import beside
 
 
 def round_every_node(fitted: LowGraph) -> list[Node]:
@@ -34,19 +36,41 @@ def round_every_node(fitted: LowGraph) -> list[Node]:
     return list(low)
 
 
-# A GPU computes the gradients of tanh and sigmoid from their rounded outputs, and rounds between the terms of a long
-# add_n. MXNet's float16 kernels on a CPU are made from the same code.
-_NATIVE = frozenset(
-    [
-        *("tanh", "_sparse_tanh", "_npi_tanh", "sigmoid", "_sparse_sigmoid", "_npx_sigmoid"),
-        *("add_n", "ElementWiseSum", "_sparse_add_n", "_sparse_ElementWiseSum"),
-    ]
-)
-
-
 def _is_native(node: Node) -> bool:
-    is_activation = node.op in ("Activation", "_npx_activation")
-    return node.op in _NATIVE or (is_activation and node.attrs.get("act_type") in ("tanh", "sigmoid"))
+    """Return whether MXNet's float16 kernel on a CPU is to compute it: a sum that rounds between its terms."""
+    return node.op in _SUMS and len(node.inputs) > _ADDED_AT_ONCE
+
+
+_SUMS = frozenset(["add_n", "ElementWiseSum", "_sparse_add_n", "_sparse_ElementWiseSum"])
+_ADDED_AT_ONCE = 4  # so many terms the kernel adds in FP32
+
+
+def differentiate_rounded_outputs(fitted: LowGraph) -> list[Node]:
+    """Give each float16 tanh and sigmoid, in place, the gradient of its rounded output; return these operators."""
+    # What is added to the output is zero, with a gradient that corrects the operator's own: by y² - r² for tanh, and by
+    # r(1 - r) - y(1 - y) for sigmoid, where r is the rounded y.
+    found = [node for node in fitted.low if _saturation(node)]
+    for node in found:
+        op, (rounding,) = beside(node), fitted.roundings[node]
+        y = Entry(node)
+        low = op("Cast", "low", y, dtype=fitted.compute)
+        rounded = op("Cast", "low_to_float32", low, dtype=FULL)
+        total = op("elemwise_add", "total", y, rounded)
+        if _saturation(node) == "sigmoid":
+            total = op("_minus_scalar", "total_less_1", total, scalar=1)
+        slope = op("elemwise_mul", "slope", op("elemwise_sub", "lost", y, rounded), total)
+        zero = op("elemwise_mul", "no_value", zero_with_gradient(node.inputs[0], op), op("BlockGrad", "fixed", slope))
+        rounding.rewire(0, op("elemwise_add", "with_slope", y, zero))
+    return found
+
+
+def _saturation(node: Node) -> str:
+    """Return ``"tanh"`` or ``"sigmoid"`` for an operator that computes it, else ``""``."""
+    if node.op in ("Activation", "_npx_activation"):
+        act = node.attrs.get("act_type", "")
+        return act if act in ("tanh", "sigmoid") else ""
+    name = node.op.rpartition("_")[2]
+    return name if name in ("tanh", "sigmoid") and "hard" not in node.op else ""
 
 
 def round_constants(fitted: LowGraph) -> list[Node]:
@@ -108,23 +132,21 @@ _WITH_BIAS = frozenset(
 
 def round_before_biases(fitted: LowGraph) -> list[Node]:
     """Let each float16 operator with a bias add it to the rounded product, in place; return these operators."""
-    # The operator reads zeros for its bias, so that it keeps its parameters and the bias its shape. The bias's gradient
-    # is summed in FP32, as on a GPU.
+    # The operator reads zeros for its bias, whose gradient is the bias's: it keeps its parameters and all gradients.
     biased = [node for node in fitted.low if node.op in _WITH_BIAS and len(node.inputs) == 3]
     for node in biased:
-        (rounding,) = fitted.roundings[node]
+        op, (rounding,) = beside(node), fitted.roundings[node]
         read = node.inputs[2]
-        node.rewire(2, inserted("zeros_like", f"{node.name}_no_bias", [read]))
-        product = inserted("Cast", f"{node.name}_product", [Entry(node)], dtype=fitted.compute)
-        bias = _widen(fitted, read.node.inputs[0], f"{node.name}_bias_to_{FULL}")
+        node.rewire(2, zero_with_gradient(read, op))
+        bias = op("BlockGrad", "bias", _widen(fitted, read.node.inputs[0], f"{node.name}_bias_to_{FULL}"))
         axes = 0 if node.attrs.get("layout", "").endswith("C") else spatial_axes(node.attrs)
         if axes:
-            bias = inserted("Reshape", f"{node.name}_bias", [bias], shape=f"({', '.join(['-1', *'1' * axes])})")
+            bias = op("Reshape", "bias_of_images", bias, shape=f"({', '.join(['-1', *'1' * axes])})")
+        product = op("Cast", "product", Entry(node), dtype=fitted.compute)
         product = _widen(fitted, product, f"{node.name}_product_to_{FULL}")
-        total = inserted("broadcast_add", f"{node.name}_biased", [product, bias])
         # MXNet infers the bias's shape after that of the product, and some loss heads do not wait for it.
-        fixed = inserted("BlockGrad", f"{node.name}_fixed", [Entry(node)])
-        rounding.rewire(0, inserted("_identity_with_attr_like_rhs", f"{node.name}_shaped", [total, fixed]))
+        total, fixed = op("broadcast_add", "biased", product, bias), op("BlockGrad", "fixed", Entry(node))
+        rounding.rewire(0, op("_identity_with_attr_like_rhs", "shaped", total, fixed))
     return biased
 
 
@@ -169,9 +191,7 @@ def skip_needless_roundings(fitted: LowGraph) -> list[Node]:
         for rounding in fitted.roundings[node]:
             users = readers.get(Entry(rounding), [])
             if len(users) == 1 and Entry(rounding) not in heads and casts_to(users[0][0], FULL):
-                widening, position = users[0]
-                # A cast back by insert_casts stays, but reads the FP32 output.
-                if widening in fitted.widenings:
-                    ((widening, position),) = readers[Entry(widening)]
-                widening.rewire(position, rounding.inputs[0])
+                widening = users[0][0]
+                for user, position in readers[Entry(widening)] if widening in fitted.widenings else users:
+                    user.rewire(position, rounding.inputs[0])
     return nodes

@@ -181,6 +181,17 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=emulation.round_before_biases,
     ),
     Workaround(
+        name="rounded_outputs",
+        dtypes=_FLOAT16,
+        effect="wrong",
+        fault="a GPU computes the gradients of tanh and sigmoid from their float16 outputs, so that tanh's is 0 from 5 "
+        "on; an FP32 kernel computes them from the outputs before they are rounded",
+        source="MXNet 1.9.1, src/operator/tensor/elemwise_unary_op_trig.cc: ElemwiseGradUseOut; cuDNN, "
+        "cudnnActivationBackward; seen on the simulated GPU",
+        test=f"{_TESTS}/test_emulation.py::test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs",
+        rewrite=emulation.differentiate_rounded_outputs,
+    ),
+    Workaround(
         name="rounded_constants",
         dtypes=_FLOAT16,
         effect="wrong",

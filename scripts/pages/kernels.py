@@ -14,6 +14,7 @@ from sweep.operators.case import CASES, DTYPES, emitted, is_allowed
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
 Results = Dict[str, Dict[str, Dict[str, Any]]]
+COMPUTED = DOCS / "kernels-gpu.json"
 
 # Verdicts that an emitted operator must not have.
 FAULTS = ("biased", "inaccurate", "NaN", "infinity", "uninitialised", "wrong gradient", "error", "crash")
@@ -29,10 +30,16 @@ def main(arguments: list[str] | None = None) -> None:
 def render(results: Results) -> str:
     """Return the page in Markdown: a table per dtype, what failed, and what is not measured with the reason."""
     head = "operator | cases | used | forward error, bias | backward error, bias | found"
+    computed: Results = read(COMPUTED)
     parts = {}
     for dtype in DTYPES:
-        rows = (_cells(op, dtype, results.get(op, {})) for op in sorted(CASES) if _pairs(op, dtype))
-        parts[dtype] = table(head, rows)
+        operators = [op for op in sorted(CASES) if _pairs(op, dtype)]
+        rows = [list(_cells(op, dtype, results.get(op, {}))) for op in operators]
+        if dtype == "float16":
+            rows = [[*row, _summary(computed.get(op, {}))] for op, row in zip(operators, rows)]
+        parts[dtype] = table(f"{head} | computed of a GPU's code" if dtype == "float16" else head, rows)
+    far = "operator | case | largest error, forward | backward | used"
+    parts["far"] = table(far, _far(computed))
     groups: dict[str, list[str]] = {}
     for op, why in not_measured().items():
         groups.setdefault(why, []).append(op)
@@ -54,6 +61,22 @@ def _cells(op: str, dtype: str, records: dict[str, dict[str, Any]]) -> Iterator[
     yield from (f"`{op}`", len(cases), "yes" if all(used) else "in part" if any(used) else "no")
     yield from (_worst([r[way] for r in found.values() if way in r]) for way in ("forward", "backward"))
     yield "sound" if set(verdicts) == {"sound"} else ", ".join(f"{v} {n}" for v, n in verdicts.most_common())
+
+
+def _summary(records: dict[str, dict[str, Any]]) -> str:
+    verdicts = Counter(record["verdict"] for record in records.values())
+    return ", ".join(f"{v} {n}" if len(verdicts) > 1 else v for v, n in verdicts.most_common()) or "not run"
+
+
+def _far(computed: Results) -> Iterator[list[Any]]:
+    """Yield the first case of each operator whose machine code is off by more than a few roundings."""
+    for op in sorted(computed):
+        cases = {case.name: case for case in CASES.get(op, ())}
+        for name, record in computed[op].items():
+            if record["verdict"] == "more" and name in cases:
+                used = "yes" if emitted(cases[name], "float16") else "no"
+                yield [f"`{op}`", f"`{name}`", f"{record['forward']:g}", f"{record['backward']:g}", used]
+                break
 
 
 def _worst(pairs: list[list[float]]) -> str:

@@ -378,7 +378,9 @@ def test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs(ac
     got = by_symbol(low, {"x": values}, heads=[np.ones(6)])
     y = half(np.tanh(half(values)) if act == "tanh" else 1 / (1 + np.exp(-half(values))))
     np.testing.assert_array_equal(got.outputs[0], y)
-    np.testing.assert_array_equal(got.grads["x"], half(1 - y * y if act == "tanh" else half(y * (1 - y))))
+    slopes = half(1 - y * y if act == "tanh" else y * (1 - y))
+    np.testing.assert_allclose(got.grads["x"], slopes, rtol=2**-10)  # FP32's own sum may be beyond a tie
+    assert got.grads["x"][4] == 0 or act == "sigmoid"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""What the machine code of MXNet's float16 kernels computes, case by case, on the simulated GPU: docs/kernels-gpu.json.
+
+    bash scripts/simgpu.sh python scripts/dev.py sweep simulated    # continues where it was ended
+
+Each operator that a rule lets compute low runs in float16, whether or not mxmp uses the kernel, forward and backward,
+against FP32 on a CPU, on the same rounded inputs and constants; and against mxmp's emulation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from support.options import parse
+from support.results import DOCS, read, write
+
+from mxmp.pipeline import low_graph
+from mxmp.policy import Policy
+from mxmp.precision.graph import Graph
+from mxmp.precision.plan import Decision, Plan
+from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
+from sweep.operators.case import CASES, Case, as_read, digest, is_allowed
+from sweep.operators.errors import ulp
+
+RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
+# The largest error of one rounding, in units of each value's last place, with what FP32 adds; and of a few, in units of
+# the last place of a tensor's largest value.
+ONE, FEW = 0.51, 2.0
+_SECONDS = 120
+_RANDOM = ("Dropout",)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    text = "compute these again (default: what is not computed yet, or whose emitted graph changed)"
+    args = parse(__doc__, arguments, "operators", operators=([str], text))
+    if not mx.context.num_gpus():
+        raise SystemExit("run this on the simulated GPU: bash scripts/simgpu.sh python scripts/dev.py sweep simulated")
+    os.environ.update(MXNET_USE_FUSION="0", MXNET_SUBGRAPH_BACKEND="NONE")
+    results = read(RESULTS)
+    for op in args.operators or sorted(CASES):
+        cases = [each for each in CASES[op] if not each.empty and not is_allowed(each, "float16")]
+        before = {} if args.operators else results.get(op, {})
+        digests = {case.name: digest(case, "float16") for case in cases}
+        kept = {name: r for name, r in before.items() if r.get("graph") == digests.get(name)}
+        todo = [case for case in cases if case.name not in kept]
+        found = {case.name: {"graph": digests[case.name], **record} for case, record in _computed(op, todo)}
+        results[op] = dict(sorted({**kept, **found}.items()))
+        if todo:
+            write(RESULTS, dict(sorted(results.items())), depth=2)
+            print(op, _counts(results[op]), flush=True)
+
+
+def _counts(records: dict[str, Any]) -> dict[str, int]:
+    verdicts = [record["verdict"] for record in records.values()]
+    return {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+
+
+def _computed(op: str, todo: list[Case]) -> Any:
+    """Yield each case with its record; a process that ends is started again behind the case that ended it."""
+    done = 0
+    while done < len(todo):
+        there, here = os.pipe()
+        child = os.fork()
+        if not child:
+            with os.fdopen(here, "w", buffering=1) as told:
+                for case in todo[done:]:
+                    signal.alarm(_SECONDS)
+                    with mx.util.np_shape(op.startswith("_np")):
+                        told.write(json.dumps(_record(case)) + "\n")
+            os._exit(0)
+        os.close(here)
+        with os.fdopen(there) as read_from:
+            records = [json.loads(line) for line in read_from]
+        os.waitpid(child, 0)
+        yield from zip(todo[done:], records)
+        done += len(records)
+        if done < len(todo):
+            yield todo[done], {"verdict": "not run", "why": "the stubs do not compute it, or the process ended"}
+            done += 1
+
+
+def _record(case: Case) -> dict[str, Any]:
+    if case.op in _RANDOM:
+        return {"verdict": "not run", "why": "its numbers are random"}
+    rng = np.random.RandomState(5)
+    values = [spec.values(rng) for spec in case.inputs]
+    values = [v.astype("float16").astype("float32") if s.grad else v for v, s in zip(values, case.inputs)]
+    try:
+        plain = as_read(case, "float16").graph()
+        shapes = [out.shape for out in _run(plain, case, mx.cpu(), values, None)[0]]
+        heads = [rng.normal(0, 1, shape).astype("float16").astype("float32") for shape in shapes]
+        exact = _run(plain, case, mx.cpu(), values, heads)
+    except mx.MXNetError as error:
+        return {"verdict": "unmeasurable", "why": _last_line(error)}
+    try:
+        found = _run(_low(case, "gpu"), case, mx.gpu(), values, heads)
+    except mx.MXNetError as error:
+        return {"verdict": "error", "why": _last_line(error)}
+    each = max(_error(*pair, ulp(pair[1], "float16")) for way in zip(found, exact) for pair in zip(*way))
+    forward, backward = (
+        max((_error(*pair, _unit(pair[1])) for pair in zip(*way)), default=0) for way in zip(found, exact)
+    )
+    record: dict[str, Any] = {"forward": _short(forward), "backward": _short(backward)}
+    few = max(forward, backward) <= FEW
+    record["verdict"] = "one rounding" if each <= ONE else "a few roundings" if few else "more"
+    try:
+        emulated = _run(_low(case, "cpu"), case, mx.cpu(), values, heads)
+    except mx.MXNetError:
+        return record
+    apart = (_error(*pair, _unit(pair[1])) for way in zip(found, emulated) for pair in zip(*way))
+    return {**record, "emulated": _short(max(apart, default=0.0))}
+
+
+def _low(case: Case, device: str) -> Graph:
+    policy = Policy("float16", params="float32", norm="compute")
+    return low_graph(case.graph(), Plan(policy, device, {"op": Decision(case.op, True, "computed")}), device)[0]
+
+
+def _run(graph: Graph, case: Case, ctx: mx.Context, values: list[np.ndarray], heads: Any) -> Any:
+    """Return the outputs and the gradients; without ``heads`` no gradients."""
+    symbol = graph.to_symbol()
+    arrays = {f"in{i}": mx.nd.array(v, ctx=ctx, dtype=s.dtype) for i, (v, s) in enumerate(zip(values, case.inputs))}
+    names = symbol.list_arguments()
+    trained = [f"in{i}" for i, s in enumerate(case.inputs) if s.grad and heads is not None and f"in{i}" in names]
+    grads = {name: mx.nd.zeros(arrays[name].shape, ctx=ctx) for name in trained}
+    requests = {name: "write" if name in grads else "null" for name in names}
+    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    executor = symbol.bind(ctx, {name: arrays[name] for name in names}, grads or None, requests, states)
+    outputs = executor.forward(is_train=True)
+    if grads:
+        executor.backward([mx.nd.array(head, ctx=ctx, dtype=out.dtype) for head, out in zip(heads, outputs)])
+    return [out.astype("float32").asnumpy() for out in outputs], [grads[name].asnumpy() for name in trained]
+
+
+def _unit(value: np.ndarray) -> float:
+    """Return one unit in the last place of the largest finite number that float16 has in an array."""
+    inside = np.abs(value[np.abs(value) < 65520])
+    return float(2.0 ** (np.floor(np.log2(inside.max(initial=2.0**-14))) - 10))
+
+
+def _error(value: np.ndarray, wanted: np.ndarray, unit: Any) -> float:
+    """Return the largest error in a unit; infinite where a finite number is not."""
+    with np.errstate(all="ignore"):
+        wanted = np.where(np.abs(wanted) >= 65520, np.sign(wanted) * np.inf, wanted)
+        same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
+        apart = np.where(same, 0, np.abs(value.astype("float64") - wanted)) / unit
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0))
+
+
+def _short(error: float) -> float:
+    return float(f"{min(error, 1e9):.3g}")
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip()[:160] if lines else type(error).__name__
