@@ -145,7 +145,7 @@ def round_before_biases(fitted: LowGraph) -> list[Node]:
         product = op("Cast", "product", Entry(node), dtype=fitted.compute)
         product = _widen(fitted, product, f"{node.name}_product_to_{FULL}")
         # MXNet infers the bias's shape after that of the product, and some loss heads do not wait for it.
-        total, fixed = op("broadcast_add", "biased", product, bias), op("BlockGrad", "fixed", Entry(node))
+        total, fixed = op("broadcast_add", "biased", product, bias), op("BlockGrad", "fixed", product)
         rounding.rewire(0, op("_identity_with_attr_like_rhs", "shaped", total, fixed))
     return biased
 

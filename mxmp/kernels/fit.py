@@ -12,8 +12,8 @@ from .. import cpu
 from ..precision.casts import LowGraph
 from .table import WORKAROUNDS
 
-# The environment variable that names the workarounds to leave out, separated by commas.
-SWITCH = "MXMP_WITHOUT"
+# The environment variables that name the workarounds to leave out, and the optional ones to apply, by commas.
+SWITCH, SWITCH_ON = "MXMP_WITHOUT", "MXMP_WITH"
 
 
 def device_of(ctx: mx.Context | None) -> str:
@@ -29,8 +29,10 @@ def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
     device = low.planned.plan.device
     if device == "cpu" and low.compute == "bfloat16" and low.low:
         _warn_of_slow_bfloat16()
-    left_out = _switched_off(os.environ.get(SWITCH, ""))
+    left_out, requested = _named_by(SWITCH), _named_by(SWITCH_ON)
     for row in WORKAROUNDS:
+        if row.optional and row.name not in requested:
+            continue
         applies = avoid_slow_kernels or row.effect != "slow"
         if applies and device in row.devices and low.compute in row.dtypes and row.name not in left_out:
             nodes = row.rewrite(low)
@@ -38,12 +40,13 @@ def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
                 low.workarounds[row.name] = list(nodes)
 
 
-def _switched_off(text: str) -> set[str]:
-    """Return the workarounds that the text of ``MXMP_WITHOUT`` names, separated by commas."""
+def _named_by(switch: str) -> set[str]:
+    """Return the workarounds that an environment variable names."""
+    text = os.environ.get(switch, "")
     names = set(filter(None, text.split(",")))
     known = [row.name for row in WORKAROUNDS]
     if names - set(known):
-        raise ValueError(f"{SWITCH}={text}: there is no workaround {min(names - set(known))!r}; there are {known}")
+        raise ValueError(f"{switch}={text}: there is no workaround {min(names - set(known))!r}; there are {known}")
     return names
 
 

@@ -1,6 +1,7 @@
 """The table of workarounds: which kernels are faulty, in which graphs, and the rewrite that avoids them.
 
-The rows are applied from top to bottom. ``MXMP_WITHOUT=name,name`` in the environment leaves some out, to see a fault.
+The rows are applied from top to bottom. ``MXMP_WITHOUT=name,name`` in the environment leaves some out, to see a fault;
+``MXMP_WITH=name,name`` adds optional ones.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Workaround:
     rewrite: Callable[[LowGraph], Sequence[Node]]
     # Those that have the fault.
     devices: tuple[str, ...] = ("cpu",)
+    # Applied only where ``MXMP_WITH`` names it.
+    optional: bool = False
 
 
 WORKAROUNDS: tuple[Workaround, ...] = (
@@ -179,6 +182,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "cudnnAddTensor; seen on the simulated GPU",
         test=f"{_TESTS}/test_emulation.py::test_a_bias_is_added_to_a_rounded_product",
         rewrite=emulation.round_before_biases,
+        optional=True,
     ),
     Workaround(
         name="rounded_outputs",
@@ -190,6 +194,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "cudnnActivationBackward; seen on the simulated GPU",
         test=f"{_TESTS}/test_emulation.py::test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs",
         rewrite=emulation.differentiate_rounded_outputs,
+        optional=True,
     ),
     Workaround(
         name="rounded_constants",

@@ -51,9 +51,13 @@ def number_weights_plainly(optimizer: mx.optimizer.Optimizer, names: list[str], 
         optimizer.idx2name = dict(enumerate(names))
 
 
-# Of a Module, its executors; of a BucketingModule, the module of the current bucket and the ``mx.mon.Monitor``; of an
-# executor, its Symbol.
-group, current, monitor_of = attrgetter("_exec_group"), attrgetter("_curr_module"), attrgetter("_monitor")
+def group(module: mx.mod.Module) -> Any:
+    """Return a module's executors; the frame of this function tells the module that not a user reads them."""
+    return module._exec_group
+
+
+# Of a BucketingModule, the module of the current bucket and the ``mx.mon.Monitor``; of an executor, its Symbol.
+current, monitor_of = attrgetter("_curr_module"), attrgetter("_monitor")
 symbol_of = attrgetter("_symbol")
 
 

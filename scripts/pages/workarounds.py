@@ -29,4 +29,11 @@ def _rows(device: str) -> Iterator[tuple[Any, ...]]:
     for row in WORKAROUNDS:
         if device in row.devices:
             test = row.test.rpartition("::")[2]
-            yield f"`{row.name}`", ", ".join(row.dtypes), row.fault, row.source, _EFFECTS[row.effect], f"`{test}`"
+            yield (
+                f"`{row.name}`" + (" (optional)" if row.optional else ""),
+                ", ".join(row.dtypes),
+                row.fault,
+                row.source,
+                _EFFECTS[row.effect],
+                f"`{test}`",
+            )

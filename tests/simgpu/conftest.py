@@ -19,6 +19,12 @@ else:
 
 
 @pytest.fixture(autouse=True)
+def _rounds_as_kernels_do(monkeypatch):
+    """The emulation has all roundings of a GPU's kernels, also those that it leaves out by default."""
+    monkeypatch.setenv("MXMP_WITH", "rounded_products,rounded_outputs")
+
+
+@pytest.fixture(autouse=True)
 def _fusion(request, monkeypatch):
     """Each kernel that MXNet's fusion makes would be compiled: only where a test asks for it."""
     if COMPUTES and "fusion" not in request.fixturenames:
