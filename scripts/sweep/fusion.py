@@ -69,7 +69,7 @@ def compared(pipe: Connection, model: Any) -> None:
     # A box may be another one where two have almost the same score, so the boxes that are chosen from are compared.
     chosen_from = [node.inputs[0] for node in subject.graph.nodes() if node.op == "_contrib_box_nms"]
     subject.graph.heads = chosen_from[:1] or subject.graph.heads
-    (batch,) = subject.batches
+    batch = subject.batches[0]
     plain = outputs(subject.graph, {**subject.params, **batch})
     if any(np.isnan(each).any() for each in plain):
         raise ArithmeticError("FP32 itself is not finite")
@@ -112,7 +112,7 @@ def in_float64(subject: Any) -> list[Any]:
 
 def by_module(pipe: Connection, subject: Any, plain: list[Any]) -> None:
     """Send how far a bfloat16 module is from ``plain``: by its graph for inference, then by its graph with casts."""
-    symbol, (batch,) = subject.graph.to_symbol(), subject.batches
+    symbol, batch = subject.graph.to_symbol(), subject.batches[0]
     names = [name for name in symbol.list_arguments() if name in batch]
     if not names:
         return
