@@ -391,8 +391,9 @@ class _CachedOp(mx.nd.CachedOp):
         # To free one with ``static_shape``, MXNet passes operators to its engine that write all arrays that it has
         # read; without the lock these could deadlock with another CachedOp over the same Parameters. ``__del__`` may
         # run at any time, so it does not wait: if another thread holds the lock, that thread frees the CachedOp.
-        _unused.append(super().__del__)
-        _free_unused()
+        if _unused is not None:  # as it is at the end of the interpreter
+            _unused.append(super().__del__)
+            _free_unused()
 
 
 def _free_unused() -> None:
