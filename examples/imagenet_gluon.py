@@ -18,7 +18,7 @@ from imagenet_common.command import run
 from imagenet_common.data import Batch, open_records, train_batches, val_batches
 from imagenet_common.errors import UserError
 from imagenet_common.network import build_network, devices, last_line, load, policy_for
-from imagenet_common.results import log, log_epoch, summarize
+from imagenet_common.results import log, log_epoch, save, summarize
 from imagenet_common.schedule import learning_rate_schedule
 from imagenet_common.targets import Targets
 from mxnet import autograd
@@ -165,6 +165,7 @@ def train(options: argparse.Namespace) -> Dict[str, Any]:
         history.append(entry)
         log_epoch(entry, options, steps * batch_size)
         save_if_due(net, trainer, options, history)
+        save(summarize(options, history, steps, casts), options)
     return summarize(options, history, steps, casts)
 
 

@@ -35,6 +35,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep casts": ("sweep.casts", "counts the casts of every network's graphs, by policy: docs/casts.json"),
     "sweep plans": ("sweep.plans", "counts the casts of every network's plan for a GPU: docs/plans.json"),
     "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
+    "sweep simulated-gpu": ("sweep.simulated_gpu", "trains digits on the simulated GPU: docs/simulated-gpu.json"),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),

@@ -65,13 +65,20 @@ def summarize(options: argparse.Namespace, history: List[Dict[str, Any]], steps:
 
 
 def finish(results: Dict[str, Any], options: argparse.Namespace) -> None:
-    """The last line, and the JSON file where --results names one."""
+    """The last line, and the JSON file."""
     log.info(
         "final: top-1 %.4f, top-5 %.4f, %.1f ms/step",
         results["top1"],
         results["top5"],
         results["ms_per_step"],
     )
+    save(results, options)
+
+
+def save(results: Dict[str, Any], options: argparse.Namespace) -> None:
+    """The JSON file where --results names one, whole or not at all."""
     if options.results:
         options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(results, indent=1))
+        new = options.results.with_suffix(".new")
+        new.write_text(json.dumps(results, indent=1))
+        new.replace(options.results)

@@ -14,6 +14,7 @@ import pytest
 from parity import run as parity_run
 from parity.families import FAMILIES
 from support.results import DOCS, ROOT, read
+from sweep import simulated_gpu
 from sweep.gpu_graphs import SAFE_SUMS
 
 from pages import benchmarks, gpu_graphs, kernels, models  # isort: skip
@@ -187,7 +188,27 @@ def of_inference():
     yield LINES, f"ResNet-50 predicts {served:.2f} times as fast"
 
 
-SAID = (of_benchmarks, of_parity, of_gpu_graphs, of_models, of_inference)
+def of_simulated_gpu():
+    found = read(DOCS / "simulated-gpu.json")
+    assert list(found) == list(simulated_gpu.RUNS)
+    assert {len(epochs) for epochs in found.values()} == {10}
+    accuracy = {name: [f"{100 * each['top1']:.2f}" for each in epochs] for name, epochs in found.items()}
+    last = {name: (accuracy[name][-1], f"{epochs[-1]['train_loss'][-1]:.3f}") for name, epochs in found.items()}
+    for title, device in (("CPU, float16 emulated", "CPU"), ("simulated GPU", "GPU")):
+        cells = [cell for dtype in ("float32", "float16") for cell in last[f"{device} {dtype}"]]
+        yield "README.md", f"| {title} | {' | '.join(cells)} | {found[f'{device} float16'][-1]['skipped_steps']} |"
+    shown = (1, 2, 3, 4, 5, 6, 8, 10)
+    for title, name in zip(TITLES, simulated_gpu.RUNS):
+        yield "docs/choosing-a-dtype.md", f"| {title} | {' | '.join(accuracy[name][epoch - 1] for epoch in shown)} |"
+    low = [found[f"{device} float16"] for device in ("CPU", "GPU")]
+    assert {(each[0]["skipped_steps"], each[-1]["skipped_steps"], each[-1]["loss_scale"]) for each in low} == {
+        (5, 5, 2048)
+    }
+
+
+TITLES = ("FP32, CPU", "FP32, CPU, without oneDNN", "FP32, simulated GPU", "float16, CPU, emulated",
+          "float16, simulated GPU")  # fmt: skip
+SAID = (of_benchmarks, of_parity, of_gpu_graphs, of_models, of_inference, of_simulated_gpu)
 
 
 @pytest.mark.parametrize("source", SAID, ids=lambda source: source.__name__)
