@@ -375,7 +375,9 @@ class Arrangement:
         head_is_plain = self.head_stands == "plain" or (self.head_stands == "inside" and self.kept[-1])
         # What Python code calls is scaled by its attribute grad_scale, which MakeLoss reads too early. To MXNet a
         # hybridized block of one or two operators is Python code too, unless its graph is static.
-        hidden = FLAGS[self.flags] is not None and (self.head_stands == "inside" or bool(FLAGS[self.flags]))
+        # A dense layer and SoftmaxOutput are two.
+        is_long = self.head_stands == "inside" and (bool(self.nets[-1]) or self.head != "SoftmaxOutput")
+        hidden = FLAGS[self.flags] is not None and (is_long or bool(FLAGS[self.flags]))
         unreached = self.head == "MakeLoss" or (self.head in HEADS and hidden)
         if scaled and unreached and head_is_plain:
             return "loss scale"
