@@ -12,12 +12,11 @@ import pytest
 from .drawn import LIMIT, Drawn
 
 TESTS_PER_PROCESS = 12
-KNOWN = {18}  # elu far below 0: the CPU's FP32 kernel computes its gradient as y + 1, a GPU's as exp(x)
+ENDS = {680}  # in a CPU's backward (SIGFPE), in plain FP32 too
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("MXMP_DRAWN", "24"))))
+@pytest.mark.parametrize("seed", sorted({*range(int(os.environ.get("MXMP_DRAWN", "24")))} - ENDS))
 def test_the_emulation_is_what_a_gpu_computes(seed):
     graph = Drawn(seed)
     verdict, error, where = graph.judged()
-    if seed not in KNOWN:
-        assert verdict != "differs", f"{error:.3g} units, not {LIMIT}, in {where}: {' '.join(graph.kinds)}"
+    assert verdict != "differs", f"{error:.3g} units, not {LIMIT}, in {where}: {' '.join(graph.kinds)}"
