@@ -4,7 +4,7 @@
 
 An error is in units in the last place of a tensor's largest value. Two sums in another order may round to two different
 numbers, which a norm or the kink of a relu makes a large difference of; and some gradients, as of a bias in front of a
-norm, are zero but for roundings. So each graph that disagrees is run again on the CPU with FP32's last bits changed, and
+norm, are zero but for roundings. So each graph that disagrees runs again on the CPU with FP32's last bits changed, and
 counts as ill-conditioned where every error is within four times what that changes.
 """
 
@@ -130,7 +130,7 @@ class Drawn:
 
 
 def _changed(symbol: Any, seed: int) -> Any:
-    """A Symbol that multiplies what each cast reads and returns in FP32 by 1 and a bit, as sums in another order may."""
+    """A Symbol that multiplies what each cast reads and returns in FP32 by 1 and a bit, as another order may."""
     draw, graph = random.Random(seed), Graph.from_symbol(symbol)
 
     def nearly(entry: Entry, name: str) -> Entry:
