@@ -1,6 +1,7 @@
-"""BatchNorm between a cast to FP32 and one to float16: cuDNN has one kernel for the three, and emulation rounds alike.
+"""BatchNorm between a cast to FP32 and one to float16, for which cuDNN has one kernel.
 
-cuDNN's BatchNorm reads float16, computes in FP32 with FP32 parameters, and rounds its output once.
+It reads float16, computes in FP32 with FP32 parameters, and rounds its output once. On a GPU ``drop_casts`` takes the
+casts out; on a CPU ``separate_casts`` lets them round as that kernel does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ..precision.rules import RULES, Kind, leaves_cudnn
 
 
 def _norms_between_casts(fitted: LowGraph) -> list[Node]:
-    """Return the BatchNorms that read a cast to FP32 and are read by one to float16: all is one kernel of cuDNN."""
+    """Return the BatchNorms that read a cast to FP32 and are read by one to float16."""
     # The user's policy says whether there are casts.
     if fitted.policy.norm is not None:
         return []

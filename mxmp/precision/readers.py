@@ -50,14 +50,15 @@ class _Walk:
         heads = {entry.node for entry in graph.heads}
         self._full_heads, self._low_heads = (heads, set()) if draft.policy.output == "float32" else (set(), heads)
         self._not_last = heads if draft.options.is_body else self._low_heads  # behind a body comes its next iteration
-        # Behind which no matrix operator computes in low precision.
+        # Of ``dense -> x * 2 -> max -> exp`` all are last: no matrix operator behind them is low.
         self._last: set[Node] = set()
-        # What only FP32 reads, and is not worth casts of its own; of these, in front of which a cast would cost more.
+        # Only FP32 reads what ``max`` returns, but it needs no cast of its own: it takes the dtype of ``x * 2``.
         self._through: set[Node] = set()
+        # ``max`` has few results, so the cast stays behind it, and ``x * 2`` in front of it stays low.
         self._shrunk: set[Node] = set()
 
     def visit(self, node: Node, fine: Mapping[Node, str]) -> None:
-        """Decide for ``node``, all of whose readers were visited; ``fine`` are the operators of ``_fine``."""
+        """Decide for ``node`` by what was decided for its readers; ``fine`` are the operators of ``_fine``."""
         draft, rule = self._draft, self._draft.rules[node]
         users = [user for user, _ in self._readers.get(node, ())]
         if node not in self._not_last and all(user in self._last and not self._is_low_matrix(user) for user in users):
@@ -165,7 +166,7 @@ def _way_back(node: Node | None, came_from: Mapping[Node, Node | None]) -> list[
 
 
 def _moved_from(entry: Entry, draft: Draft) -> Entry:
-    """Return the tensor whose values ``entry`` has in another order or shape."""
+    """Return the tensor whose values ``entry`` has, perhaps moved, negated or some of them zero (``Rule.exact``)."""
     while not entry.node.is_variable and draft.rules[entry.node].exact and len(entry.node.inputs) == 1:
         entry = entry.node.inputs[0]
     return entry

@@ -72,7 +72,7 @@ class InferenceExecutor:
         self,
         executor: mx.executor.Executor,
         graph: InferenceGraph,
-        is_safe: Callable[[], bool],  # whether only ``forget`` can change the parameters
+        is_safe: Callable[[], bool],  # whether all that can change the parameters calls ``forget``
         forget: Callable[[], None],  # for all graphs with copies of the executor's arrays
     ) -> None:
         self._executor = executor
