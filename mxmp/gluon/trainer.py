@@ -15,6 +15,7 @@ from mxnet.gluon import Parameter
 from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
+from ..frontend import listed
 from ..step import gradients as grads
 from ..step import states
 from ..step.ledger import Event, Ledger, ScalerGroup
@@ -396,7 +397,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
         """Return the losses as a list, a head gradient full of the loss scale for each, and their Record."""
-        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        losses = listed(loss)
         if not losses:
             raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
         with autograd.pause():

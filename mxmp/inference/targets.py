@@ -19,10 +19,11 @@ from ..files import replacing_all
 from ..frontend import instead
 from ..gluon.graphs import traced_call
 from ..gluon.parameter import weight_of
+from ..precision._mxnet import dtype_name
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
 from ..precision.heads import HEAD_OPERATORS
-from ..serving.folding import Params, by_kind, dtype_name
+from ..serving.folding import Params, by_kind
 from ..serving.fusing import FUSED
 from ..symbolic.checkpoint import write_arrays, write_symbol
 from ..symbolic.parameters import check_parameters
@@ -211,7 +212,8 @@ def _check_values(subject: Subject, any_device: bool) -> None:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
         if np.dtype(value.dtype) != np.float32:
             raise ValueError(
-                f"parameter {name!r} is {dtype_name(value)}: give the network in FP32, as it was before net.cast()"
+                f"parameter {name!r} is {dtype_name(value.dtype)}: give the network in FP32, as it was before "
+                "net.cast()"
             )
     named = [(f"parameter {name!r}", value) for name, value in subject.params.items()]
     for number, batch in enumerate(subject.batches):

@@ -17,7 +17,8 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import last_line
 from ..child import from_parent, to_parent
-from ..serving.folding import Params, dtype_name
+from ..precision._mxnet import dtype_name
+from ..serving.folding import Params
 from ..serving.sums import register
 from ..tuning.clock import listening
 from .calibration import Statistics
@@ -123,7 +124,7 @@ class Worker:
                 nonlocal last
                 mx.nd.waitall()
                 milliseconds = 1e3 * (time.perf_counter() - last)
-                found[tensor] = min(found.get(tensor, (1e9, "")), (milliseconds, dtype_name(array)))
+                found[tensor] = min(found.get(tensor, (1e9, "")), (milliseconds, dtype_name(array.dtype)))
                 last = time.perf_counter()
 
             _run_observed(executor, note)

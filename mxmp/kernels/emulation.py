@@ -11,6 +11,7 @@ import numpy as np
 from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, replace_operator
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
+from ..precision.rule import is_exact
 from ..precision.rules import spatial_axes
 from .inserting import beside
 
@@ -93,11 +94,7 @@ _BOUNDED = frozenset(["clip", "_sparse_clip", "_npi_clip"])  # whose kernel comp
 
 def _is_inexact(text: str) -> bool:
     """Return whether ``text`` is a number in float16's range that float16 does not hold."""
-    try:
-        value = float(text)
-    except ValueError:
-        return False
-    return abs(value) < 65520 and float(np.float16(value)) != value
+    return not is_exact(text, "float16") and abs(float(text)) < 65520
 
 
 def _in_float16(text: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ..precision._mxnet import dtype_name
 from ..precision.casts import is_ours
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node
 from ..precision.rule import is_true
@@ -19,11 +20,6 @@ Params = Dict[str, NDArray]
 _NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 # Operators that only move values.
 _MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
-
-
-def dtype_name(array: NDArray) -> str:
-    dtype = np.dtype(array.dtype)
-    return "bfloat16" if dtype.names else dtype.name
 
 
 def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:
@@ -152,7 +148,7 @@ def fold_constants(graph: Graph, params: Params) -> tuple[Graph, Params]:
     values, taken = dict(params), {node.name for node in copy.nodes()}
     for (entry, readers), value in zip(made.items(), results if isinstance(results, list) else [results]):
         # MXNet cannot infer the shape of an input that is broadcast from the operator that reads it.
-        attrs = {"__dtype__": TYPE_CODES[dtype_name(value)], "__shape__": str(value.shape)}
+        attrs = {"__dtype__": TYPE_CODES[dtype_name(value.dtype)], "__shape__": str(value.shape)}
         name = f"{entry.node.name}_{entry.index}"
         while name in taken:
             name += "_constant"

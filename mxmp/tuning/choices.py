@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import prod
-from types import MappingProxyType
 from typing import Collection, Iterable, Mapping
 
 import mxnet as mx
@@ -15,7 +14,7 @@ from ..kernels.fit import device_of
 from ..kernels.norms import casts_inside
 from ..pipeline import emitted
 from ..policy import Policy
-from ..precision.casts import strip
+from ..precision.casts import UNKNOWN, strip
 from ..precision.decide import decide, may_compute_low
 from ..precision.draft import Options
 from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
@@ -43,8 +42,8 @@ class Task:
         learned: Collection[str] | None = None,
         keep_output_names: bool = False,
         slow_too: bool = False,
-        left_out: Mapping[str, str] = MappingProxyType({}),
-        training_shapes: Mapping[str, tuple] = MappingProxyType({}),
+        left_out: Mapping[str, str] = UNKNOWN,
+        training_shapes: Mapping[str, tuple] = UNKNOWN,
     ) -> None:
         self.graph = graph
         self.policy = policy
