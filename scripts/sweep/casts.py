@@ -9,8 +9,9 @@ on; at its end it prints the sums, and the networks in which the difference is l
 
 from __future__ import annotations
 
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Callable
 from unittest import mock
 
 from support.processes import silence
@@ -23,7 +24,7 @@ VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu")]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    for line in summary(sweep_zoo(__doc__, arguments, RESULTS, wanted, one)):
+    for line in summary(sweep_zoo(__doc__, arguments, RESULTS, wanted, partial(figures_of, figures))):
         print(line)
 
 
@@ -31,20 +32,20 @@ def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
     return result is None or again == "all" or (again == "failed" and "error" in result)
 
 
-def one(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
-    """Return the figures of one network by variant, or why there are none."""
-    sent, ended = run(worker, name)
+def figures_of(measure: Callable[[Any], Any], name: str, before: Any, run: Run, again: str | None) -> dict[str, Any]:
+    """Return what ``measure(model)`` returns of one network in a process of its own, or why there is nothing."""
+    sent, ended = run(worker, measure, name)
     return sent.get("figures", {"error": sent.get("error", ended)})
 
 
-def worker(pipe: Connection, gib: float, name: str) -> None:
+def worker(pipe: Connection, gib: float, measure: Callable[[Any], Any], name: str) -> None:
     silence()
     from zoo.catalogue import CASES
     from zoo.measure import Model
     from zoo.running import cause
 
     try:
-        pipe.send(("figures", figures(Model(CASES[name]()))))
+        pipe.send(("figures", measure(Model(CASES[name]()))))
     except Exception as error:  # what a network cannot do is a result
         pipe.send(("error", cause(error)))
 

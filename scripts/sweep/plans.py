@@ -9,40 +9,21 @@ and names the networks in which the plan moves more.
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
-from support.processes import silence
 from support.results import DOCS
 
-from sweep.casts import wanted
-from sweep.models import Run, sweep_zoo
+from sweep.casts import figures_of, wanted
+from sweep.models import sweep_zoo
 
 RESULTS = DOCS / "plans.json"
 POLICIES = ["float16", "float16-fast"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    for line in summary(sweep_zoo(__doc__, arguments, RESULTS, wanted, one)):
+    for line in summary(sweep_zoo(__doc__, arguments, RESULTS, wanted, partial(figures_of, figures))):
         print(line)
-
-
-def one(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
-    """Return the figures of one network by policy, or why there are none."""
-    sent, ended = run(worker, name)
-    return sent.get("figures", {"error": sent.get("error", ended)})
-
-
-def worker(pipe: Connection, gib: float, name: str) -> None:
-    silence()
-    from zoo.catalogue import CASES
-    from zoo.measure import Model
-    from zoo.running import cause
-
-    try:
-        pipe.send(("figures", figures(Model(CASES[name]()))))
-    except Exception as error:  # what a network cannot do is a result
-        pipe.send(("error", cause(error)))
 
 
 def figures(model: Any) -> dict[str, list[int]]:

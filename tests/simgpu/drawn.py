@@ -17,6 +17,7 @@ from typing import Any, Callable, Tuple
 
 import mxnet as mx
 import numpy as np
+from sweep.operators.errors import largest_error
 
 import mxmp
 from mxmp.precision.casts import is_ours
@@ -119,12 +120,12 @@ class Drawn:
     def judged(self) -> tuple[str, float, str]:
         """``"agrees"``, ``"ill-conditioned"`` or ``"differs"``; the largest error; and where it is."""
         emulated, computed = self.run(mx.cpu()), self.run(mx.gpu())
-        errors = {name: distance(computed[name], emulated[name]) for name in emulated}
+        errors = {name: largest_error(computed[name], emulated[name]) for name in emulated}
         worst = max(errors, key=lambda name: errors[name])
         if errors[worst] <= LIMIT:
             return "agrees", errors[worst], worst
         controls = [self.run(mx.cpu(), number) for number in range(1, CONTROLS + 1)]
-        moved = {name: max(distance(each[name], emulated[name]) for each in controls) for name in emulated}
+        moved = {name: max(largest_error(each[name], emulated[name]) for each in controls) for name in emulated}
         ill = all(error <= max(LIMIT, CHANCE * moved[name]) for name, error in errors.items())
         return "ill-conditioned" if ill else "differs", errors[worst], worst
 
@@ -147,20 +148,6 @@ def _changed(symbol: Any, seed: int) -> Any:
             for user, position in readers.get(Entry(cast), ()):
                 user.rewire(position, behind)
     return graph.to_symbol()
-
-
-def unit(value: np.ndarray) -> np.float32:
-    """One unit in the last place, in float16, of the largest finite number of an array."""
-    largest = float(np.abs(value[np.isfinite(value)]).max(initial=2.0**-14))
-    return np.float32(2.0 ** (np.floor(np.log2(max(largest, 2.0**-14))) - 10))
-
-
-def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference in units of ``other``; infinite where only one is finite."""
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0, np.abs(one.astype("float64") - other)) / unit(other)
-    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0))
 
 
 # -- Operators: from a tensor to a tensor -----------------------------------------------------------

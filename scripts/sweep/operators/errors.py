@@ -32,6 +32,22 @@ def ulp(value: np.ndarray, dtype: str) -> np.ndarray:
     return np.exp2(exponent - mantissa)
 
 
+def unit_of_largest(value: np.ndarray) -> float:
+    """One unit in the last place of the largest finite number that float16 has in an array."""
+    inside = np.abs(value[np.abs(value) < 65520])
+    return float(2.0 ** (np.floor(np.log2(inside.max(initial=2.0**-14))) - 10))
+
+
+def largest_error(value: np.ndarray, wanted: np.ndarray, unit: float | np.ndarray | None = None) -> float:
+    """The largest error in units, those of ``unit_of_largest`` by default; infinite where a finite number is not."""
+    unit = unit_of_largest(wanted) if unit is None else unit
+    with np.errstate(all="ignore"):
+        wanted = np.where(np.abs(wanted) >= 65520, np.sign(wanted) * np.inf, wanted)
+        same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
+        apart = np.where(same, 0, np.abs(value.astype("float64") - wanted)) / unit
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0))
+
+
 class Errors:
     """Errors in ulps, gathered over tensors of one case."""
 

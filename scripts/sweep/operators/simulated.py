@@ -18,13 +18,14 @@ import numpy as np
 from support.options import parse
 from support.results import DOCS, read, write
 
+from mxmp.callbacks import last_line
 from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES, Case, as_read, digest, is_allowed
-from sweep.operators.errors import ulp
+from sweep.operators.errors import largest_error, ulp
 
 RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
 # The largest error of one rounding, in units of each value's last place, with what FP32 adds; and of a few, in units of
@@ -95,15 +96,13 @@ def _record(case: Case) -> dict[str, Any]:
         heads = [rng.normal(0, 1, shape).astype("float16").astype("float32") for shape in shapes]
         exact = _run(plain, case, mx.cpu(), values, heads)
     except mx.MXNetError as error:
-        return {"verdict": "unmeasurable", "why": _last_line(error)}
+        return {"verdict": "unmeasurable", "why": last_line(error)[:160]}
     try:
         found = _run(_low(case, "gpu"), case, mx.gpu(), values, heads)
     except mx.MXNetError as error:
-        return {"verdict": "error", "why": _last_line(error)}
-    each = max(_error(*pair, ulp(pair[1], "float16")) for way in zip(found, exact) for pair in zip(*way))
-    forward, backward = (
-        max((_error(*pair, _unit(pair[1])) for pair in zip(*way)), default=0) for way in zip(found, exact)
-    )
+        return {"verdict": "error", "why": last_line(error)[:160]}
+    each = max(largest_error(*pair, ulp(pair[1], "float16")) for way in zip(found, exact) for pair in zip(*way))
+    forward, backward = (max((largest_error(*pair) for pair in zip(*way)), default=0) for way in zip(found, exact))
     record: dict[str, Any] = {"forward": _short(forward), "backward": _short(backward)}
     few = max(forward, backward) <= FEW
     record["verdict"] = "one rounding" if each <= ONE else "a few roundings" if few else "more"
@@ -111,7 +110,7 @@ def _record(case: Case) -> dict[str, Any]:
         emulated = _run(_low(case, "cpu"), case, mx.cpu(), values, heads)
     except mx.MXNetError:
         return record
-    apart = (_error(*pair, _unit(pair[1])) for way in zip(found, emulated) for pair in zip(*way))
+    apart = (largest_error(*pair) for way in zip(found, emulated) for pair in zip(*way))
     return {**record, "emulated": _short(max(apart, default=0.0))}
 
 
@@ -136,25 +135,5 @@ def _run(graph: Graph, case: Case, ctx: mx.Context, values: list[np.ndarray], he
     return [out.astype("float32").asnumpy() for out in outputs], [grads[name].asnumpy() for name in trained]
 
 
-def _unit(value: np.ndarray) -> float:
-    """Return one unit in the last place of the largest finite number that float16 has in an array."""
-    inside = np.abs(value[np.abs(value) < 65520])
-    return float(2.0 ** (np.floor(np.log2(inside.max(initial=2.0**-14))) - 10))
-
-
-def _error(value: np.ndarray, wanted: np.ndarray, unit: Any) -> float:
-    """Return the largest error in a unit; infinite where a finite number is not."""
-    with np.errstate(all="ignore"):
-        wanted = np.where(np.abs(wanted) >= 65520, np.sign(wanted) * np.inf, wanted)
-        same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
-        apart = np.where(same, 0, np.abs(value.astype("float64") - wanted)) / unit
-    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0))
-
-
 def _short(error: float) -> float:
     return float(f"{min(error, 1e9):.3g}")
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip()[:160] if lines else type(error).__name__
