@@ -115,7 +115,7 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
             record = {"why": record["why"]} if not full and record else {}
             break
         except mx.MXNetError as error:
-            record = {"verdict": "unmeasurable", "why": f"FP32's backward: {_first_line(error)}"}
+            record = {"verdict": "unmeasurable", "why": f"FP32's backward: {reason_of(error)}"}
     else:
         return {**record, "why": record["why"].replace("'s backward", "")}
     record["fp32"] = _sums(truths[0])
@@ -128,7 +128,7 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
     except mx.MXNetError as error:
         amid_others = _alone(case.graph(_COPY).to_symbol(), case, full, draws[0])
         verdict = "error" if amid_others else "wrong in FP32 too"
-        return {**record, "verdict": verdict, "why": _first_line(error)}
+        return {**record, "verdict": verdict, "why": reason_of(error)}
     record["sums"] = _sums(runs[0])
     judged = _judged(runs, truths, dtype)
     if judged["verdict"] != "sound" and not once:  # one draw says nothing of the mean
@@ -146,7 +146,7 @@ def measure(case: Case, dtype: str, once: bool = False) -> dict[str, Any]:
         except mx.MXNetError as error:
             if _alone(plain, case, request, draws[0]) is None:
                 continue
-            return {**record, "verdict": "error", "why": f"{named}: {_first_line(error)}"}
+            return {**record, "verdict": "error", "why": f"{named}: {reason_of(error)}"}
         record["sums"] += _sums(found)
         for i, value in found.grads.items():
             wanted = runs[0].grads[i]
@@ -209,7 +209,7 @@ def _sums(run: Run) -> list[float]:
     return [float(f"{np.abs(t).sum():.6g}") for t in tensors]
 
 
-def _first_line(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """MXNet's last line, without the time and the place in its sources."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(("Stack", "  ["))]
     last = lines[-1] if lines else type(error).__name__

@@ -18,7 +18,6 @@ import numpy as np
 from support.options import parse
 from support.results import DOCS, read, write
 
-from mxmp.callbacks import last_line
 from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.graph import Graph
@@ -26,6 +25,7 @@ from mxmp.precision.plan import Decision, Plan
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES, Case, as_read, digest, is_allowed
 from sweep.operators.errors import largest_error, ulp
+from sweep.operators.measure import reason_of
 
 RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
 # The largest error of one rounding, in units of each value's last place, with what FP32 adds; and of a few, in units of
@@ -96,11 +96,11 @@ def _record(case: Case) -> dict[str, Any]:
         heads = [rng.normal(0, 1, shape).astype("float16").astype("float32") for shape in shapes]
         exact = _run(plain, case, mx.cpu(), values, heads)
     except mx.MXNetError as error:
-        return {"verdict": "unmeasurable", "why": last_line(error)[:160]}
+        return {"verdict": "unmeasurable", "why": reason_of(error)}
     try:
         found = _run(_low(case, "gpu"), case, mx.gpu(), values, heads)
     except mx.MXNetError as error:
-        return {"verdict": "error", "why": last_line(error)[:160]}
+        return {"verdict": "error", "why": reason_of(error)}
     each = max(largest_error(*pair, ulp(pair[1], "float16")) for way in zip(found, exact) for pair in zip(*way))
     forward, backward = (max((largest_error(*pair) for pair in zip(*way)), default=0) for way in zip(found, exact))
     record: dict[str, Any] = {"forward": _short(forward), "backward": _short(backward)}
