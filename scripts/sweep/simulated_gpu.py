@@ -3,8 +3,8 @@
     python scripts/dev.py sweep simulated-gpu
 
 Weights, batches and hyper-parameters are the same in all runs. On the simulated GPU the machine code of MXNet's kernels
-computes; on the CPU float16 is emulated. One run goes without oneDNN: it sums in another order, and shows how far FP32
-runs part. A sweep that was ended goes on after the last whole epoch.
+computes; on the CPU float16 is emulated, with all roundings of a GPU's kernels. One run goes without oneDNN: it sums in
+another order, and shows how far FP32 runs part. A sweep that was ended goes on after the last whole epoch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import demo
 import make_digits
 from support.options import parse
 from support.results import DOCS, ROOT, chosen, read, write
+
+import demo
 
 RESULTS = DOCS / "simulated-gpu.json"
 RUNS = {  # by name: the device, and the policy (without it the example takes float16-fast: the same graph here)
@@ -66,6 +67,7 @@ def environment(name: str) -> dict[str, str]:
     """One operation after the other, so that each run is the same."""
     variables = {"MXNET_ENGINE_TYPE": "NaiveEngine", "OMP_NUM_THREADS": "1"}
     variables["MXNET_STORAGE_FALLBACK_LOG_VERBOSE"] = "0"
+    variables["MXMP_WITH"] = "rounded_products,rounded_outputs"
     variables["MXNET_MKLDNN_ENABLED"] = str(int("without oneDNN" not in name))
     return {"PYTHONWARNINGS": "ignore", **os.environ, **variables}
 
