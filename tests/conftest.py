@@ -11,12 +11,12 @@ from mxmp.pipeline import _log_that_float16_is_emulated
 
 os.environ.pop("MXNET_SAFE_ACCUMULATION", None)  # tests that need it set it
 
-# Continuous integration tries the same examples every time; at home each run tries new ones, and
+# scripts/test.sh tries the same examples every time ("ci"); pytest alone tries new ones, and
 # --hypothesis-profile=long twenty times as many (see counts.py).
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("home", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=2000)
-settings.load_profile("ci" if os.environ.get("CI") else "home")
+settings.load_profile("home")
 
 
 _log_that_float16_is_emulated()  # once in a process; tests of the log see their own lines only

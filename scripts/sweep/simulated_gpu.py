@@ -15,11 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import demo
 import make_digits
 from support.options import parse
 from support.results import DOCS, ROOT, chosen, read, write
-
-import demo
 
 RESULTS = DOCS / "simulated-gpu.json"
 RUNS = {  # by name: the device, and the policy (without it the example takes float16-fast: the same graph here)

@@ -7,17 +7,14 @@ More of them, with a seed, and how many were tried and refused:
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-from arrangements import Arrangement, arrangements, deltas
+from arrangements import NAIVE, Arrangement, arrangements, deltas
 from counts import examples
 from hypothesis import HealthCheck, event, given, settings
 from module_arrangements import ModuleArrangement, module_arrangements, module_deltas
 from processes import run_tests
 
-NAIVE = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 COUNT = examples(50 if NAIVE else 500)
 # Of the update's length; a forgotten scale, step, device or accumulation is off by half and more.
 TOLERANCE = {"float16": 0.03, "float16 masters": 0.03, "bfloat16": 0.2}
