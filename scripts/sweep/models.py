@@ -3,31 +3,46 @@
 Each model runs in processes of its own with a limit of time and memory, so that a crash is a result. There are two
 controls, neither made by mxmp: ``control`` is FP32 with only its weights rounded to the dtype, ``ideal`` is FP32 with
 all that matrix operators read and write rounded, as perfect kernels of the dtype would. A model passes within 3 dB of
-the latter; what does not gets a second look (``holds``). A sweep that was ended goes on.
+the latter; what does not gets a second look (``holds``). A sweep that was ended goes on. After a change of mxmp,
+``--again mxmp`` measures what it computes where an older tree of ``mxmp/`` did; the controls stand.
 """
 
 from __future__ import annotations
 
+import functools
 import resource
+import subprocess
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from support.options import parse
 from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, chosen, in_parallel, read, write
+from support.results import DOCS, ROOT, chosen, in_parallel, read, write
 
 if TYPE_CHECKING:
     from zoo.measure import Model
 
 RESULTS = DOCS / "models.json"
 DTYPES = ("float16", "bfloat16")
+OURS = ("mxmp", "counts", "lag", "slow_counts")
 GIB = 2**30
 Run = Callable[..., "tuple[dict[str, Any], str]"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    sweep_zoo(__doc__, arguments, RESULTS, wanted, sweep)
+    sweep_zoo(__doc__, arguments, RESULTS, wanted, sweep, more_again=("mxmp",))
+
+
+@functools.cache
+def tree() -> str:
+    """Name the code of mxmp that is measured, as git does."""
+    return subprocess.check_output(["git", "rev-parse", "HEAD:mxmp"], cwd=ROOT, text=True).strip()
+
+
+def without_mxmp(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the stages in which mxmp has no part."""
+    return {stage: found for stage, found in result.items() if stage.split(".")[-1] not in OURS}
 
 
 def sweep_zoo(
@@ -37,6 +52,7 @@ def sweep_zoo(
     wanted: Callable[[dict[str, Any] | None, str | None], Any],
     one: Callable[[str, dict[str, Any], Run, str | None], dict[str, Any]],
     names: Callable[[], list[str]] | None = None,
+    more_again: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Measure by ``one(name, results so far, run, again)`` each model that is wanted, and keep its results in a file.
 
@@ -47,7 +63,7 @@ def sweep_zoo(
         *(doc, arguments, "names"),
         names=([str], "models by name or pattern (default: all)"),
         results=path,
-        again=(str, "measure those again", ("failed", "all")),
+        again=(str, "measure those again", ("failed", "all", *more_again)),
         seconds=(300.0, "limit of time of a process"),
         gib=(12.0, "limit of memory of a process"),
         jobs=(1, "models at a time"),
@@ -79,6 +95,8 @@ def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
         return True
     if result.keys() & {"left_out", "reference_error"}:
         return False
+    if again == "mxmp" and result.get("mxmp") != tree():
+        return True
     return not result.keys() >= {*STAGES, *looked_into(result)} or (again == "failed" and not passes(result))
 
 
@@ -133,7 +151,8 @@ def sweep(name: str, before: dict[str, Any], run: Run, again: str | None) -> dic
     """Run the stages that ``before`` lacks. One that ends its process is named, the rest go on in another."""
     from zoo.measure import STAGES
 
-    found = {} if again else dict(before)
+    found = without_mxmp(before) if again in (None, "mxmp") else {}
+    found["mxmp"] = tree()
     # amp cannot be had twice in a process. None: what these results ask for, and once more what those ask for.
     for group in (STAGES[:-1], STAGES[-1:], None, None):
         group = looked_into(found) if group is None else group
