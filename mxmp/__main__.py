@@ -19,6 +19,7 @@ import sys
 import zipfile
 import zlib
 from dataclasses import replace
+from inspect import signature
 from reprlib import repr as shorten
 from typing import Any, Callable, NoReturn, Sequence
 
@@ -192,13 +193,15 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation:
-    return explain(symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_shapes(args))
+    return explain(
+        symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_keywords(args, explain)
+    )
 
 
 def _tune(args: argparse.Namespace) -> None:
     _check_outputs([args.out], args.symbol)
     symbol = read_symbol(args.symbol)
-    shapes: dict[str, Any] = dict(_shapes(args))
+    shapes: dict[str, Any] = _keywords(args, tune)
     check_shapes(shapes, symbol.list_inputs())
     plan = tune(
         symbol,
@@ -288,7 +291,7 @@ def _audit(args: argparse.Namespace) -> None:
 
 def _advise(args: argparse.Namespace) -> None:
     symbol = read_symbol(args.symbol)
-    found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_shapes(args))
+    found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_keywords(args, advise))
     # A Symbol has the name of its last operator; the file has the network's.
     name = os.path.basename(args.symbol)
     print(replace(found, name=name[: -len("-symbol.json")] if name.endswith("-symbol.json") else name))
@@ -314,6 +317,17 @@ def _parameters(path: str, symbol: mx.sym.Symbol, shapes: dict[str, tuple]) -> d
     except ValueError as error:
         raise ValueError(f"{path!r} does not fit the symbol: {error}") from error
     return params
+
+
+def _keywords(args: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the shapes as keywords of ``function``, which has others."""
+    shapes = _shapes(args)
+    taken = shapes.keys() & signature(function).parameters.keys()
+    if taken:
+        raise ValueError(
+            f"--shape cannot give {taken.pop()!r}, an argument of mxmp.{function.__name__}: rename the input"
+        )
+    return shapes
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, tuple]:

@@ -81,6 +81,15 @@ def test_a_shape_of_an_input_that_does_not_exist_is_an_error_that_lists_those_th
     assert "data" in error.replace("dta", "")
 
 
+@pytest.mark.parametrize("command", ["explain", "advise", "tune"])
+def test_a_shape_of_an_input_with_the_name_of_an_argument_is_an_error_that_names_it(tmp_path, capsys, command):
+    mx.sym.FullyConnected(mx.sym.var("target"), num_hidden=2, name="fc").save(str(tmp_path / "net-symbol.json"))
+    more = ["--out", tmp_path / "plan.json"] if command == "tune" else []
+    error = fails(capsys, tmp_path, command, tmp_path / "net-symbol.json", "--shape", "target=4,6", *more)
+    assert "'target'" in error
+    assert f"mxmp.{command}" in error
+
+
 @pytest.mark.parametrize("shape", ["data=4,7,x", "data=", "data=4,-6", "data=0,6", "=4,6", "data"])
 def test_a_shape_that_is_none_is_an_error(checkpoint, capsys, shape):
     error = fails(capsys, checkpoint, "explain", checkpoint / "net-symbol.json", "--shape", shape)
