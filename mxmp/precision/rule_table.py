@@ -142,15 +142,24 @@ TABLE: tuple[Rule, ...] = (
         "input is a compensated float16 sum",
         """broadcast_add broadcast_plus _sparse_broadcast_add _sparse_broadcast_plus _npi_add
         broadcast_sub broadcast_minus _sparse_broadcast_sub _sparse_broadcast_minus _npi_subtract
-        broadcast_mul _sparse_broadcast_mul _npi_multiply
-        broadcast_maximum _npi_maximum broadcast_minimum _npi_minimum""",
+        broadcast_mul _sparse_broadcast_mul _npi_multiply""",
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "it selects one of two values; the gradient of a broadcast input is a compensated float16 sum",
+        "broadcast_maximum _npi_maximum broadcast_minimum _npi_minimum",
     ),
     Rule(
         Kind.FOLLOW,
         "the sum or product of two activations stays near their range (ICLR 2018, 3.3)",
         """elemwise_add _Plus _plus _add _sparse_elemwise_add _grad_add
         elemwise_sub _Minus _minus _sub _sparse_elemwise_sub elemwise_mul _Mul _mul _sparse_elemwise_mul
-        add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n _npi_copysign _npi_diff _npi_ediff1d""",
+        add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n _npi_diff _npi_ediff1d""",
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "it gives a value the sign of another, so its size stays",
+        "_npi_copysign",
     ),
     Rule(
         Kind.FOLLOW,
