@@ -145,23 +145,19 @@ def column_sqnr(reference: np.ndarray, value: np.ndarray) -> float:
     if finite is None:
         return -np.inf
     exact, found = (np.where(finite, each, 0.0).astype("float64") for each in (reference, value))
+    if finite.sum(0).max(initial=0) < 2:  # a single row: the spread of its values
+        finite, exact, found = (each.reshape(-1, 1) for each in (finite, exact, found))
     rows, noise, power = finite.sum(0), np.sum((exact - found) ** 2, 0), np.sum(exact**2, 0)
-    if rows.max(initial=0) < 2:  # a single row: the spread of its values
-        rows, noise, power = (np.array([each.sum()]) for each in (rows, noise, power))
-        exact, finite = exact.reshape(-1, 1), finite.reshape(-1, 1)
-    signal = np.sum(np.where(finite, exact - exact.sum(0) / np.maximum(rows, 1), 0.0) ** 2, 0)
-    varies = signal > _ROUNDING**2 * power
+    deviation = np.sum(np.where(finite, exact - exact.sum(0) / np.maximum(rows, 1), 0.0) ** 2, 0)
+    varies = deviation > _ROUNDING**2 * power
     # The mean of a column that does not vary, or by FP32's rounding alone, is all there is, and counts.
-    if not varies.any():
-        return min([_decibels(power.sum(), noise.sum()), *map(_decibels, power[power > 0], noise[power > 0])])
+    signal = np.where(varies, deviation, power)
     # The fewer rows, the smaller is the least variance of so many columns by chance: the ratio is raised by that.
-    by_chance = noise * _least_share(rows - 1, len(rows))
-    return min(
-        # All columns that vary, as one, with the noise of those that are 0.
-        _decibels(signal[varies].sum(), noise[varies | (power == 0)].sum()),
-        *map(_decibels, signal[varies], by_chance[varies]),
-        *map(_decibels, power[~varies & (power > 0)], noise[~varies & (power > 0)]),
-    )
+    own_noise = np.where(varies, noise * _least_share(rows - 1, len(rows)), noise)
+    # Columns as one: those that vary, if some do, with the noise of those that are 0.
+    shown, zero = varies if varies.any() else power > 0, power == 0
+    together = _decibels(signal[shown].sum(), noise[shown | zero].sum())
+    return min([together, *map(_decibels, signal[~zero], own_noise[~zero])])
 
 
 def same_answers(reference: np.ndarray, value: np.ndarray) -> float | None:
