@@ -32,6 +32,7 @@ def page(results: dict[str, Any]) -> str:
     return filled(
         __file__,
         number=len(models),
+        age=age(models),
         missing=f"The sweep is not complete: {missing} of {len(in_order())} names have no result yet." * bool(missing),
         summary=table("| float16 | bfloat16", summary(models)),
         failing=table("model | dtype |", failing),
@@ -44,6 +45,18 @@ def page(results: dict[str, Any]) -> str:
 
 def measured(results: dict[str, Any]) -> dict[str, Any]:
     return {name: r for name, r in results.items() if "reference" in r}
+
+
+def age(models: dict[str, Any]) -> str:
+    """Return how many figures are of this version, if not all: a result names the tree that it measured."""
+    new = sum("mxmp" in result for result in models.values())
+    if new == len(models):
+        return ""
+    return (
+        f"**{new} of {len(models)} models, with one of each family among them, were measured by this version.** The\n"
+        "others are older: since then casts moved right around BatchNorm in float16, and the emulation keeps in FP32\n"
+        "what a GPU keeps there (`batch_dot`, `take` and others)."
+    )
 
 
 def summary(models: dict[str, Any]) -> Iterator[list[str]]:
