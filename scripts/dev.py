@@ -37,6 +37,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
     "sweep simulated-gpu": ("sweep.simulated_gpu", "trains digits on the simulated GPU: docs/simulated-gpu.json"),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
+    "check beginnings": ("parity.beginning", "says where a family's training begins otherwise than it did"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),
     "pages rules": ("pages.rules", "writes docs/rules.md"),

@@ -228,7 +228,12 @@ def warmed_up(rate: float, step: int, steps: int) -> float:
 def thinned(losses: Sequence[float]) -> list[list[float]]:
     """Return at most ``POINTS`` pairs of a step and the mean loss of the steps around it."""
     parts = np.array_split(np.arange(len(losses)), min(POINTS, len(losses)))
-    return [[int(p[-1]) + 1, float(f"{np.mean(np.take(losses, p)):.4g}")] for p in parts]
+    return [point(losses, part) for part in parts]
+
+
+def point(losses: Sequence[float], steps: Sequence[int]) -> list[float]:
+    """Return the number of the last of ``steps``, from 1, and their mean loss to four digits."""
+    return [int(steps[-1]) + 1, float(f"{np.mean(np.take(losses, steps)):.4g}")]
 
 
 def predictions(net: Callable, arrays: np.ndarray, size: int = 64) -> np.ndarray:

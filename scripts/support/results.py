@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import os
+import subprocess
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Sequence
@@ -31,6 +33,12 @@ def _text(value: Any, depth: int, indent: str) -> str:
         return json.dumps(value)
     lines = [f"{indent}{json.dumps(name)}: {_text(each, depth - 1, indent + ' ')}" for name, each in value.items()]
     return "{\n" + ",\n".join(lines) + "\n" + indent[:-1] + "}"
+
+
+@functools.lru_cache(maxsize=None)
+def tree() -> str:
+    """Name the code of ``mxmp/`` that is committed, as git does."""
+    return subprocess.check_output(["git", "rev-parse", "HEAD:mxmp"], cwd=ROOT, text=True).strip()
 
 
 def chosen(names: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:

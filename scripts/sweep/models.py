@@ -9,16 +9,14 @@ the latter; what does not gets a second look (``holds``). A sweep that was ended
 
 from __future__ import annotations
 
-import functools
 import resource
-import subprocess
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from support.options import parse
 from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, ROOT, chosen, in_parallel, read, write
+from support.results import DOCS, chosen, in_parallel, read, tree, write
 
 if TYPE_CHECKING:
     from zoo.measure import Model
@@ -32,12 +30,6 @@ Run = Callable[..., "tuple[dict[str, Any], str]"]
 
 def main(arguments: list[str] | None = None) -> None:
     sweep_zoo(__doc__, arguments, RESULTS, wanted, sweep, more_again=("mxmp",))
-
-
-@functools.cache
-def tree() -> str:
-    """Name the code of mxmp that is measured, as git does."""
-    return subprocess.check_output(["git", "rev-parse", "HEAD:mxmp"], cwd=ROOT, text=True).strip()
 
 
 def without_mxmp(result: dict[str, Any]) -> dict[str, Any]:
