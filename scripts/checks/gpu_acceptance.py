@@ -2,7 +2,8 @@
 
 ``bash scripts/gpu_acceptance.sh`` sets up MXNet's CUDA build and runs this. Everything found goes into one JSON file
 and is printed; what fails is a result, and the exit status is 1. Networks are trained at a batch as one trains with, in
-processes that take turns: FP32, ``mxnet.contrib.amp``, ``float16`` and ``float16-fast``.
+processes that take turns: FP32, ``mxnet.contrib.amp``, ``float16`` and ``float16-fast``. Layouts of convolutions and
+BatchNorm, and MXNet's fusion, are timed alone. ``dev.py check gpu-model FILE`` holds the times against the model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mxnet as mx
-from bench import models
+from bench import gpu_parts, models
 from support.options import parse
 from support.pages import table
 from support.results import ROOT, read
@@ -28,6 +29,7 @@ from mxmp import cpu
 
 SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}
 QUICK = {"resnet50": (8, 64)}
+STEPS = ("gpu tests", "recording", "emulation", "timing of parts")
 VARIANTS = ["float32", "contrib.amp", "float16", "float16-fast"]
 
 
@@ -46,10 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
         [sys.executable, "scripts/dev.py", "check", "tensor-core", "--by", "mxnet", "--output", str(recording)], {}
     )
     found["emulation"] = tests("tests/kernels/test_tensor_core.py", MXMP_TENSOR_CORE=str(recording))
-    found["networks"] = networks(QUICK if args.quick else SIZES, args.output)
+    found["timing of parts"], found["parts"] = parts(args.output, rounds=3 if args.quick else 11)
+    found["sizes"] = QUICK if args.quick else SIZES
+    found["networks"] = networks(found["sizes"], args.output)
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"\n{report(found)}\n\n{args.output} and {recording} hold the results: please send both with an issue.")
-    failed = [step for step in ("gpu tests", "recording", "emulation") if found[step]["status"]]
+    failed = [step for step in STEPS if found[step]["status"]]
     return int(bool(failed) or any("error" in each for of in found["networks"].values() for each in of.values()))
 
 
@@ -72,6 +76,16 @@ def called(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     return {"status": done.returncode, "last": lines[-1] if lines else "", "failed": failed}
 
 
+def parts(output: Path, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return how the timing of parts ended, and their seconds; in a process, so that its memory is free again."""
+    results = output.with_suffix(".parts.json")
+    command = [sys.executable, "scripts/dev.py", "bench", "gpu-parts", "--rounds", str(rounds), "--results"]
+    ended = called([*command, str(results)], {})
+    found = read(results)
+    results.unlink(missing_ok=True)
+    return ended, found
+
+
 def networks(sizes: dict[str, tuple[int, int]], output: Path) -> dict[str, Any]:
     """Return seconds of steps and peak memory by network and variant."""
     results = output.with_suffix(".steps.json")
@@ -87,7 +101,7 @@ def networks(sizes: dict[str, tuple[int, int]], output: Path) -> dict[str, Any]:
 def report(found: dict[str, Any]) -> str:
     """Return the results as text."""
     lines = [f"{key}: {value}" for key, value in found["machine"].items()]
-    for step in ("gpu tests", "recording", "emulation"):
+    for step in filter(found.get, STEPS):
         lines.append(f"{step}: {'ok' if not found[step]['status'] else 'FAILED'}, {found[step]['last']}")
         lines += found[step]["failed"]
     rows = []
@@ -96,7 +110,8 @@ def report(found: dict[str, Any]) -> str:
         for variant, figures in variants.items():
             rows.append([name, variant, models.summary(figures, plain), *memory(figures, plain)])
     head = "network | variant | step, times as fast as FP32 | peak memory, MB | of FP32's"
-    return "\n".join([*lines, "", table(head, rows)])
+    timed = table("part | ms", ([name, gpu_parts.shown(each)] for name, each in found.get("parts", {}).items()))
+    return "\n".join([*lines, "", table(head, rows), "", timed])
 
 
 def memory(figures: dict[str, Any], plain: dict[str, Any]) -> list[str]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, Iterator
 
+from support import gpu_model
 from support.options import parse
 from support.pages import filled, subplots, table
-from support.results import DOCS, read
+from support.results import DOCS, read, write
+from sweep import gpu_times
 from sweep.gpu_graphs import RESULTS, SAFE_SUMS, VARIANTS, names
-
-from mxmp.diagnose.advising.gpus import GPUS
+from sweep.gpu_times import KNOWN
 
 LABELS = {  # label and colour (Okabe and Ito's)
     "float32": ("FP32", "#999999"),
@@ -21,34 +22,24 @@ LABELS = {  # label and colour (Okabe and Ito's)
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
     SAFE_SUMS: ("mxmp, `float16-fast`, safe sums", "#009E73"),
 }
-HEAD = "peak, GB | launches | step | GB cast | modelled ms, V100 | modelled ms, A100"
+HEAD = "peak, GB | launches | step | GB cast"
+TIMES = "modelled ms, V100 | modelled ms, A100"
+PUBLISHED = (
+    "network | batch | GPU | precision | published, a second | modelled, a second | modelled time, of the published"
+)
 TENSOR_CORES = "f16, sums f32, TENSOR_OP"
-KNOWN = {
-    "resnet50_v1b": "ResNet-50",
-    "vgg16": "VGG-16",
-    "mobilenetv2_1.0": "MobileNetV2",
-    "mobilenetv3_large": "MobileNetV3",
-    "densenet121": "DenseNet-121",
-    "inceptionv3": "Inception v3",
-    "resnext50_32x4d": "ResNeXt-50",
-    "se_resnet50_v1": "SE-ResNet-50",
-    "alexnet": "AlexNet",
-    "squeezenet1.0": "SqueezeNet",
-    "ssd_300_vgg16_atrous_voc": "SSD-300",
-    "bert_12_768_12": "BERT-base",
-    "standard_lstm_lm_650": "LSTM language model",
-}
 Figures = Dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
-    results = read(RESULTS)
-    (DOCS / "gpu-graphs.md").write_text(page(results), encoding="utf-8")
+    results, model = read(RESULTS), gpu_model.summary(read(gpu_times.RESULTS), KNOWN)
+    write(DOCS / "gpu-model.json", model)
+    (DOCS / "gpu-graphs.md").write_text(page(results, model), encoding="utf-8")
     picture(results, DOCS / "gpu-graphs.png")
 
 
-def page(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any], model: dict[str, Any]) -> str:
     networks = recorded(results)
     lacking = len(set(names()) - results.keys())
     labels = [label for label, _ in LABELS.values()]
@@ -58,7 +49,10 @@ def page(results: dict[str, Any]) -> str:
         missing=f"The record is not complete: {lacking} of {len(names())} names have no result yet." * bool(lacking),
         complete=len(complete(networks)),
         summary=table(f"| {' | '.join(labels)}", summary(networks)),
-        known=table(f"network | | {HEAD} | library calls | on Tensor Cores | casts", known(networks)),
+        known=table(
+            f"network | | {TIMES} | {HEAD} | library calls | on Tensor Cores | casts", known(networks, model["known"])
+        ),
+        **model_parts(model),
         variants=" / ".join(labels),
         kinds="\n\n".join(kinds(networks)),
         failures=table("network | | why", failures(results)),
@@ -75,8 +69,33 @@ def complete(networks: dict[str, Any]) -> list[Figures]:
     return [each for each in found if all("launches" in each.get(variant, {}) for variant in VARIANTS)]
 
 
-def cast_seconds(figures: Figures, gpu: str) -> float:
-    return figures["bytes_cast"] / GPUS[gpu].bandwidth
+def model_parts(model: dict[str, Any]) -> dict[str, str]:
+    """Return what the page says of the model: its shares of the peaks, and its errors on published figures."""
+    reached = {f"{name}_share": f"{100 * share:.0f} %" for name, share in model["reached"].items()}
+    errors = sorted(each["of published"] for each in model["published"] if not each["fitted"])
+    close = [each for each in errors if 0.85 <= each <= 1.15]
+    return {
+        **reached,
+        "by_latency": " or ".join(f"{each:.2f} with {of}" for of, each in model["median by latency"].items()),
+        "latency": f"{1e6 * gpu_model.LATENCY:.0f}",
+        "published": table(PUBLISHED + " | source", map(published_cells, model["published"])),
+        "predicted": str(len(errors)),
+        "close": str(len(close)),
+        "least": f"{errors[0]:.2f}" if errors else "",
+        "most": f"{errors[-1]:.2f}" if errors else "",
+        "middle": f"{median(errors):.2f}" if errors else "",
+        "bound_share": f"{100 * model['bound']:.1f} %",
+        "sources": "\n".join(f"[{name}]: {url}" for name, url in gpu_model.SOURCES.items()),
+    }
+
+
+def published_cells(each: dict[str, Any]) -> list[str]:
+    precision = "FP32" if each["variant"] == "float32" else "mixed, NHWC" if each["channels_last"] else "mixed"
+    if precision == "FP32" and each["gpu"].startswith("A100"):
+        precision = "TF32"
+    ratio = f"{each['of published']:.2f}" + ", fitted" * each["fitted"]
+    rates = [f"{each[rate]:.0f}" for rate in ("published", "modelled")]
+    return [each["title"], str(each["batch"]), each["gpu"], precision, *rates, ratio, f"[{each['source']}]"]
 
 
 def tensor_core_share(figures: Figures) -> float:
@@ -93,14 +112,12 @@ def number(value: float) -> str:
 def cells(figures: Figures) -> list[str]:
     """Return what both tables have of one variant."""
     if "error" in figures:
-        return ["-"] * 6
-    times = [figures["matrix_seconds"][gpu] + cast_seconds(figures, gpu) for gpu in ("v100", "a100")]
+        return ["-"] * 4
     return [
         number(figures["peak_bytes"] / 1e9),
         str(figures["launches"]),
         str(figures["step_launches"]),
         number(figures["bytes_cast"] / 1e9),
-        *(number(1e3 * seconds) for seconds in times),
     ]
 
 
@@ -132,7 +149,7 @@ def summary(networks: dict[str, Any]) -> Iterator[list[str]]:
         yield [label, "", *(f"{count} of {len(found)}" for count in numbers)]
 
 
-def known(networks: dict[str, Any]) -> Iterator[list[str]]:
+def known(networks: dict[str, Any], modelled: dict[str, Any]) -> Iterator[list[str]]:
     for name in filter(networks.get, KNOWN):
         for variant in VARIANTS:
             figures = networks[name]["variants"].get(variant, {"error": "not recorded"})
@@ -141,7 +158,9 @@ def known(networks: dict[str, Any]) -> Iterator[list[str]]:
             if "error" not in figures:
                 share = f"{100 * tensor_core_share(figures):.0f} %"
                 calls = [str(figures["library_calls"]), share, str(figures["casts"])]
-            yield [title, LABELS[variant][0], *cells(figures), *calls]
+            seconds = modelled.get(name, {}).get(variant, {})
+            times = [number(1e3 * seconds[gpu]) if gpu in seconds else "-" for gpu in ("v100", "a100")]
+            yield [title, LABELS[variant][0], *times, *cells(figures), *calls]
 
 
 def kinds(networks: dict[str, Any]) -> Iterator[str]:

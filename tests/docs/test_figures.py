@@ -41,7 +41,7 @@ def parity_results():
 
 
 MADE = {
-    "gpu-graphs": lambda: gpu_graphs.page(read(DOCS / "gpu-graphs.json")),
+    "gpu-graphs": lambda: gpu_graphs.page(read(DOCS / "gpu-graphs.json"), read(DOCS / "gpu-model.json")),
     "kernels": lambda: kernels.render(read(DOCS / "kernels.json")),
     "model-benchmarks": lambda: benchmarks.page(read(DOCS / "model-benchmarks.json")),
     "models": lambda: models.page(read(DOCS / "models.json")),

@@ -25,8 +25,6 @@ from typing import Any, Callable
 from zoo.case import Case, images
 from zoo.catalogue import CASES
 
-from mxmp.diagnose.advising.gpus import GPUS, Gpu
-
 from .networks import FAMILIES, bert
 from .record import Event, Record, peak_bytes, recording
 from .training import AMP, FP32, Training
@@ -47,7 +45,6 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         ``matrix_calls``: of convolutions, products and recurrent layers by dtype, dtype of the sums, and math mode.
         ``library_calls``: all, matrix calls among them. ``casts``, ``bytes_cast``: kernels that do nothing but cast,
         and what they read and write. ``fused_casts``: kernels in which the fusion has joined a cast with others.
-        ``matrix_seconds``: by GPU, a model: the time of the matrix calls at the peaks of its data sheet.
     """
     training = Training(case, how, static_alloc=True, static_shape=True)
     for _ in range(STEPS):
@@ -64,15 +61,7 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         "casts": len(passes.casts),
         "bytes_cast": passes.bytes_cast,
         "fused_casts": fused_casts(passes),
-        "matrix_seconds": {name: sum(seconds(call, gpu) for call in passes.matrix_calls) for name, gpu in GPUS.items()},
     }
-
-
-def seconds(call: Event, gpu: Gpu) -> float:
-    """Return the longer of computing at the GPU's peak and moving the tensors at its full bandwidth."""
-    low = "float16" if call.details["math"] == "TENSOR_OP" else "float32"
-    dtype = low if call.dtypes == {"f16"} else "tf32"  # FP32 products compute in TF32 where a GPU has it
-    return max(call.flops / gpu.peak(dtype), call.bytes_moved / gpu.bandwidth)
 
 
 def kind_of(call: Event) -> str:
@@ -142,8 +131,6 @@ def cell(key: str, value: Any) -> str:
         return ""
     if key in ("peak_bytes", "bytes_cast"):
         return f"{value / 1e6:.0f} MB"
-    if key == "matrix_seconds":
-        return ", ".join(f"{gpu} {1e3 * taken:.2f} ms" for gpu, taken in value.items())
     if isinstance(value, dict):
         return "; ".join(f"{count} {what}" for what, count in sorted(value.items()))
     return str(value)

@@ -22,7 +22,6 @@ FP32 = {
     "casts": 0,
     "bytes_cast": 0,
     "fused_casts": 0,
-    "matrix_seconds": {"v100": 0.004, "t4": 0.01, "a100": 0.002},
 }
 LOW = {
     **FP32,
@@ -39,6 +38,19 @@ def network(**variants):
 
 
 ALL = network(float32=FP32, **{"contrib.amp": AMP}, **dict.fromkeys(sweep.VARIANTS[2:], LOW))
+
+
+A_FIGURE = {"title": "A", "batch": 64, "gpu": "V100", "published": 500.0, "source": "NVIDIA", "channels_last": False}
+MODEL = {
+    "reached": {"bandwidth": 0.8, "float32": 0.9, "tensor": 0.4},
+    "bound": 0.05,
+    "median by latency": {"0 µs": 0.93, "10 µs": 0.96},
+    "published": [
+        {**A_FIGURE, "variant": "float32", "modelled": 500.0, "of published": 1.0, "fitted": True},
+        {**A_FIGURE, "variant": "float16-fast", "modelled": 400.0, "of published": 1.25, "fitted": False},
+    ],
+    "known": {"resnet50_v1b": {"float16": {"v100": 0.005}}},
+}
 
 
 def test_a_sweep_records_only_what_is_lacking():
@@ -92,7 +104,7 @@ def test_a_name_that_no_network_has_is_an_error(tmp_path):
 
 def test_the_page_counts_networks_and_says_what_failed():
     results = {"resnet50_v1b": ALL, "alexnet": {"error": "kept"}, "vgg11": {"left_out": "a reason"}}
-    text = page.page(results)
+    text = page.page(results, MODEL)
     assert "## 1 networks" in text
     assert "| `alexnet` |  | kept |" in text
     assert "| `vgg11` |  | a reason |" in text
@@ -100,12 +112,11 @@ def test_the_page_counts_networks_and_says_what_failed():
     assert "| no more bytes cast than `mxnet.contrib.amp` |  | 1 of 1 | 0 of 1 | 0 of 1 |" in text
     assert "| at most 1.1 of FP32's launches and 12 |  | 1 of 1 | 1 of 1 | 1 of 1 |" in text
     assert "| at most 15 launches in the step more than FP32 |  | 0 of 1 | 1 of 1 | 1 of 1 |" in text
-    assert "|  | mxmp, `float16` | 1 | 60 | 40 | 0.9 | 5 | 2.6 | 10 | 75 % | 0 |" in text
-
-
-def test_the_model_of_a_cast_is_bytes_over_bandwidth():
-    assert page.cast_seconds(LOW, "v100") == pytest.approx(0.001)
-    assert page.cast_seconds(LOW, "a100") == pytest.approx(0.001 * 900 / 1555)
+    assert "|  | mxmp, `float16` | 5 | - | 1 | 60 | 40 | 0.9 | 10 | 75 % | 0 |" in text
+    assert "| `resnet50_v1b` | 128 x 3 x 32 x 32 | 2 / 1.5 / 1 / 1 / 1 |" in text
+    assert "Of 1 figures that nothing was fitted on, 0 are within 15 %" in text
+    assert "| A | 64 | V100 | mixed | 500 | 400 | 1.25 | [NVIDIA] |" in text
+    assert "| A | 64 | V100 | FP32 | 500 | 500 | 1.00, fitted | [NVIDIA] |" in text
 
 
 def test_a_picture_is_drawn(tmp_path):
@@ -117,4 +128,5 @@ def test_a_picture_is_drawn(tmp_path):
 def test_the_page_is_made_of_the_results():
     """Made again, it is the page of the manual."""
     results = json.loads(sweep.RESULTS.read_text(encoding="utf-8"))
-    assert page.page(results) == (page.DOCS / "gpu-graphs.md").read_text(encoding="utf-8")
+    model = json.loads((page.DOCS / "gpu-model.json").read_text(encoding="utf-8"))
+    assert page.page(results, model) == (page.DOCS / "gpu-graphs.md").read_text(encoding="utf-8")

@@ -36,7 +36,8 @@ static const char *compute_type(int type) {
     }
 }
 
-enum { TENSOR_OP_MATH = 1, TENSOR_OP_ALGORITHM = 99 };  // cublasMath_t, cublasGemmAlgo_t: either asks for Tensor Cores
+// cublasMath_t, cublasGemmAlgo_t: the first and the last ask for Tensor Cores, the second for those of TF32.
+enum { TENSOR_OP_MATH = 1, TF32_MATH = 3, TENSOR_OP_ALGORITHM = 99 };
 
 // One of the matrices of a product: its data, type, distance between columns, and elements between two of a batch.
 typedef struct {
@@ -58,8 +59,9 @@ static void *of_batch(Matrix x, int i) {
 static Status product(const char *name, const Blas *handle, int ta, int tb, int m, int n, int k, const void *alpha,
                       Matrix a, Matrix b, const void *beta, Matrix c, int batch, const char *compute, int algorithm) {
     int tensor_op = handle->math == TENSOR_OP_MATH || algorithm == TENSOR_OP_ALGORITHM;
+    const char *math = tensor_op ? "TENSOR_OP" : handle->math == TF32_MATH ? "TF32" : "DEFAULT";
     record("call", name, "x=%s w=%s y=%s compute=%s math=%s m=%d n=%d k=%d batch=%d", data_type(a.dtype),
-           data_type(b.dtype), data_type(c.dtype), compute, tensor_op ? "TENSOR_OP" : "DEFAULT", m, n, k, batch);
+           data_type(b.dtype), data_type(c.dtype), compute, math, m, n, k, batch);
     if (!computing) return 0;
     if (!strcmp(compute, "f16")) cannot("a product with float16 sums", name);
     for (int i = 0; i < batch; i++)

@@ -192,8 +192,9 @@ API Status cudnnSetRNNDescriptor_v6(Handle h, D d, int hidden, int layers, D dro
 }
 API Status cudnnSetRNNMatrixMathType(D d, int math) { return d->math = math, 0; }
 API Status cudnnSetRNNProjectionLayers(Handle h, D d, int size) { return d->projected = size, 0; }
+static int gates_of(D d) { return d->cell == LSTM ? 4 : d->cell == GRU ? 3 : 1; }
 API Status cudnnGetRNNParamsSize(Handle h, D d, D x, size_t *bytes, int dtype) {
-    size_t gates = d->cell == LSTM ? 4 : d->cell == GRU ? 3 : 1, hidden = d->hidden, weights = 0;
+    size_t gates = gates_of(d), hidden = d->hidden, weights = 0;
     size_t out = d->projected ? (size_t)d->projected : hidden, in = x->sizes[1];
     for (int layer = 0; layer < d->layers; layer++, in = out * d->directions) {
         weights += d->directions * (gates * hidden * (in + out + 2) + (out != hidden ? out * hidden : 0));
@@ -205,8 +206,8 @@ API Status cudnnGetRNNTrainingReserveSize(Handle h, D d, int steps, P x, size_t 
 
 #define RECURRENT(name)                                                                             \
     API Status name(Handle h, D d, D x) {                                                           \
-        record("call", #name, "x=%s compute=%s math=%s hidden=%d layers=%d directions=%d", show(x), \
-               dtype_name(d->compute), math_name(d->math), d->hidden, d->layers, d->directions);    \
+        record("call", #name, "x=%s compute=%s math=%s hidden=%d layers=%d directions=%d gates=%d", show(x),  \
+               dtype_name(d->compute), math_name(d->math), d->hidden, d->layers, d->directions, gates_of(d)); \
         if (computing) cannot(#name, show(x));                                                      \
         return 0;                                                                                   \
     }
@@ -238,6 +239,12 @@ NORM(cudnnBatchNormalizationBackward, dx,
      norm_backward(mode, alpha, beta, alpha_p, beta_p, x, x_, dy, dy_, dx, dx_, parameters, gamma, dgamma, dbias, eps,
                    saved_mean, saved_inverse))
 
+#define POOLING(name, arguments, compute)                         \
+    API Status name(Handle h, UNPACKED arguments) {               \
+        record("call", #name, "x=%s y=%s", show(x), show(y));     \
+        if (computing) compute;                                   \
+        return 0;                                                 \
+    }
 // The tensor that is shown is the first.
 #define READER(name, shown, arguments, compute)     \
     API Status name(Handle h, UNPACKED arguments) { \
@@ -249,9 +256,9 @@ READER(cudnnActivationForward, x, (D d, P alpha, D x, P x_, P beta, D y, P y_),
        activation_forward(d, alpha, x, x_, beta, y, y_))
 READER(cudnnActivationBackward, y, (D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_),
        activation_backward(d, alpha, y, y_, dy, dy_, x, x_, beta, dx, dx_))
-READER(cudnnPoolingForward, x, (D d, P alpha, D x, P x_, P beta, D y, P y_),
+POOLING(cudnnPoolingForward, (D d, P alpha, D x, P x_, P beta, D y, P y_),
        pooling_forward(d, alpha, x, x_, beta, y, y_))
-READER(cudnnPoolingBackward, y, (D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_),
+POOLING(cudnnPoolingBackward, (D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta, D dx, P dx_),
        pooling_backward(d, alpha, y, y_, dy, dy_, x, x_, beta, dx, dx_))
 READER(cudnnSoftmaxForward, x, (int algorithm, int mode, P alpha, D x, P x_, P beta, D y, P y_),
        softmax_forward(algorithm, mode, alpha, x, x_, beta, y, y_))
@@ -259,7 +266,7 @@ READER(cudnnSoftmaxBackward, y, (int algorithm, int mode, P alpha, D y, P y_, D 
        softmax_backward(algorithm, mode, alpha, y, y_, dy, dy_, beta, dx, dx_))
 READER(cudnnConvolutionBackwardBias, dy, (P alpha, D dy, P dy_, P beta, D db, P db_),
        bias_backward(alpha, dy, dy_, beta, db, db_))
-READER(cudnnAddTensor, a, (P alpha, D a, P a_, P beta, D c, P c_), add_tensor(alpha, a, a_, beta, c, c_))
+READER(cudnnAddTensor, c, (P alpha, D a, P a_, P beta, D c, P c_), add_tensor(alpha, a, a_, beta, c, c_))
 READER(cudnnDropoutForward, x, (D d, D x, P x_, D y, P y_, unsigned char *reserve),
        dropout_forward(d, x, x_, y, y_, reserve))
 READER(cudnnDropoutBackward, dy, (D d, D dy, P dy_, D dx, P dx_, unsigned char *reserve),

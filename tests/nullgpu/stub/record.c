@@ -14,6 +14,7 @@ __thread int current_device;
 int computing;
 
 API void ng_record(int on) { recording = on; }
+int is_recording(void) { return recording; }
 API const char *ng_text(void) { return text ? text : ""; }
 
 API void ng_clear(void) {

@@ -12,11 +12,11 @@
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98, INVALID_DEVICE = 101 };
 
-static const size_t DEVICE_BYTES = 16ull << 30;  // of each device: a V100's
 
 // ---- Devices ----------------------------------------------------------------------------------------------------
 
-static int devices = 1, capability = 70;
+static int devices = 1, capability = 70, gib = 16;  // a V100's memory
+#define DEVICE_BYTES ((size_t)gib << 30)
 
 static void read_setting(const char *variable, int *value) {
     if (getenv(variable)) *value = atoi(getenv(variable));
@@ -26,6 +26,7 @@ static void read_setting(const char *variable, int *value) {
 __attribute__((constructor)) static void read_settings(void) {
     read_setting("NG_DEVICES", &devices);
     read_setting("NG_CC", &capability);
+    read_setting("NG_GIB", &gib);
     read_setting("NG_COMPUTES", &computing);
 }
 
@@ -382,11 +383,57 @@ static void find_name(Kernel *kernel) {
     __atomic_store_n(&kernel->name, name, __ATOMIC_RELEASE);
 }
 
-// How many elements the two kernels that nearly all operators share work on; 0 for others.
+// The sum of the sizes that a kernel for many arrays has by value: their number, the largest of them, and each.
+static long sum_of_sizes(const void *parameters) {
+    const size_t *sizes = (const size_t *)parameters + 2;
+    long sum = 0;
+    for (int i = 0; i < *(const int *)parameters; i++) sum += sizes[i];
+    return sum;
+}
+// How many elements a kernel works on, of those that nearly all operators share and of the step's; 0 for others.
 static long elements(const char *name, void **arguments) {
+    if (strstr(name, "MultiSGDKernel<")) return sum_of_sizes(arguments[1]);
+    if (strstr(name, "MultiAllFiniteGPUKernel<")) return sum_of_sizes(arguments[0]);
     if (strstr(name, "mxnet_generic_kernel")) return *(int *)arguments[0];
     const int *shape = strstr(name, "MapPlan") ? arguments[2] : NULL;
     return shape ? (long)shape[0] * shape[1] : 0;
+}
+
+// The bytes from an address to the end of the block that it is in; 0 for none of the device's.
+static size_t room_at(const char *at) {
+    size_t found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < SLOTS && !found; i++)
+        for (Block *b = blocks[i]; b && !found; b = b->next)
+            if (at >= (char *)b->at && at < (char *)b->at + b->size) found = (char *)b->at + b->size - at;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+// A kernel's arguments as record.py reads them: "p" and the room at a pointer, a whole number, or "-", with commas.
+static const char *show_arguments(const char *name, void **arguments) {
+    static __thread char text[512];
+    char *end = text;
+    const char *last = strrchr(name, ')'), *at = last;
+    for (int depth = 0; at && at > name && (*at != '(' || depth != 1); at--) depth += (*at == ')') - (*at == '(');
+    *end = 0;
+    for (int depth = 0, i = 0; at && at < last && end < text + 480; i++) {
+        const char *begin = ++at;
+        for (; at < last && (depth || *at != ','); at++)
+            depth += (*at == '<' || *at == '(') - (*at == '>' || *at == ')');
+        if (i) *end++ = ',';
+        size_t length = at - begin - strspn(begin, " ");
+        begin += strspn(begin, " ");
+        if (length && at[-1] == '*')
+            end += sprintf(end, "p%zu", room_at(*(char **)arguments[i]));
+        else if ((length == 3 && !strncmp(begin, "int", 3)) || (length == 12 && !strncmp(begin, "unsigned int", 12)))
+            end += sprintf(end, "%d", *(int *)arguments[i]);
+        else if ((length == 4 && !strncmp(begin, "long", 4)) || (length == 13 && !strncmp(begin, "unsigned long", 13)))
+            end += sprintf(end, "%ld", *(long *)arguments[i]);
+        else
+            end += sprintf(end, "-");
+    }
+    return text;
 }
 
 static int launchable(Sides grid, Sides block) {
@@ -402,9 +449,9 @@ API Status cudaGetLastError(void) {
     return last_error = 0, found;
 }
 
-#define LAUNCH(kind, name, grid, block, elements)                                                            \
-    record(kind, name, "grid=%ux%ux%u block=%ux%ux%u elements=%ld", (grid).x, (grid).y, (grid).z, (block).x, \
-           (block).y, (block).z, elements)
+#define LAUNCH(kind, name, grid, block, elements, arguments)                                                         \
+    record(kind, name, "grid=%ux%ux%u block=%ux%ux%u elements=%ld arguments=%s", (grid).x, (grid).y, (grid).z,       \
+           (block).x, (block).y, (block).z, elements, is_recording() ? show_arguments(name, arguments) : "")
 
 API Status cudaLaunchKernel(const void *host, Sides grid, Sides block, void **arguments, size_t shared, Handle stream) {
     Kernel *kernel = *kernel_slot(host);
@@ -412,7 +459,7 @@ API Status cudaLaunchKernel(const void *host, Sides grid, Sides block, void **ar
     if (!kernel) return INVALID_FUNCTION;
     if (!kernel->name) find_name(kernel);
     if (!launchable(grid, block)) {
-        LAUNCH("refused", kernel->name, grid, block, 0l);
+        LAUNCH("refused", kernel->name, grid, block, 0l, arguments);
         return last_error = INVALID_CONFIGURATION;
     }
     if (computing) {
@@ -421,7 +468,7 @@ API Status cudaLaunchKernel(const void *host, Sides grid, Sides block, void **ar
     } else if (kernel->imitation) {
         kernel->imitation(arguments, grid);
     }
-    LAUNCH("launch", kernel->name, grid, block, elements(kernel->name, arguments));
+    LAUNCH("launch", kernel->name, grid, block, elements(kernel->name, arguments), arguments);
     return 0;
 }
 
@@ -474,6 +521,6 @@ API Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz
     int refused = is_misaligned(fused->signature, arguments);
     if (refused && computing) cannot("misaligned addresses in", fused->signature);
     if (computing) run_kernel(fused->translated, grid, block, shared, arguments);
-    LAUNCH(refused ? "refused" : "fused", fused->signature, grid, block, *(long *)arguments[0]);
+    LAUNCH(refused ? "refused" : "fused", fused->signature, grid, block, *(long *)arguments[0], arguments);
     return 0;
 }
