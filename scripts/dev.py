@@ -27,6 +27,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench after-tune": ("bench.after_tune", "times a network before and after its process calls mxmp.tune"),
     "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
+    "bench gpu-parts": ("bench.gpu_parts", "times layouts and MXNet's fusion on a GPU"),
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
     "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
     "sweep simulated": ("sweep.operators.simulated", "computes float16 kernels' machine code: docs/kernels-gpu.json"),
@@ -35,6 +36,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep casts": ("sweep.casts", "counts the casts of every network's graphs, by policy: docs/casts.json"),
     "sweep plans": ("sweep.plans", "counts the casts of every network's plan for a GPU: docs/plans.json"),
     "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
+    "sweep gpu-times": ("sweep.gpu_times", "records the work of a step's kernels for a model: docs/gpu-times.json"),
     "sweep simulated-gpu": ("sweep.simulated_gpu", "trains digits on the simulated GPU: docs/simulated-gpu.json"),
     "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
     "check beginnings": ("parity.beginning", "says where a family's training begins otherwise than it did"),
@@ -52,6 +54,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check words": ("checks.words", "lists private words and docstrings that are too long, and counts their lines"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
     "check gpu-acceptance": ("checks.gpu_acceptance", "tries mxmp on a GPU; scripts/gpu_acceptance.sh sets it up"),
+    "check gpu-model": ("checks.gpu_model", "holds gpu-acceptance.json against the model of a GPU's time"),
     "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),
     "digits": ("make_digits", "packs scikit-learn's digits into RecordIO files"),
 }

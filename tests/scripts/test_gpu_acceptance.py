@@ -39,6 +39,15 @@ def test_the_report_has_what_failed_and_ratios_to_fp32():
     assert "| resnet50 | float16 | 50.0 ms 2.00 (2.00 to 2.00) | 1000 | 0.50 |" in text
 
 
+def test_the_report_has_the_times_of_parts_and_the_errors_of_others():
+    found = {"BatchNorm, axis 3": {"seconds": [0.002, 0.001, 0.002]}, "NHWC": {"error": "not supported"}}
+    timed = {"status": 0, "last": "timed", "failed": []}
+    text = gpu_acceptance.report({**FOUND, "timing of parts": timed, "parts": found})
+    assert "timing of parts: ok, timed" in text
+    assert "| BatchNorm, axis 3 | 2.000 |" in text
+    assert "| NHWC | not supported |" in text
+
+
 def test_the_report_stands_where_fp32_failed():
     networks = {"resnet50": {"float32": {"error": "no"}, "float16": STEP}}
     assert "| resnet50 | float16 | 100.0 ms | 2000 | - |" in gpu_acceptance.report({**FOUND, "networks": networks})
