@@ -176,6 +176,12 @@ def cells(figures, fp32):
     return f"{share} | {figures['launches']}, {figures['launches'] / fp32['launches']:.2f} | {cast}"
 
 
+def of_the_model_of_a_gpu():
+    published = read(DOCS / "gpu-model.json")["published"]
+    errors = [each["of published"] for each in published if not each["fitted"]]
+    yield "README.md", f"gives {min(errors):.2f} to {max(errors):.2f} of {len(errors)} others that were published"
+
+
 def of_models():
     measured = models.measured(read(DOCS / "models.json"))
     passing = [sum(bool(models.holds(r, dtype)) for r in measured.values()) for dtype in models.DTYPES]
@@ -227,7 +233,10 @@ def of_trainer_steps():
     yield LINES, f"takes {span('SGD with momentum')} of `gluon.Trainer`'s time with SGD, and {span('Adam')} with Adam."
 
 
-SAID = (of_trainer_steps, of_benchmarks, of_parity, of_gpu_graphs, of_models, of_inference, of_simulated_gpu)
+SAID = (
+    *(of_trainer_steps, of_benchmarks, of_parity, of_gpu_graphs, of_the_model_of_a_gpu, of_models, of_inference),
+    of_simulated_gpu,
+)
 
 
 @pytest.mark.parametrize("source", SAID, ids=lambda source: source.__name__)
