@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Iterator, Mapping, Sequence
 
+from parity.beginning import BEGINNINGS, all_of
 from parity.families import FAMILIES
 from parity.run import DTYPES, RECIPES, RESULTS, Job, judged, load, values
 from parity.verdict import METRICS, Verdict, plain_mean, pooled
@@ -60,6 +61,7 @@ def page(results: Mapping[str, Any], found: Mapping[str, Mapping[str, Verdict]])
             "family | metric | chance | float32 | dtype | value | difference | verdict | holds from", means(results)
         ),
         pooled=table("dtype | families | random-effects mean | each family counted alike", means_of_all(found)),
+        beginnings=beginnings(read(BEGINNINGS)),
         commands=table("family | command, of one dtype and seed | steps", commands),
         ablations=table(
             "family | without | float32 | float16 | float16 without | difference | verdict", ablations(results)
@@ -76,6 +78,21 @@ def judgements(results: Mapping[str, Any], dtype: str) -> dict[str, Verdict]:
     """Return the verdicts on a dtype by family, of those with enough runs."""
     found = {family: judged(runs, dtype) for family, runs in results.items()}
     return {family: verdict for family, verdict in found.items() if verdict is not None}
+
+
+def beginnings(known: dict[str, Any]) -> str:
+    """Return the sentence on runs that begin as stored, and on those that do not."""
+    every = dict(all_of(known))
+    others = {run: found for run, found in every.items() if found["stored"] != found.get("now")}
+    same = f"{len(every) - len(others)} of {len(every)} runs begin as they did, to four digits"
+    if not others:
+        return f"With the code of this version {same}."
+    rows = ([run, *map(losses, (found["stored"], found.get("now", ())))] for run, found in others.items())
+    return f"With the code of this version {same}. The others:\n\n{table('run | loss, stored | loss, now', rows)}"
+
+
+def losses(curve: Sequence[Sequence[float]]) -> str:
+    return ", ".join(f"{loss:g}" for _, loss in curve) or "-"
 
 
 def steps(found: Mapping[str, Any]) -> int:

@@ -51,10 +51,10 @@ def begun(job: Job) -> dict[str, Any]:
     steps = ",".join(str(step) for step, _ in stored)
     command = [sys.executable, "-W", "ignore", "-m", "parity.beginning", steps, *job.command]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode or not lines:
+    found = [line for line in ended.stdout.splitlines() if line.startswith("[[")]
+    if not found:
         return {"stored": stored, "error": (ended.stderr.strip().splitlines() or ["no output"])[-1]}
-    return {"stored": stored, "now": json.loads(lines[-1])}
+    return {"stored": stored, "now": json.loads(found[-1])}
 
 
 def begin(steps: list[int], recipe: str, arguments: list[str]) -> None:
