@@ -135,12 +135,16 @@ class Run:
 
     def log(self, loss: NDArray) -> None:
         """Keep the loss of one step, of any shape, after ``trainer.step``. Waits for the device."""
-        self.losses.append(float(loss.mean().asscalar()))
+        self.keep(float(loss.mean().asscalar()))
 
     def log_metric(self, state: Any) -> None:
         """Keep the loss of one step: a ``batch_end_callback`` of ``Module.fit`` whose ``eval_metric`` is the loss."""
-        self.losses.append(state.eval_metric.get()[1])
+        self.keep(state.eval_metric.get()[1])
         state.eval_metric.reset()
+
+    def keep(self, loss: float) -> None:
+        """Keep the loss of one step."""
+        self.losses.append(loss)
 
     def save(self, net: gluon.Block, trainer: Any) -> None:
         """Write what the run needs to go on in ``--state``, where there is one, in a folder that appears complete."""

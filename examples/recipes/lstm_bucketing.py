@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> dict:
     perplexity = mx.metric.Perplexity(ignore_label=PAD)
 
     def log(step: mx.model.BatchEndParam) -> None:
-        run.losses.append(math.log(step.eval_metric.get()[1]))
+        run.keep(math.log(step.eval_metric.get()[1]))
         step.eval_metric.reset()
 
     module.fit(

@@ -63,15 +63,8 @@ def begin(steps: list[int], recipe: str, arguments: list[str]) -> None:
     import common
 
     class Beginning(common.Run):
-        def log(self, loss: Any) -> None:
-            super().log(loss)
-            self._end_if_reached()
-
-        def log_metric(self, state: Any) -> None:
-            super().log_metric(state)
-            self._end_if_reached()
-
-        def _end_if_reached(self) -> None:
+        def keep(self, loss: float) -> None:
+            super().keep(loss)
             if len(self.losses) == steps[-1]:
                 bounds = zip([0, *steps], steps)
                 print(json.dumps([common.point(self.losses, range(*each)) for each in bounds]), flush=True)
