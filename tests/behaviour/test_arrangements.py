@@ -2,7 +2,7 @@
 
 More of them, with a seed, and how many were tried and refused:
 
-    pytest tests/wrong/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 --hypothesis-show-statistics
+    pytest tests/behaviour/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 --hypothesis-show-statistics
 """
 
 from __future__ import annotations
