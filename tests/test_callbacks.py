@@ -11,8 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnose.networks import LOSS, batch, convolutional, gluon_run, gluon_step, module_of, module_step, three
+from kit.oracle import S
 from mxnet import autograd
-from oracle import S
 from tuning.measuring import FEW, measured_here
 
 import mxmp

@@ -14,10 +14,10 @@ from typing import Any, Callable
 import mxnet as mx
 import numpy as np
 from hypothesis import strategies as st
+from kit.plans import random_exclusions, random_plan
+from kit.twins import FLAGS, POLICIES, array, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import FLAGS, POLICIES, array, value
-from zoo.plans import random_exclusions, random_plan
 
 import mxmp
 from mxmp.gluon.graphs import traced_call

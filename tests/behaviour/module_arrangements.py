@@ -11,9 +11,9 @@ import mxnet as mx
 import numpy as np
 from arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, STEPS, WIDTH, part, parts
 from hypothesis import strategies as st
+from kit.plans import random_exclusions, random_plan_of_symbol
+from kit.twins import POLICIES, array
 from mxnet.gluon import nn
-from twins import POLICIES, array
-from zoo.plans import random_exclusions, random_plan_of_symbol
 
 import mxmp
 

@@ -2,7 +2,8 @@
 
 More of them, with a seed, and how many were tried and refused:
 
-    pytest tests/behaviour/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 --hypothesis-show-statistics
+    pytest tests/behaviour/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 \\
+        --hypothesis-show-statistics
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from arrangements import NAIVE, Arrangement, arrangements, deltas
-from counts import examples
 from hypothesis import HealthCheck, event, given, settings
+from kit.examples import examples
+from kit.processes import run_tests
 from module_arrangements import ModuleArrangement, module_arrangements, module_deltas
-from processes import run_tests
 
 COUNT = examples(50 if NAIVE else 500)
 # Of the update's length; a forgotten scale, step, device or accumulation is off by half and more.

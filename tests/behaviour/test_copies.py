@@ -9,9 +9,9 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import FLAGS, MASTERS, array, assert_close, seeded, value, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import FLAGS, MASTERS, array, assert_close, seeded, value, values
 
 import mxmp
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import contexts
+from kit.optimizers import OPTIMIZERS
+from kit.twins import LOSS, POLICIES, array, assert_close, seeded, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from tiny import LOSS, OPTIMIZERS, contexts
-from twins import POLICIES, array, assert_close, seeded, values
 
 import mxmp
 

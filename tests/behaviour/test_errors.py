@@ -8,8 +8,8 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import array, seeded
 from mxnet.gluon import nn
-from twins import array, seeded
 
 import mxmp
 from mxmp.__main__ import main

@@ -8,11 +8,11 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.processes import run_program
+from kit.twins import array, seeded, values
 from mxnet import autograd
 from mxnet.contrib import amp
 from mxnet.gluon import nn
-from processes import run_program
-from twins import array, seeded, values
 
 import mxmp
 from mxmp.precision._mxnet import BFLOAT16

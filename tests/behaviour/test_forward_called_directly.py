@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import FLAGS, array, equal_or_refused, seeded
 from mxnet import gluon
 from mxnet.gluon import nn
-from twins import FLAGS, array, equal_or_refused, seeded
 
 import mxmp
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import POLICIES, array, assert_close, seeded, updates, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import POLICIES, array, assert_close, seeded, updates, values
 
 import mxmp
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 from arrangements import HEADS, MadeHead, RegressionHead, SoftmaxHead
+from kit.twins import FLAGS, SCALE, array, assert_close, equal_or_refused, seeded, updates
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import FLAGS, SCALE, array, assert_close, equal_or_refused, seeded, updates
 
 import mxmp
 

@@ -6,9 +6,9 @@ import logging
 
 import numpy as np
 import pytest
+from kit.twins import array, assert_close, seeded, updates
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import array, assert_close, seeded, updates
 
 import mxmp
 

@@ -7,7 +7,7 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from twins import MASTERS, array, assert_close
+from kit.twins import MASTERS, array, assert_close
 
 import mxmp
 

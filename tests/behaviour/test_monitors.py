@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import MASTERS, TOLERANCE, array, seeded
 from mxnet import autograd, gluon
 from mxnet.base import NDArrayHandle
 from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
-from twins import MASTERS, TOLERANCE, array, seeded
 
 import mxmp
 from mxmp.precision.graph import Graph

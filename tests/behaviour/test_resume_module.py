@@ -8,8 +8,8 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from tiny import OPTIMIZERS
-from twins import MASTERS, array, assert_close
+from kit.optimizers import OPTIMIZERS
+from kit.twins import MASTERS, array, assert_close
 
 import mxmp
 

@@ -7,9 +7,9 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import MASTERS, array, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import MASTERS, array, value
 
 import mxmp
 

@@ -7,9 +7,9 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import array, assert_close, seeded, updates, value, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import array, assert_close, seeded, updates, value, values
 
 import mxmp
 from mxmp.step.ledger import group_of

@@ -8,9 +8,9 @@ import weakref
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import MASTERS, array, assert_close, equal_or_refused, seeded, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import MASTERS, array, assert_close, equal_or_refused, seeded, value
 
 import mxmp
 from mxmp.gluon.parameter import conversions_of

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import FLAGS, array, seeded
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import FLAGS, array, seeded
 
 import mxmp
 

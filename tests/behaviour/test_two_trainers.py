@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import MASTERS, array, assert_close, equal_or_refused, seeded, updates, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import MASTERS, array, assert_close, equal_or_refused, seeded, updates, value
 
 import mxmp
 

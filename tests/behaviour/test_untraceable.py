@@ -7,9 +7,9 @@ from collections import namedtuple
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import FLAGS, array, assert_close, equal_or_refused, seeded, updates
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import FLAGS, array, assert_close, equal_or_refused, seeded, updates
 
 import mxmp
 

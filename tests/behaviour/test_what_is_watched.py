@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import FLAGS, MASTERS, SCALE, array, assert_close, seeded, updates
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import FLAGS, MASTERS, SCALE, array, assert_close, seeded, updates
 
 import mxmp
 

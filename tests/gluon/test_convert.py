@@ -10,9 +10,9 @@ from typing import Any, Callable
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import assert_same_bits, by_gluon, by_symbol, reference, sqnr, traced, trainable
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from oracle import assert_same_bits, by_gluon, by_symbol, reference, sqnr, traced, trainable
 
 import mxmp
 from mxmp import Policy

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
+from kit.examples import examples
+from kit.processes import run_program
+from kit.twins import FLAGS, array, seeded
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from processes import run_program
-from twins import FLAGS, array, seeded
 
 import mxmp
 from mxmp.gluon import _mxnet

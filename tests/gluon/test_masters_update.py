@@ -5,9 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import CASTS, contexts, train, two_layers
+from kit.pictures import full_weights, tree
+from kit.twins import MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from tiny import CASTS, MASTERS, contexts, full_weights, train, tree, two_layers
 
 import mxmp
 from mxmp.gluon.parameter import LowParameter

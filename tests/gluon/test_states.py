@@ -11,23 +11,13 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from killed import killed_everywhere
+from kit.killed import killed_everywhere
+from kit.nets import CASTS, batch, forward, overflow, train, two_layers
+from kit.optimizers import OPTIMIZERS, options
+from kit.pictures import full_weights, picture, tree
+from kit.twins import MASTERS
 from mxnet import gluon
 from mxnet.gluon import nn
-from tiny import (
-    CASTS,
-    MASTERS,
-    OPTIMIZERS,
-    batch,
-    forward,
-    full_weights,
-    options,
-    overflow,
-    picture,
-    train,
-    tree,
-    two_layers,
-)
 
 import mxmp
 from mxmp.step import state_file, states

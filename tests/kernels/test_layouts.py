@@ -7,9 +7,9 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S, assert_same_bits, by_gluon, by_symbol, filled, nodes, sqnr
+from kit.twins import array, seeded
 from mxnet.gluon import nn
-from oracle import S, assert_same_bits, by_gluon, by_symbol, filled, nodes, sqnr
-from twins import array, seeded
 
 import mxmp
 from mxmp import Policy

@@ -7,10 +7,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Result, S, assert_same_bits, by_symbol, half
+from kit.examples import examples
+from kit.oracle import Result, S, assert_same_bits, by_symbol, half
 
 import mxmp
 from mxmp import Policy

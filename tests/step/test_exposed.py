@@ -6,9 +6,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from bench.turns import operators
+from kit.nets import contexts, forward, overflow, train, two_layers
+from kit.twins import MASTERS
 from mxnet import autograd
 from mxnet.gluon import nn
-from tiny import MASTERS, contexts, forward, overflow, train, two_layers
 
 import mxmp
 from mxmp.step.gradients import fetch

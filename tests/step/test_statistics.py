@@ -7,9 +7,9 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import contexts
 from mxnet import autograd
 from mxnet.gluon import nn
-from tiny import contexts
 
 import mxmp
 from mxmp.step.gradients import FiniteSums, Gradient, fetch, square_sums

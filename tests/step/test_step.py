@@ -9,9 +9,9 @@ import pickle
 
 import mxnet as mx
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 import mxmp
 from mxmp.step.gradients import Gradient

@@ -7,10 +7,10 @@ import json
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S, by_gluon, sqnr
+from kit.processes import run_program
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from oracle import S, by_gluon, sqnr
-from processes import run_program
 
 import mxmp
 from mxmp import Plan

@@ -1,4 +1,4 @@
-"""Tests in a process of their own, for what must be in the environment before a process starts."""
+"""Tests and programs in a process of their own, for what must be in the environment before a process starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+in_poisoned_memory = pytest.mark.skipif("MXMP_POISONED" not in os.environ, reason="run by the test of poisoned memory")
 
 
 def run_tests(config: pytest.Config, *arguments: str, **environment: str) -> None:
@@ -26,6 +27,11 @@ def run_tests(config: pytest.Config, *arguments: str, **environment: str) -> Non
         check=False,
     )
     assert run.returncode == 0, run.stdout[-4000:]
+
+
+def run_poisoned(config: pytest.Config, file: str, tests: str) -> None:
+    """Run the tests of a file that match, with 3.4e38 in fresh memory: what reads unwritten memory shows."""
+    run_tests(config, "-k", tests, file, MALLOC_PERTURB_="128", MXMP_POISONED="1")
 
 
 def run_program(*arguments: str, **environment: str) -> str:

@@ -11,6 +11,7 @@ from mxnet import gluon
 import mxmp
 
 SCALE = 1024.0
+LOSS = gluon.loss.L2Loss()
 MASTERS = mxmp.Policy("float16", params="float16")
 POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
 # Relative to the largest element: a rounding of every activation, weight and gradient on the way.
