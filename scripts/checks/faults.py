@@ -99,7 +99,9 @@ def first_failure(pipe: Any, tree: Path, tests: list[str]) -> None:
             if report.failed:
                 pipe.send(("failed", report.nodeid))
 
-        pytest_collectreport = pytest_runtest_logreport
+        def pytest_collectreport(self, report: Any) -> None:
+            if report.failed:
+                raise RuntimeError(report.longreprtext)
 
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 from arrangements import HEADS, MadeHead, RegressionHead, SoftmaxHead
-from kit.twins import FLAGS, SCALE, array, assert_close, equal_or_refused, seeded, updates
+from kit.twins import (
+    FLAGS,
+    LOSS,
+    SCALE,
+    array,
+    assert_close,
+    backward,
+    convert,
+    equal_or_refused,
+    loss_of,
+    seeded,
+    trainer_of,
+    updates,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
-LOSS = gluon.loss.L2Loss()
 DTYPES = ["float16", "bfloat16"]
 
 
@@ -35,29 +47,6 @@ def dense(units=3, inputs=6, seed=1):
 
 def whole(head=SoftmaxHead, inputs=6, seed=2):
     return seeded(Whole(head, inputs), seed=seed)
-
-
-def convert(policy, *nets, flags=None):
-    for net in nets:
-        if policy is not None:
-            mxmp.convert(net, policy)
-        if flags is not None:
-            net.hybridize(**flags)
-
-
-def trainer_of(policy, net, scale=SCALE, rate=0.5):
-    """mxmp's for a policy, plain FP32 without one."""
-    params, options = net.collect_params(), {"learning_rate": rate}
-    if policy is None:
-        return gluon.Trainer(params, "sgd", options, update_on_kvstore=False)
-    return mxmp.Trainer(params, "sgd", options, loss_scale=scale)
-
-
-def backward(trainer, loss, **kwargs):
-    if isinstance(trainer, mxmp.Trainer):
-        trainer.backward(loss, **kwargs)
-    else:
-        autograd.backward(loss, **kwargs)
 
 
 def stepping(trainer, losses, batch=4):
@@ -323,52 +312,44 @@ def test_autograd_grad_after_a_scaled_backward_gives_true_gradients():
     compare(own_grad_afterwards, "float16")
 
 
-def own_backward_after_scale_loss(policy):
-    net = whole()
-    convert(policy, net)
-    trainer = trainer_of(policy, net)
-    with autograd.record():
-        out = net(array(0, 4, 6), label())
-    if policy is None:
-        out.backward()
-    else:
-        with trainer.scale_loss(out) as scaled:
-            scaled.backward()
-    trainer.step(4)
-    with autograd.record():
-        out = net(array(1, 4, 6), label())
-    out.backward()
-    return gradients(net)
+def by_scale_loss(trainer, out):
+    if not isinstance(trainer, mxmp.Trainer):
+        return out.backward()
+    with trainer.scale_loss(out) as scaled:
+        return scaled.backward()
 
 
-def test_the_scale_ends_with_the_block_of_scale_loss():
-    compare(own_backward_after_scale_loss, "float16")
-
-
-def a_backward_that_fails(policy):
-    net = whole()
-    convert(policy, net)
-    trainer = trainer_of(policy, net)
-    with autograd.record():
-        out = net(array(0, 4, 6), label())
+def by_one_that_fails_too(trainer, out):
     backward(trainer, out)
     trainer.step(4)
     with pytest.raises(RuntimeError):
         backward(trainer, array(0, 4))  # not recorded
+
+
+def backward_then_one_of_the_user_s_own(policy, first):
+    net = whole()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    first(trainer, out)
+    if first is by_scale_loss:
+        trainer.step(4)
     with autograd.record():
         out = net(array(1, 4, 6), label())
     out.backward()
     return gradients(net)
 
 
-def test_the_scale_does_not_outlive_a_backward_that_failed():
-    compare(a_backward_that_fails, "float16")
+@pytest.mark.parametrize("first", [by_scale_loss, by_one_that_fails_too])
+def test_the_scale_ends_with_the_block_of_scale_loss_and_with_a_backward_that_failed(first):
+    compare(backward_then_one_of_the_user_s_own, "float16", first)
 
 
 def trainers_of_different_scales(policy, flags):
     nets = [whole(seed=1), whole(seed=2)]
     convert(policy, *nets, flags=flags)
-    trainers = [trainer_of(policy, net, scale) for net, scale in zip(nets, (64.0, 4096.0))]
+    trainers = [trainer_of(policy, net, scale=scale) for net, scale in zip(nets, (64.0, 4096.0))]
     with autograd.record():
         outs = [net(array(0, 4, 6), label()) for net in nets]
 
@@ -391,7 +372,7 @@ def the_same_critic_under_two_scales(policy):
     bodies = [dense(4, 6, seed=i) for i in range(3)]
     critic = whole(inputs=4)
     convert(policy, *bodies, critic)
-    trainers = [trainer_of(policy, body, scale) for body, scale in zip(bodies, (16.0, 256.0, 4096.0))]
+    trainers = [trainer_of(policy, body, scale=scale) for body, scale in zip(bodies, (16.0, 256.0, 4096.0))]
     before = [body.weight.data().asnumpy() for body in bodies]
     for i in range(9):
         with autograd.record():
@@ -414,14 +395,10 @@ def bare_head_later(policy, make):
     convert(policy, net)
     trainer = trainer_of(policy, net)
 
-    def plain():
-        out = net(array(0, 4, 6))
-        return LOSS(out, mx.nd.ones_like(out))
-
     def bare():
         return head(net(array(0, 4, 6)), label())
 
-    return [delta for losses in (plain, bare, bare) for delta in updates(net, stepping(trainer, losses))]
+    return [delta for losses in (lambda: loss_of(net), bare, bare) for delta in updates(net, stepping(trainer, losses))]
 
 
 def active(block):
@@ -443,14 +420,6 @@ BARE = {
 }
 
 
-@pytest.mark.parametrize("kind", BARE)
-def test_a_bare_head_is_refused_in_every_backward_or_scaled(kind):
-    expected = bare_head_later(None, BARE[kind])
-    equal_or_refused(
-        lambda: bare_head_later("float16", BARE[kind]), lambda found: assert_close(found, expected), saying="loss scale"
-    )
-
-
 def hybridized_loss_then_head(policy):
     """An opaque loss that is fine does not clear the way for an opaque head of the same inputs."""
     net, loss, head = dense(), LOSS.__class__(), MadeHead()
@@ -467,11 +436,13 @@ def hybridized_loss_then_head(policy):
     return [delta for last in lasts for delta in updates(net, stepping(trainer, lambda last=last: behind(last)))]
 
 
-def test_a_hybridized_head_after_a_hybridized_loss_is_refused_or_scaled():
-    expected = hybridized_loss_then_head(None)
-    equal_or_refused(
-        lambda: hybridized_loss_then_head("float16"), lambda found: assert_close(found, expected), saying="loss scale"
-    )
+@pytest.mark.parametrize("kind", [*BARE, "after a hybridized loss"])
+def test_a_bare_head_is_refused_in_every_backward_or_scaled(kind):
+    def run(policy):
+        return bare_head_later(policy, BARE[kind]) if kind in BARE else hybridized_loss_then_head(policy)
+
+    expected = run(None)
+    equal_or_refused(lambda: run("float16"), lambda found: assert_close(found, expected), saying="loss scale")
 
 
 def elsewhere(policy, how):
@@ -486,11 +457,7 @@ def elsewhere(policy, how):
         del head
     trainer = trainer_of(policy, net)
 
-    def losses():
-        out = net(array(0, 4, 6))
-        return loss(out, mx.nd.ones_like(out))
-
-    return updates(net, stepping(trainer, losses))
+    return updates(net, stepping(trainer, lambda: loss(net(array(0, 4, 6)), mx.nd.ones((4, 3)))))
 
 
 @pytest.mark.parametrize("how", ["alive", "deleted"])
@@ -544,20 +511,17 @@ class Two(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybridized", "static"])
-@pytest.mark.parametrize("used", [[0], [1], [0, 1]], ids=["head", "features", "both"])
-def test_a_plain_hybridized_net_with_a_head_beside_its_features_is_refused(used, flags):
-    net = seeded(Two())
+@pytest.mark.parametrize(
+    ("used", "name"),
+    [([0], None), ([1], None), ([0, 1], None), ([0], "probabilities")],
+    ids=["head", "features", "both", "head with a name of the user's"],
+)
+def test_a_plain_hybridized_net_with_a_head_beside_its_features_is_refused(used, name, flags):
+    net = seeded(Two(**({} if name is None else {"name": name})))
     net.hybridize(**flags)
     trainer = trainer_of("float16", net)
-    with pytest.raises(ValueError, match=r"softmaxoutput.*loss scale"):
+    with pytest.raises(ValueError, match=rf"{name or 'softmaxoutput'}.*loss scale"):
         stepping(trainer, lambda: [net(array(0, 4, 6), label())[i] for i in used])()
-
-
-def test_a_head_that_the_user_has_named_is_refused_where_nothing_else_is_used():
-    net = seeded(Two(name="probabilities"))
-    net.hybridize()
-    with pytest.raises(ValueError, match=r"probabilities.*loss scale"):
-        stepping(trainer_of("float16", net), lambda: net(array(0, 4, 6), label())[0])()
 
 
 def test_a_plain_hybridized_head_over_parameters_that_nobody_updates_is_right():
@@ -567,11 +531,7 @@ def test_a_plain_hybridized_head_over_parameters_that_nobody_updates_is_right():
         convert(policy, net)
         trainer = trainer_of(policy, net)
 
-        def losses():
-            out = net(array(0, 4, 6))
-            return [LOSS(out, mx.nd.ones_like(out)), frozen(array(1, 4, 6), label())]
-
-        return updates(net, stepping(trainer, losses))
+        return updates(net, stepping(trainer, lambda: [loss_of(net), frozen(array(1, 4, 6), label())]))
 
     compare(run, "float16")
 
@@ -598,7 +558,7 @@ def test_no_backward_looks_through_python_s_heap(monkeypatch):
 
     monkeypatch.setattr("gc.get_objects", scan)
     monkeypatch.setattr("gc.get_referrers", scan)
-    stepping(trainer, lambda: LOSS(net(array(0, 4, 6)), mx.nd.ones((4, 3))))()
+    stepping(trainer, lambda: loss_of(net))()
     with pytest.raises(ValueError, match="loss scale"):
         stepping(trainer, lambda: head(net(array(0, 4, 6)), label()))()
 

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import numpy as np
 import pytest
-from kit.twins import array, assert_close, seeded, updates
+from kit.twins import (
+    LOSS,
+    MASTERS,
+    SCALE,
+    array,
+    assert_close,
+    assert_same,
+    convert,
+    seeded,
+    trainer_of,
+    updates,
+    values,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
 
-SCALE = 1024.0
-LOSS = gluon.loss.L2Loss()
-
 
 def dense(seed=1, units=3, **kwargs):
     return seeded(nn.Dense(units, in_units=6, **kwargs), seed=seed)
-
-
-def trainer_of(*nets, scale=SCALE):
-    params = [param for net in nets for param in net.collect_params().values()]
-    return mxmp.Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=scale)
-
-
-def plain_trainer_of(net, **kwargs):
-    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, **kwargs)
 
 
 def loss_of(net, seed=0):
@@ -34,23 +35,18 @@ def loss_of(net, seed=0):
         return LOSS(net(array(seed, 4, 6)), array(seed + 1, 4, 3))
 
 
-def values(net):
-    return [param.data().asnumpy() for param in net.collect_params().values()]
-
-
 def refused(net, run, *, saying, kind=RuntimeError):
     """``run`` raises, and no weight has changed."""
     before = values(net)
     with pytest.raises(kind, match=saying):
         run()
-    for old, new in zip(before, values(net)):
-        np.testing.assert_array_equal(old, new)
+    assert_same(values(net), before)
 
 
 def plain_step(net, *seeds):
     """What FP32 does with the sum of the losses."""
     net.collect_params().setattr("grad_req", "add")
-    trainer = plain_trainer_of(net, update_on_kvstore=False)
+    trainer = trainer_of(None, net)
 
     def run():
         for seed in seeds:
@@ -60,12 +56,13 @@ def plain_step(net, *seeds):
     return updates(net, run)
 
 
-POLICIES = [None, "float16", mxmp.Policy("float16", params="float16")]
+POLICIES = [None, "float16", MASTERS]
 
 
 def converted(policy, seed=1):
     net = dense(seed)
-    return net if policy is None else mxmp.convert(net, policy)
+    convert(policy, net)
+    return net
 
 
 # -- scale_loss and another loss --------------------------------------------------------------------
@@ -76,7 +73,7 @@ def converted(policy, seed=1):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_backward_of_another_loss_within_scale_loss_is_refused(policy, retain, wrong):
     net = converted(policy)
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     loss = loss_of(net)
     other = loss_of(net, 5)
 
@@ -85,9 +82,8 @@ def test_a_backward_of_another_loss_within_scale_loss_is_refused(policy, retain,
             if wrong == "its own backward":
                 loss.backward(retain_graph=retain)
             else:
-                autograd.backward(
-                    {"the loss": loss, "a list of it": [loss], "another loss": other}[wrong], retain_graph=retain
-                )
+                chosen = {"the loss": loss, "a list of it": [loss], "another loss": other}[wrong]
+                autograd.backward(chosen, retain_graph=retain)
 
     refused(net, run, saying="scaled.backward")
     refused(net, lambda: trainer.step(4), saying="trainer.backward")
@@ -95,7 +91,7 @@ def test_a_backward_of_another_loss_within_scale_loss_is_refused(policy, retain,
 
 def test_after_that_error_training_goes_on():
     net, twin = converted("float16"), dense()
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     loss = loss_of(net, 3)
     with pytest.raises(RuntimeError), trainer.scale_loss(loss):
         autograd.backward(loss)
@@ -111,7 +107,7 @@ def test_after_that_error_training_goes_on():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_other_backwards_of_the_scaled_loss_are_right(policy, how):
     net, twin = converted(policy), dense()
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
 
     def run():
         loss = loss_of(net)
@@ -143,7 +139,7 @@ def test_other_backwards_of_the_scaled_loss_are_right(policy, how):
 def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(policy, request_, plain):
     net, twin = converted(policy), dense()
     net.collect_params().setattr("grad_req", request_)
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     loss, other = loss_of(net, 3), loss_of(net, 5)
     with trainer.scale_loss(loss) as scaled:
         pass
@@ -162,7 +158,7 @@ def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(poli
 
 def test_autograd_grad_alone_within_scale_loss_is_no_backward():
     net = converted("float16")
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     weight = net.weight
     loss = loss_of(net)
     with trainer.scale_loss(loss) as scaled:
@@ -174,7 +170,7 @@ def test_autograd_grad_alone_within_scale_loss_is_no_backward():
 
 def test_an_exception_within_scale_loss_is_the_one_that_comes_out():
     net = converted("float16")
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     loss = loss_of(net)
 
     def fail(_):
@@ -193,7 +189,7 @@ def test_an_exception_within_scale_loss_is_the_one_that_comes_out():
 def test_a_plain_backward_between_a_scaled_one_and_the_step_is_refused(policy, request_, last):
     net = converted(policy)
     net.collect_params().setattr("grad_req", request_)
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     ends = {
         "step": lambda: trainer.step(4),
         "update": lambda: trainer.update(4),
@@ -208,7 +204,7 @@ def test_a_plain_backward_between_a_scaled_one_and_the_step_is_refused(policy, r
 
 def test_a_plain_backward_that_reaches_a_part_is_refused():
     body, head = mxmp.convert(dense(units=6)), dense(2)
-    trainer = trainer_of(body, head)
+    trainer = trainer_of("float16", body, head)
     with autograd.record():
         out = head(body(array(0, 4, 6)))
     trainer.backward(out)
@@ -221,7 +217,7 @@ def test_a_plain_backward_that_reaches_a_part_is_refused():
 def test_a_plain_backward_before_a_scaled_one_that_adds_to_it_is_refused():
     net = converted("float16")
     net.collect_params().setattr("grad_req", "add")
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     loss_of(net).backward()
     refused(net, lambda: trainer.backward(loss_of(net, 5)), saying="plain backward")
 
@@ -230,7 +226,7 @@ def test_a_plain_backward_before_a_scaled_one_that_adds_to_it_is_refused():
 def test_what_a_plain_backward_left_and_was_overwritten_or_cleared_is_right(request_):
     net, twin = converted("float16"), dense()
     net.collect_params().setattr("grad_req", request_)
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
 
     def run():
         loss_of(net, 5).backward()
@@ -246,7 +242,7 @@ def test_what_a_plain_backward_left_and_was_overwritten_or_cleared_is_right(requ
 
 def test_gradients_that_a_plain_backward_wrote_and_the_scaled_one_does_not_reach_are_refused():
     one, two = mxmp.convert(dense()), dense(2)
-    trainer = trainer_of(one, two)
+    trainer = trainer_of("float16", one, two)
     loss_of(two).backward()
     trainer.backward(loss_of(one))
     refused(two, lambda: trainer.step(4, ignore_stale_grad=True), saying=two.name)
@@ -254,28 +250,16 @@ def test_gradients_that_a_plain_backward_wrote_and_the_scaled_one_does_not_reach
     trainer.step(4, ignore_stale_grad=True)
 
 
-@pytest.mark.parametrize("scale", [None, 1.0])
-def test_at_scale_one_plain_backwards_are_as_good(scale):
+@pytest.mark.parametrize(("scale", "unscale"), [(None, False), (1.0, False), (SCALE, True)])
+def test_a_plain_backward_adds_to_gradients_without_a_scale(scale, unscale):
     net, twin = converted("float16"), dense()
     net.collect_params().setattr("grad_req", "add")
-    trainer = trainer_of(net, scale=scale)
+    trainer = trainer_of("float16", net, scale=scale)
 
     def run():
         trainer.backward(loss_of(net))
-        loss_of(net, 5).backward()
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0, 5), "float16")
-
-
-def test_after_unscale_a_plain_backward_adds_true_gradients_to_true_ones():
-    net, twin = converted("float16"), dense()
-    net.collect_params().setattr("grad_req", "add")
-    trainer = trainer_of(net)
-
-    def run():
-        trainer.backward(loss_of(net))
-        trainer.unscale()
+        if unscale:
+            trainer.unscale()
         loss_of(net, 5).backward()
         trainer.step(4)
 
@@ -284,7 +268,7 @@ def test_after_unscale_a_plain_backward_adds_true_gradients_to_true_ones():
 
 def test_gradients_of_inputs_and_autograd_grad_between_are_right():
     net, twin = converted("float16"), dense()
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
 
     def run():
         trainer.backward(loss_of(net))
@@ -303,7 +287,7 @@ def test_gradients_of_inputs_and_autograd_grad_between_are_right():
 def test_gradients_that_another_trainer_s_scale_is_in_are_not_applied():
     """One loss through both, where the second Trainer was told not to scale."""
     body, head = mxmp.convert(dense(units=6)), dense(2)
-    first, second = trainer_of(body), trainer_of(head, scale=None)
+    first, second = trainer_of("float16", body), trainer_of("float16", head, scale=None)
     with autograd.record():
         out = head(body(array(0, 4, 6)))
     first.backward(out)
@@ -317,8 +301,8 @@ def test_gradients_that_another_trainer_s_scale_is_in_are_not_applied():
 @pytest.mark.parametrize("policy", POLICIES[:2])
 def test_a_plain_trainer_does_not_apply_scaled_gradients(policy):
     net = converted(policy)
-    plain = plain_trainer_of(net)
-    trainer = trainer_of(net)
+    plain = trainer_of(None, net)
+    trainer = trainer_of("float16", net)
     trainer.backward(loss_of(net))
     refused(net, lambda: plain.step(4), saying="has not been updated", kind=UserWarning)
     before = values(net)
@@ -328,8 +312,8 @@ def test_a_plain_trainer_does_not_apply_scaled_gradients(policy):
 
 def test_a_plain_trainer_that_was_made_later_is_warned_of():
     net = dense()
-    trainer = trainer_of(net)
-    plain_trainer_of(net)
+    trainer = trainer_of("float16", net)
+    trainer_of(None, net)
     with pytest.warns(UserWarning, match=r"gluon\.trainer\.Trainer.*after this"):
         trainer.backward(loss_of(net))
     trainer.backward(loss_of(net))
@@ -337,8 +321,8 @@ def test_a_plain_trainer_that_was_made_later_is_warned_of():
 
 def test_a_plain_trainer_applies_what_unscale_left():
     net, twin = converted("float16"), dense()
-    plain = plain_trainer_of(net)
-    trainer = trainer_of(net)
+    plain = trainer_of(None, net)
+    trainer = trainer_of("float16", net)
 
     def run():
         trainer.backward(loss_of(net))
@@ -350,8 +334,8 @@ def test_a_plain_trainer_applies_what_unscale_left():
 
 def test_a_plain_trainer_and_ours_in_turns():
     net, twin = dense(), dense()
-    plain = plain_trainer_of(net)
-    trainer = trainer_of(net)
+    plain = trainer_of(None, net)
+    trainer = trainer_of("float16", net)
 
     def run():
         trainer.backward(loss_of(net))
@@ -359,7 +343,7 @@ def test_a_plain_trainer_and_ours_in_turns():
         loss_of(net, 5).backward()
         plain.step(4)
 
-    other = plain_trainer_of(twin)
+    other = trainer_of(None, twin)
 
     def expected():
         for seed in (0, 5):
@@ -380,36 +364,31 @@ def small_step(net, trainer):
     trainer.step(1)
 
 
-def test_float16_under_a_plain_trainer_warns_once_and_names_ours():
+@pytest.mark.parametrize("forward_first", [False, True])
+def test_float16_under_a_plain_trainer_warns_once_and_names_ours(forward_first):
     net = mxmp.convert(dense(), "float16")
-    plain = plain_trainer_of(net)
+    if forward_first:
+        with autograd.record():
+            net(array(0, 4, 6))
+    plain = trainer_of(None, net)
     with pytest.warns(UserWarning, match=r"mxmp\.Trainer.*bfloat16"):
         small_step(net, plain)
     small_step(net, plain)
 
 
-def test_the_warning_comes_also_where_the_trainer_is_made_after_a_forward():
-    net = mxmp.convert(dense(), "float16")
-    with autograd.record():
-        net(array(0, 4, 6))
-    plain = plain_trainer_of(net)
-    with pytest.warns(UserWarning, match=r"mxmp\.Trainer"):
-        small_step(net, plain)
-
-
 def test_the_warning_comes_also_where_the_first_parameter_has_no_trainer():
     net = mxmp.convert(dense(), "float16,params=float32")
     some = list(net.collect_params().values())[1:]
-    plain = gluon.Trainer(some, "sgd", {"learning_rate": 0.5})
+    plain = gluon.Trainer(some, "sgd")
     with pytest.warns(UserWarning, match=r"mxmp\.Trainer"):
         small_step(net, plain)
 
 
-def silent(policy, frozen=False, recorded=True, trainer=plain_trainer_of):
+def silent(policy, frozen=False, recorded=True, trainer="MXNet's"):
     net = mxmp.convert(dense(), policy)
     if frozen:
         net.collect_params().setattr("grad_req", "null")
-    made = trainer(net)
+    made = {"none": None, "ours": trainer_of("float16", net), "MXNet's": trainer_of(None, net)}[trainer]
     x = array(0, 4, 6)
     x.attach_grad()
     for _ in range(2):
@@ -428,8 +407,8 @@ def silent(policy, frozen=False, recorded=True, trainer=plain_trainer_of):
         {"policy": "bfloat16"},
         {"policy": "float16", "recorded": False},
         {"policy": "float16", "frozen": True},
-        {"policy": "float16", "trainer": trainer_of},
-        {"policy": "float16", "trainer": lambda net: None},
+        {"policy": "float16", "trainer": "ours"},
+        {"policy": "float16", "trainer": "none"},
     ],
     ids=["bfloat16", "inference", "frozen", "ours", "no trainer"],
 )
@@ -441,8 +420,7 @@ def test_no_warning_where_nothing_is_lost(how):
 
 
 def lines(caplog, *nets, **kwargs):
-    params = [param for net in nets for param in net.collect_params().values()]
-    trainer = mxmp.Trainer(params, "sgd", {"learning_rate": 0.1}, **kwargs)
+    trainer = trainer_of("float16", *nets, **{"scale": "dynamic", **kwargs})
     with caplog.at_level(logging.WARNING, logger="mxmp"):
         for _ in range(2):
             trainer.backward([loss_of(net) for net in nets])
@@ -453,8 +431,6 @@ def lines(caplog, *nets, **kwargs):
 @pytest.fixture
 def nothing_converted(monkeypatch):
     """Other tests' nets may be alive."""
-    import gc
-
     gc.collect()
     monkeypatch.setattr("mxmp.gluon.conversion._last_forward", type(mxmp.gluon.conversion._last_forward)())
 
@@ -467,7 +443,7 @@ def test_a_trainer_over_a_net_that_nobody_converted_says_so_once(caplog):
 @pytest.mark.usefixtures("nothing_converted")
 @pytest.mark.parametrize("scale", [None, 64.0, mxmp.DynamicLossScaler()])
 def test_a_scale_that_was_chosen_is_meant(caplog, scale):
-    assert lines(caplog, dense(), loss_scale=scale) == []
+    assert lines(caplog, dense(), scale=scale) == []
 
 
 @pytest.mark.usefixtures("nothing_converted")
@@ -490,7 +466,7 @@ def test_a_backward_of_loss_heads_after_the_block_that_scales_them_is_refused():
     net = Headed()
     net.initialize()
     mxmp.convert(net, "float16")
-    trainer = trainer_of(net)
+    trainer = trainer_of("float16", net)
     for late in (False, True, False):
         with autograd.record():
             loss = net(array(0, 4, 6))

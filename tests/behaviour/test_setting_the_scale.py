@@ -7,14 +7,26 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import array, assert_close, seeded, updates, value, values
-from mxnet import autograd, gluon
+from kit.twins import (
+    LOSS,
+    array,
+    assert_close,
+    assert_same,
+    loss_of,
+    seeded,
+    sequence,
+    step,
+    trainer_of,
+    updates,
+    value,
+    values,
+)
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.step.ledger import group_of
 
-LOSS = gluon.loss.L2Loss()
 SCALERS = {
     "static": lambda: mxmp.StaticLossScaler(1024.0),
     "dynamic": lambda: mxmp.DynamicLossScaler(1024.0, growth_interval=2),
@@ -32,17 +44,9 @@ MOMENTS = [
 
 
 def dense(request="write"):
-    net = nn.HybridSequential(prefix="n_")
-    with net.name_scope():
-        net.add(nn.Dense(4, in_units=6, activation="tanh"), nn.Dense(2, in_units=4))
-    seeded(net)
+    net = seeded(sequence(nn.Dense(4, in_units=6, activation="tanh"), nn.Dense(2, in_units=4), prefix="n_"))
     net.collect_params().setattr("grad_req", request)
     return net
-
-
-def loss_of(net, seed):
-    with autograd.record():
-        return LOSS(net(array(seed, 4, 6)), mx.nd.ones((4, 2)))
 
 
 def zeroed(net, request):
@@ -53,12 +57,12 @@ def zeroed(net, request):
 
 def full(request, backwards, steps=2):
     net = dense(request)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    trainer = trainer_of(None, net)
 
     def run():
         for i in range(steps):
             for k in range(backwards):
-                loss_of(net, 10 * i + k).backward()
+                loss_of(net, seed=10 * i + k).backward()
             trainer.step(4)
             zeroed(net, request)
 
@@ -72,7 +76,7 @@ def test_a_trainer_s_update_is_fp32_s_whenever_the_scale_is_set(moment, kind, re
     backwards = 2 if request_ == "add" else 1
     net = mxmp.convert(dense(request_))
     scaler = SCALERS[kind]()
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scaler)
+    trainer = trainer_of("float16", net, scale=scaler)
 
     def set_at(now, i):
         if now == moment:
@@ -84,7 +88,7 @@ def test_a_trainer_s_update_is_fp32_s_whenever_the_scale_is_set(moment, kind, re
             for k in range(backwards):
                 if k:
                     set_at("between backwards", i)
-                with trainer.scale_loss(loss_of(net, 10 * i + k)) as scaled:
+                with trainer.scale_loss(loss_of(net, seed=10 * i + k)) as scaled:
                     set_at("in scale_loss", i)
                     autograd.backward(scaled)
             set_at("after backward", i)
@@ -110,51 +114,51 @@ def test_a_trainer_s_update_is_fp32_s_whenever_the_scale_is_set(moment, kind, re
 def test_the_new_scale_is_that_of_the_next_backward():
     net = mxmp.convert(dense())
     scaler = mxmp.DynamicLossScaler(1024.0)
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scaler)
-    trainer.backward(loss_of(net, 0))
+    trainer = trainer_of("float16", net, scale=scaler)
+    trainer.backward(loss_of(net, seed=0))
     scaler.loss_scale = 64
     assert (trainer.loss_scale, scaler.loss_scale) == (1024.0, 64.0)
     trainer.step(4)
     assert trainer.loss_scale == 64.0
-    trainer.backward(loss_of(net, 1))
+    trainer.backward(loss_of(net, seed=1))
     found = [p.grad().asnumpy() / 64 for p in net.collect_params().values()]
     plain = dense()
     for param, source in zip(plain.collect_params().values(), net.collect_params().values()):
         param.set_data(mx.nd.array(value(source)))
-    loss_of(plain, 1).backward()
+    loss_of(plain, seed=1).backward()
     assert_close(found, [p.grad().asnumpy() for p in plain.collect_params().values()])
     trainer.step(4)
     assert [tuple(event) for event in trainer.scale_history] == [(1, 1024.0, False), (2, 64.0, False)]
 
 
+def parts(last="write"):
+    nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
+    nets[1].collect_params().setattr("grad_req", last)
+    return nets
+
+
+def params(nets):
+    return dict(enumerate(p for net in nets for p in net.collect_params().values()))
+
+
 @pytest.mark.parametrize("moment", ["after backward", "after the first step"])
 def test_trainers_that_share_a_scaler_each_apply_by_the_scale_of_their_backward(moment):
-    def parts():
-        return [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
-
-    def loss(nets, i):
-        with autograd.record():
-            return LOSS(nets[1](nets[0](array(i, 4, 6))), mx.nd.ones((4, 2)))
-
-    def params(nets):
-        return dict(enumerate(p for net in nets for p in net.collect_params().values()))
-
     plain = parts()
-    theirs = [gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}) for net in plain]
+    theirs = [trainer_of(None, net) for net in plain]
 
     def train_plain():
         for i in range(3):
-            loss(plain, i).backward()
+            loss_of(*plain, seed=i).backward()
             for trainer in theirs:
                 trainer.step(4)
 
     nets = [mxmp.convert(net) for net in parts()]
     scaler = mxmp.DynamicLossScaler(4096.0)
-    ours = [mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scaler) for net in nets]
+    ours = [trainer_of("float16", net, scale=scaler) for net in nets]
 
     def train():
         for i in range(3):
-            ours[0].backward(loss(nets, i))
+            ours[0].backward(loss_of(*nets, seed=i))
             if moment == "after backward":
                 scaler.loss_scale = 2.0 ** (2 + i)
             ours[0].step(4)
@@ -171,26 +175,14 @@ def test_trainers_that_share_a_scaler_each_apply_by_the_scale_of_their_backward(
 def test_a_backward_of_one_trainer_does_not_mix_scales_in_the_gradients_of_another_that_has_yet_to_step():
     """Gradients of two backwards add up in the second trainer, which steps after both."""
 
-    def parts():
-        nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
-        nets[1].collect_params().setattr("grad_req", "add")
-        return nets
-
-    def loss(nets, i):
-        with autograd.record():
-            return LOSS(nets[1](nets[0](array(i, 4, 6))), mx.nd.ones((4, 2)))
-
-    def params(nets):
-        return dict(enumerate(p for net in nets for p in net.collect_params().values()))
-
-    plain, nets = parts(), [mxmp.convert(net) for net in parts()]
-    theirs = [gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}) for net in plain]
+    plain, nets = parts("add"), [mxmp.convert(net) for net in parts("add")]
+    theirs = [trainer_of(None, net) for net in plain]
     scaler = mxmp.DynamicLossScaler(4096.0)
-    ours = [mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scaler) for net in nets]
+    ours = [trainer_of("float16", net, scale=scaler) for net in nets]
 
     def train(nets, trainers, backward, after=lambda: None):
         for i in range(2):
-            backward(loss(nets, i))
+            backward(loss_of(*nets, seed=i))
             after()
             trainers[0].step(4)
         trainers[1].step(4)
@@ -206,13 +198,14 @@ def test_a_copy_between_backward_and_step_has_no_gradients_and_so_the_new_scale(
     """As in plain MXNet, a copy's parameters have gradients once they are asked for anew."""
     net = mxmp.convert(dense())
     trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=mxmp.DynamicLossScaler(1024.0))
-    trainer.backward(loss_of(net, 0))
+    trainer.backward(loss_of(net, seed=0))
     trainer.scaler.loss_scale = 4.0
     twin, other = copy.deepcopy((trainer, net))
     assert (twin.loss_scale, trainer.loss_scale) == (4.0, 1024.0)
     trainer.step(4)
     third = mxmp.convert(dense())
-    mxmp.Trainer(third.collect_params(), "sgd").backward(loss_of(third, 0))  # which the copy does not wait in front of
+    # The copy does not wait in front of this one.
+    mxmp.Trainer(third.collect_params(), "sgd").backward(loss_of(third))
     with pytest.raises(RuntimeError, match="before a scaled backward"):
         twin.step(4)
     assert other
@@ -226,8 +219,7 @@ def test_states_after_a_set_continue_bit_for_bit(kind, tmp_path):
 
     def train(net, trainer, steps):
         for i in steps:
-            trainer.backward(loss_of(net, i))
-            trainer.step(4)
+            step(trainer, loss_of(net, seed=i))
 
     net, trainer = start()
     train(net, trainer, range(3))
@@ -238,7 +230,7 @@ def test_states_after_a_set_continue_bit_for_bit(kind, tmp_path):
     assert saved["scale"] == 48.0
     train(net, trainer, range(3, 6))
     again, other = start()
-    other.backward(loss_of(again, 0))  # an unfinished step, whose scale must not stay
+    other.backward(loss_of(again, seed=0))  # an unfinished step, whose scale must not stay
     again.load_parameters(str(tmp_path / "params"))
     other.load_states(str(tmp_path / "states"))
     assert other.loss_scale == 48.0
@@ -246,13 +238,12 @@ def test_states_after_a_set_continue_bit_for_bit(kind, tmp_path):
     train(again, other, range(3, 6))
     assert other.scaler.state_dict() == trainer.scaler.state_dict()
     assert other.scale_history == trainer.scale_history
-    for one, two in zip(values(net), values(again)):
-        np.testing.assert_array_equal(one, two)
+    assert_same(values(again), values(net))
 
 
 def test_an_overflow_of_before_the_set_halves_what_was_set_and_skips():
     net = mxmp.convert(dense())
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    trainer = trainer_of("float16", net, scale="dynamic")
     with autograd.record():
         loss = LOSS(net(array(0, 4, 6)), mx.nd.ones((4, 2))) * float("inf")
     before = values(net)
@@ -261,8 +252,7 @@ def test_an_overflow_of_before_the_set_halves_what_was_set_and_skips():
     trainer.step(4)
     assert trainer.last_step_skipped
     assert trainer.loss_scale == 32.0
-    for one, two in zip(before, values(net)):
-        np.testing.assert_array_equal(one, two)
+    assert_same(values(net), before)
 
 
 # -- Module -----------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from typing import Any, Callable, Iterable
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 import mxmp
 
@@ -57,6 +58,51 @@ def updates(params: Any, run: Callable[[], Any]) -> list[np.ndarray]:
     return [new - old for old, new in zip(before, values(params))]
 
 
+def sequence(*layers: gluon.Block, **kwargs: Any) -> nn.HybridSequential:
+    net = nn.HybridSequential(**kwargs)
+    with net.name_scope():
+        net.add(*layers)
+    return net
+
+
+def convert(policy: Any, *nets: gluon.Block, flags: dict[str, bool] | None = None) -> None:
+    """Convert the nets, unless ``policy`` is None, and hybridize them, unless ``flags`` are."""
+    for net in nets:
+        if policy is not None:
+            mxmp.convert(net, policy)
+        if flags is not None:
+            net.hybridize(**flags)
+
+
+def trainer_of(
+    policy: Any, *nets: gluon.Block, scale: Any = SCALE, optimizer: str = "sgd", **options: Any
+) -> gluon.Trainer:
+    """mxmp's Trainer of these nets for a policy; MXNet's own, which knows no loss scale, for None."""
+    params = [param for net in nets for param in net.collect_params().values()]
+    options.setdefault("learning_rate", 0.5)
+    if policy is None:
+        return gluon.Trainer(params, optimizer, options, update_on_kvstore=False)
+    return mxmp.Trainer(params, optimizer, options, loss_scale=scale)
+
+
+def loss_of(*nets: gluon.Block, seed: int = 0) -> mx.nd.NDArray:
+    """A recorded loss, of what the last net gives for a batch of 4 that runs through all of them."""
+    with autograd.record():
+        x = array(seed, 4, 6)
+        for net in nets:
+            x = net(x)
+        return LOSS(x, mx.nd.ones_like(x))
+
+
+def backward(trainer: gluon.Trainer, loss: Any, **kwargs: Any) -> None:
+    (trainer if isinstance(trainer, mxmp.Trainer) else autograd).backward(loss, **kwargs)
+
+
+def step(trainer: gluon.Trainer, loss: Any, batch_size: int = 4, **kwargs: Any) -> None:
+    backward(trainer, loss)
+    trainer.step(batch_size, **kwargs)
+
+
 def assert_close(found: Iterable[np.ndarray], expected: Iterable[np.ndarray], policy: str = "float16") -> None:
     """Every array within the dtype's tolerance of its FP32 twin, and neither empty nor zero."""
     found, expected = list(found), list(expected)
@@ -68,6 +114,14 @@ def assert_close(found: Iterable[np.ndarray], expected: Iterable[np.ndarray], po
         error = np.abs(low - full).max() / largest
         ratio = np.abs(low).max() / largest
         assert error <= TOLERANCE[policy], f"array {i}: off by {error:.3g} of FP32's; {ratio:.4g} times as large"
+
+
+def assert_same(found: Iterable[np.ndarray], expected: Iterable[np.ndarray]) -> None:
+    """Bit for bit."""
+    found, expected = list(found), list(expected)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(one, other)
 
 
 def equal_or_refused(
