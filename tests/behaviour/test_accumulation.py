@@ -5,13 +5,25 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import FLAGS, POLICIES, SCALE, array, assert_close, seeded, updates
+from kit.modules import batch, bound, mlp, start
+from kit.twins import (
+    FLAGS,
+    POLICIES,
+    SCALE,
+    array,
+    assert_close,
+    backward,
+    convert,
+    loss_of,
+    seeded,
+    sequence,
+    trainer_of,
+    updates,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-
-LOSS = gluon.loss.L2Loss()
 
 
 class Tied(nn.HybridSequential):
@@ -52,12 +64,6 @@ class Attention(gluon.HybridBlock):
         return F.reshape(self.norm(seen), (-1, 8))
 
 
-def sequence(*layers):
-    net = nn.HybridSequential()
-    net.add(*layers)
-    return net
-
-
 def picture(*layers):
     return sequence(nn.HybridLambda(lambda nd, x: nd.reshape(x, (4, 6, 1, 1))), *layers, nn.Dense(2, in_units=6))
 
@@ -86,23 +92,16 @@ def two_backwards(make, policy, flags):
     """Updates of two accumulated batches and a step, then of two more."""
     net = seeded(make())
     net.collect_params().setattr("grad_req", "add")
-    if policy is not None:
-        mxmp.convert(net, policy)
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
-    else:
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, update_on_kvstore=False)
-    if flags is not None:
-        net.hybridize(**flags)
+    convert(policy, net, flags=flags)
+    trainer = trainer_of(policy, net)
+
+    def head_of(i):
+        with autograd.record():
+            return net(array(i, 4, 6))
 
     def step(first):
         for i in (first, first + 1):
-            with autograd.record():
-                out = net(array(i, 4, 6))
-                loss = out if make is Head else LOSS(out, mx.nd.ones_like(out))
-            if policy is not None:
-                trainer.backward(loss)
-            else:
-                loss.backward()
+            backward(trainer, head_of(i) if make is Head else loss_of(net, seed=i))
         trainer.step(8)
         net.collect_params().zero_grad()
 
@@ -130,16 +129,12 @@ def test_the_flags_of_hybridize_change_nothing(flags, policy):
 def test_a_request_that_changes_after_the_first_call_holds(policy, order):
     def gradients(policy):
         net = seeded(NETS["dense"]())
-        if policy is not None:
-            mxmp.convert(net, policy)
+        convert(policy, net)
         found = []
         for request in order:
             net.collect_params().setattr("grad_req", request)
             for i in range(2):
-                with autograd.record():
-                    out = net(array(i, 4, 6))
-                    loss = (out * out).sum()
-                loss.backward()
+                loss_of(net, seed=i).backward()
             found += [p.grad().asnumpy().astype("float32") for p in net.collect_params().values()]
         return found
 
@@ -151,13 +146,9 @@ def test_parameters_with_different_requests_stand_side_by_side(policy):
     def gradients(policy):
         net = seeded(NETS["dense"]())
         net[0].weight.grad_req, net[0].bias.grad_req = "add", "null"
-        if policy is not None:
-            mxmp.convert(net, policy)
+        convert(policy, net)
         for i in range(3):
-            with autograd.record():
-                out = net(array(i, 4, 6))
-                loss = (out * out).sum()
-            loss.backward()
+            loss_of(net, seed=i).backward()
         return [p.grad().asnumpy().astype("float32") for p in (net[0].weight, net[1].weight)]
 
     assert_close(gradients(POLICIES[policy]), gradients(None), policy)
@@ -167,8 +158,7 @@ def test_parameters_with_different_requests_stand_side_by_side(policy):
 def test_gradients_of_an_input_add_up(policy):
     def gradient(policy):
         net = seeded(NETS["dense"]())
-        if policy is not None:
-            mxmp.convert(net, policy)
+        convert(policy, net)
         x = array(0, 4, 6)
         x.attach_grad("add")
         for _ in range(3):
@@ -183,24 +173,15 @@ def test_gradients_of_an_input_add_up(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_in_a_module_two_backwards_add_up_for_weights_and_inputs(policy):
-    def body():
-        x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
-        x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, name="fc2")
-        return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax")
-
-    def train(kind, **mixed):
-        module = kind(body(), **mixed)
-        module.bind([("data", (4, 6))], [("softmax_label", (4,))], inputs_need_grad=True, grad_req="add")
-        rng = np.random.RandomState(0)
-        shapes = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bias": (3,)}
-        start = {name: mx.nd.array(rng.uniform(-0.5, 0.5, shape)) for name, shape in shapes.items()}
-        module.init_params(arg_params=start, aux_params={})
+    def trained(kind, **mixed):
+        module = bound(kind(mlp(), **mixed), inputs_need_grad=True, grad_req="add")
         module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.5})
         for i in range(2):
-            module.forward_backward(mx.io.DataBatch([array(i, 4, 6)], [mx.nd.array([0, 1, 2, 0])]))
+            module.forward_backward(batch(i))
         module.update()
         after = module.get_params()[0]
-        return [(after[n] - start[n]).asnumpy() for n in shapes] + [module.get_input_grads()[0].asnumpy()]
+        learned = [(after[name] - value).asnumpy() for name, value in start().items()]
+        return [*learned, module.get_input_grads()[0].asnumpy()]
 
-    found = train(mxmp.Module, policy=POLICIES[policy], loss_scale=SCALE)
-    assert_close(found, train(mx.mod.Module), policy)
+    found = trained(mxmp.Module, policy=POLICIES[policy], loss_scale=SCALE)
+    assert_close(found, trained(mx.mod.Module), policy)

@@ -9,15 +9,14 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import FLAGS, MASTERS, array, assert_close, seeded, value, values
-from mxnet import autograd, gluon
+from kit import twins
+from kit.twins import FLAGS, array, assert_close, assert_same, convert, loss_of, seeded, sequence, step, value, values
 from mxnet.gluon import nn
 
 import mxmp
 
 # None: MXNet's own, the yardstick.
-POLICIES = {"plain": None, "float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
-LOSS = gluon.loss.L2Loss()
+POLICIES = {"plain": None, **twins.POLICIES}
 COPIES = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda each: pickle.loads(pickle.dumps(each)),
@@ -26,17 +25,13 @@ COPIES = {
 
 
 def plain():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(5, in_units=6, activation="tanh"), nn.BatchNorm(in_channels=5), nn.Dense(2, in_units=5))
-    return seeded(net)
+    layers = nn.Dense(5, in_units=6, activation="tanh"), nn.BatchNorm(in_channels=5), nn.Dense(2, in_units=5)
+    return seeded(sequence(*layers))
 
 
 def converted(policy, called=True, flags=None):
     net = plain()
-    if POLICIES[policy] is not None:
-        mxmp.convert(net, POLICIES[policy])
-    if flags is not None:
-        net.hybridize(**flags)
+    convert(POLICIES[policy], net, flags=flags)
     if called:
         net(array(0, 4, 6))
     return net
@@ -60,18 +55,12 @@ def trainable(net):
 
 def train(net, trainer, steps):
     for i in steps:
-        with autograd.record():
-            out = net(array(i, 4, 6))
-            loss = LOSS(out, mx.nd.ones_like(out))
-        trainer.backward(loss) if isinstance(trainer, mxmp.Trainer) else loss.backward()
-        trainer.step(4)
+        step(trainer, loss_of(net, seed=i))
 
 
-def trainer_of(net, **more):
-    options = {"learning_rate": 0.1, "momentum": 0.9}
-    if not mixed(net):
-        return gluon.Trainer(net.collect_params(), "sgd", options, update_on_kvstore=False, **more)
-    return mxmp.Trainer(net.collect_params(), "sgd", options, loss_scale=mxmp.DynamicLossScaler(256.0), **more)
+def trainer_of(net):
+    policy = "float16" if mixed(net) else None
+    return twins.trainer_of(policy, net, scale=mxmp.DynamicLossScaler(256.0), learning_rate=0.1, momentum=0.9)
 
 
 @pytest.fixture(params=COPIES)
@@ -102,8 +91,7 @@ def test_a_copy_trains_as_the_original_does(policy, copied):
     other = trainable(copied(net))
     for each in (net, other):
         train(each, trainer_of(each), range(3))
-    for a, b in zip(values(net), values(other)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(values(other), values(net))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -111,8 +99,7 @@ def test_a_copy_made_in_the_middle_of_training_keeps_the_masters(policy, copied)
     net = converted(policy)
     train(net, trainer_of(net), range(3))
     other = copied(net)
-    for a, b in zip(values(net), values(other)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(values(other), values(net))
     mxmp.restore(net)
     mxmp.restore(other)
     for p, q in zip(net.collect_params().values(), other.collect_params().values()):
@@ -146,7 +133,7 @@ def test_a_parameter_can_be_copied(policy, copied):
 def test_a_model_and_its_trainer_in_one_pickle_go_on_together(policy):
     """As a checkpoint of everything, between two steps."""
     net = converted(policy)
-    trainer = trainer_of(net, kvstore=None)
+    trainer = trainer_of(net)
     train(net, trainer, range(3))
     other, its_trainer = pickle.loads(pickle.dumps((net, trainer)))
     trainable(other)
@@ -154,24 +141,21 @@ def test_a_model_and_its_trainer_in_one_pickle_go_on_together(policy):
         assert its_trainer.loss_scale == trainer.loss_scale
     for each, made in ((net, trainer), (other, its_trainer)):
         train(each, made, range(3, 6))
-    for a, b in zip(values(net), values(other)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(values(other), values(net))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_deep_copy_of_net_and_trainer_goes_on_apart(policy):
     net = converted(policy)
-    trainer = trainer_of(net, kvstore=None)
+    trainer = trainer_of(net)
     train(net, trainer, range(3))
     kept = values(net)
     other, its_trainer = copy.deepcopy((net, trainer))
     trainable(other)
     train(other, its_trainer, range(3, 6))
-    for a, b in zip(kept, values(net)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(values(net), kept)
     train(net, trainer, range(3, 6))
-    for a, b in zip(values(net), values(other)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(values(other), values(net))
 
 
 @pytest.mark.parametrize(

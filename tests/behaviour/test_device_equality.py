@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kit.nets import contexts
 from kit.optimizers import OPTIMIZERS
-from kit.twins import LOSS, POLICIES, array, assert_close, seeded, values
+from kit.twins import LOSS, POLICIES, array, assert_close, assert_same, convert, seeded, sequence, updates, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -49,10 +49,9 @@ def chosen(name):
 
 
 def ready(policy, devices):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=6, use_bias=False), nn.Dense(2, in_units=4, use_bias=False))
-    seeded(net, contexts(devices))
-    return net if policy is None else mxmp.convert(net, policy)
+    net = sequence(nn.Dense(4, in_units=6, use_bias=False), nn.Dense(2, in_units=4, use_bias=False))
+    convert(policy, seeded(net, contexts(devices)))
+    return net
 
 
 def train(net, trainer, steps, devices, bad=()):
@@ -73,8 +72,7 @@ def train(net, trainer, steps, devices, bad=()):
 
 def assert_equal_everywhere(net, devices):
     for k in range(1, devices):
-        for first, other in zip(values(net, 0), values(net, k)):
-            np.testing.assert_array_equal(first, other)
+        assert_same(values(net, k), values(net))
     for param in net.collect_params().values():
         for copy in param.list_data()[1:]:
             np.testing.assert_array_equal(param.list_data()[0].asnumpy(), copy.asnumpy())
@@ -101,13 +99,11 @@ def test_two_devices_learn_what_plain_mxnet_learns_on_two(name):
     found = []
     for policy in (None, "float16"):
         net = ready(policy, 2)
-        before = values(net)
         if policy is None:
             trainer = gluon.Trainer(net.collect_params(), *chosen(name), update_on_kvstore=True)
         else:
             trainer = mxmp.Trainer(net.collect_params(), *chosen(name), loss_scale=1024.0)
-        train(net, trainer, range(4), 2)
-        found.append([new - old for new, old in zip(values(net), before)])
+        found.append(updates(net, lambda: train(net, trainer, range(4), 2)))  # noqa: B023
     if name not in NORMALIZING:
         assert_close(found[1], found[0])
         return

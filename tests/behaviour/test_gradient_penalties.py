@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import POLICIES, array, assert_close, seeded, updates
+from kit.twins import POLICIES, array, assert_close, assert_same, backward, convert, seeded, trainer_of, updates
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -87,15 +89,8 @@ def loss_at(net, step, weight):
 def trained(kind, policy, weight=10.0, scale=64.0, how="backward", flags=None):
     """What training adds to the weights."""
     net = seeded(CRITICS[kind](prefix="critic_"), scale=0.3)
-    settings = {}
-    if policy is not None:
-        mxmp.convert(net, POLICIES[policy])
-        settings = {"loss_scale": scale}
-    if flags is not None:
-        net.hybridize(**flags)
-    trainer = (gluon.Trainer if policy is None else mxmp.Trainer)(
-        net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9}, **settings
-    )
+    convert(policy and POLICIES[policy], net, flags=flags)
+    trainer = trainer_of(policy, net, scale=scale, learning_rate=0.01, momentum=0.9)
 
     def run():
         for step in range(STEPS):
@@ -104,20 +99,16 @@ def trained(kind, policy, weight=10.0, scale=64.0, how="backward", flags=None):
                 with trainer.scale_loss(loss) as scaled:
                     autograd.backward(scaled)
             else:
-                (loss.backward if policy is None else lambda loss=loss: trainer.backward(loss))()
+                backward(trainer, loss)
             trainer.step(1)
             assert not getattr(trainer, "skipped_steps", 0)
 
     return updates(net, run)
 
 
-FP32 = {}
-
-
+@lru_cache(maxsize=None)
 def in_fp32(kind, weight=10.0):
-    if (kind, weight) not in FP32:
-        FP32[kind, weight] = trained(kind, None, weight)
-    return FP32[kind, weight]
+    return trained(kind, None, weight)
 
 
 @pytest.mark.parametrize("how", ["backward", "scale_loss"])
@@ -137,8 +128,7 @@ def test_most_of_what_is_learned_here_is_the_penalty_s(kind):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}])
 def test_hybridize_changes_no_bit(flags, policy):
-    for found, expected in zip(trained("convolutional", policy, flags=flags), trained("convolutional", policy)):
-        np.testing.assert_array_equal(found, expected)
+    assert_same(trained("convolutional", policy, flags=flags), trained("convolutional", policy))
 
 
 @pytest.mark.parametrize("kind", CRITICS)

@@ -388,7 +388,7 @@ def silent(policy, frozen=False, recorded=True, trainer="MXNet's"):
     net = mxmp.convert(dense(), policy)
     if frozen:
         net.collect_params().setattr("grad_req", "null")
-    made = {"none": None, "ours": trainer_of("float16", net), "MXNet's": trainer_of(None, net)}[trainer]
+    made = None if trainer == "none" else trainer_of("float16" if trainer == "ours" else None, net)
     x = array(0, 4, 6)
     x.attach_grad()
     for _ in range(2):

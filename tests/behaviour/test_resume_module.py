@@ -6,10 +6,12 @@ import copy
 import pickle
 
 import mxnet as mx
-import numpy as np
 import pytest
+from kit import modules
+from kit.modules import SHAPES, bound, bucketing, mlp, weights
 from kit.optimizers import OPTIMIZERS
-from kit.twins import MASTERS, array, assert_close
+from kit.twins import POLICIES, assert_close, assert_same, step
+from mxnet import gluon
 
 import mxmp
 
@@ -18,23 +20,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning"),
 ]
-POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
-SHAPES = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bias": (3,)}
-
-
-def symbol():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
-    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, name="fc2")
-    return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax")
 
 
 def ready(module, optimizer="sgd", **options):
-    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
-    if not module.params_initialized:
-        rng = np.random.RandomState(0)
-        start = {name: mx.nd.array(rng.uniform(-0.5, 0.5, shape)) for name, shape in SHAPES.items()}
-        module.init_params(arg_params=start, aux_params={})
-    module.init_optimizer(optimizer=optimizer, optimizer_params={"rescale_grad": 0.25, **options})
+    bound(module).init_optimizer(optimizer=optimizer, optimizer_params={"rescale_grad": 0.25, **options})
     return module
 
 
@@ -46,27 +35,22 @@ def train(module, steps):
     """The learning rate of every step."""
     rates = []
     for i in steps:
-        module.forward_backward(mx.io.DataBatch([array(i, 4, 6)], [mx.nd.array([0, 1, 2, i % 3])]))
-        module.update()
+        modules.train(module, [i])
         optimizer = module._optimizer
         rates.append(optimizer.lr_scheduler(optimizer.num_update) if optimizer.lr_scheduler else optimizer.lr)
     return rates
 
 
-def weights(module):
-    return [module.get_params()[0][name].asnumpy() for name in SHAPES]
-
-
-def resumed(policy, folder, before, after, steps=4, **more):
+def resumed(policy, folder, before, after, **more):
     """Trains, saves, loads with other options, trains on: rates of the second part, updates of its weights."""
     kind, mixed = kind_of(policy)
-    module = ready(kind(symbol(), **mixed), **before())
-    train(module, range(steps))
+    module = ready(kind(mlp(), **mixed), **before())
+    train(module, range(4))
     prefix = str(folder / ("full" if policy is None else "low"))
     module.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    module = ready(kind.load(prefix, 1, load_optimizer_states=True, **mixed), **after())
+    module = ready(kind.load(prefix, 1, load_optimizer_states=True, **mixed), **more, **after())
     start = weights(module)
-    rates = train(module, range(steps, 2 * steps))
+    rates = train(module, range(4, 8))
     return rates, [new - old for new, old in zip(weights(module), start)]
 
 
@@ -104,19 +88,6 @@ CASES = {
 }
 
 
-def plain(folder, before, after, begin):
-    """MXNet's own Module, which starts counting at ``begin`` again; mxmp has the counts from the file."""
-    module = ready(mx.mod.Module(symbol()), **before())
-    train(module, range(4))
-    prefix = str(folder / "full")
-    module.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    module = mx.mod.Module.load(prefix, 1, load_optimizer_states=True)
-    ready(module, begin_num_update=begin, **after())
-    start = weights(module)
-    rates = train(module, range(4, 8))
-    return rates, [new - old for new, old in zip(weights(module), start)]
-
-
 # Whether a schedule counts from the file's step on or from the resume is the caller's meaning: these say it.
 BEGINS = {"the same schedule": (4,), "a relative schedule": (0,), "a relative schedule, some decays over": (0,)}
 
@@ -127,26 +98,40 @@ def test_what_the_caller_passes_now_wins(policy, case, tmp_path):
     before, after = CASES[case]
     rates, found = resumed(POLICIES[policy], tmp_path, before, after)
     begins = BEGINS.get(case, (0, 4) if "schedule" in case or "base" in case else (4,))
-    expected = [plain(tmp_path, before, after, begin) for begin in begins]
+    # MXNet's own Module starts counting at ``begin_num_update`` again; mxmp has the counts from the file.
+    expected = [resumed(None, tmp_path, before, after, begin_num_update=begin) for begin in begins]
     assert rates in [each for each, _ in expected]
     assert_close(found, next(deltas for each, deltas in expected if each == rates), policy)
 
 
+def uninterrupted_and_resumed(kind, folder, steps, options, **mixed):
+    """Weights and the last rates of a run, and of another that was saved in the middle."""
+    whole, first = (ready(kind(mlp(), **mixed), **options()) for _ in range(2))
+    rates = train(whole, range(2 * steps))
+    train(first, range(steps))
+    first.save_checkpoint(str(folder / "net"), 1, save_optimizer_states=True)
+    second = ready(kind.load(str(folder / "net"), 1, load_optimizer_states=True, **mixed), **options())
+    assert train(second, range(steps, 2 * steps)) == rates[steps:]
+    return weights(whole), weights(second)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_that_is_resumed_with_its_own_options_is_the_uninterrupted_one_to_the_bit(policy, tmp_path):
-    def options():
-        return sgd(lr_scheduler=multi(0.5, [2, 5]))
-
     kind, mixed = kind_of(POLICIES[policy])
-    whole = ready(kind(symbol(), **mixed), **options())
-    rates = train(whole, range(8))
-    first = ready(kind(symbol(), **mixed), **options())
-    train(first, range(4))
-    first.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
-    second = ready(kind.load(str(tmp_path / "net"), 1, load_optimizer_states=True, **mixed), **options())
-    assert train(second, range(4, 8)) == rates[4:]
-    for a, b in zip(weights(whole), weights(second)):
-        np.testing.assert_array_equal(a, b)
+    options = lambda: sgd(lr_scheduler=multi(0.5, [2, 5]))  # noqa: E731
+    assert_same(*uninterrupted_and_resumed(kind, tmp_path, 4, options, **mixed))
+
+
+def loss(*params):
+    with mx.autograd.record():
+        return sum((param.data() ** 2).sum() for param in params)
+
+
+def parameters():
+    found = [gluon.Parameter(name, shape=shape) for name, shape in SHAPES.items()]
+    for param in found:
+        param.initialize()
+    return found
 
 
 @pytest.mark.parametrize("door", ["module", "trainer"])
@@ -156,25 +141,17 @@ def test_a_trainer_keeps_what_gluon_keeps_and_a_module_what_a_module_keeps(door,
         rates, _ = resumed("float16", tmp_path, lambda: sgd(0.5), lambda: sgd(0.05))
         assert rates == [0.05] * 4
         return
-    from mxnet import gluon
-
     found = []
     for kind in (gluon.Trainer, mxmp.Trainer):
         param = gluon.Parameter("w", shape=(2,))
         param.initialize()
         more = {"update_on_kvstore": False} if kind is gluon.Trainer else {}
         first = kind([param], "sgd", {"learning_rate": 0.5, "momentum": 0.9}, **more)
-        with mx.autograd.record():
-            loss = (param.data() ** 2).sum()
-        loss.backward() if kind is gluon.Trainer else first.backward(loss)
-        first.step(1)
+        step(first, loss(param), 1)
         first.save_states(str(tmp_path / kind.__module__))
         param.initialize(force_reinit=True)
         second = kind([param], "sgd", {"learning_rate": 0.05, "momentum": 0.5}, **more)
-        with mx.autograd.record():
-            loss = (param.data() ** 2).sum()
-        loss.backward() if kind is gluon.Trainer else second.backward(loss)
-        second.step(1)
+        step(second, loss(param), 1)
         second.load_states(str(tmp_path / kind.__module__))
         found.append((second.learning_rate, second.optimizer.momentum))
     assert found[0] == found[1]
@@ -183,22 +160,10 @@ def test_a_trainer_keeps_what_gluon_keeps_and_a_module_what_a_module_keeps(door,
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_buckets_module_resumes_with_the_caller_s_rate(policy, tmp_path):
     def make(rate):
-        module = mxmp.BucketingModule(
-            lambda key: (symbol(), ["data"], ["softmax_label"]), 6, policy=POLICIES[policy], loss_scale=1024.0
-        )
-        return ready(module, **sgd(rate))
+        return ready(bucketing(policy=POLICIES[policy], loss_scale=1024.0), **sgd(rate))
 
     first = make(0.5)
-    for i in range(3):
-        batch = mx.io.DataBatch(
-            [array(i, 4, 6)],
-            [mx.nd.array([0, 1, 2, 0])],
-            bucket_key=6,
-            provide_data=[("data", (4, 6))],
-            provide_label=[("softmax_label", (4,))],
-        )
-        first.forward_backward(batch)
-        first.update()
+    modules.train(first, range(3))
     first.save_optimizer_states(str(tmp_path / "s"))
     second = make(0.05)
     second.load_optimizer_states(str(tmp_path / "s"))
@@ -212,25 +177,12 @@ def test_a_buckets_module_resumes_with_the_caller_s_rate(policy, tmp_path):
 @pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("groupadagrad", "sgld")])
 def test_what_an_optimizer_accumulates_comes_from_the_file(name, tmp_path):
     """Bit for bit the uninterrupted run, NADAM's momentum schedule and LBSGD's sums included."""
-
-    def options():
-        return {"optimizer": name, **OPTIMIZERS[name]}
-
-    whole = ready(mxmp.Module(symbol(), loss_scale=1024.0), **options())
-    train(whole, range(6))
-    first = ready(mxmp.Module(symbol(), loss_scale=1024.0), **options())
-    train(first, range(3))
-    first.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
-    second = ready(
-        mxmp.Module.load(str(tmp_path / "net"), 1, load_optimizer_states=True, loss_scale=1024.0), **options()
-    )
-    train(second, range(3, 6))
-    for a, b in zip(weights(whole), weights(second)):
-        np.testing.assert_array_equal(a, b)
+    options = lambda: {"optimizer": name, **OPTIMIZERS[name]}  # noqa: E731
+    assert_same(*uninterrupted_and_resumed(mxmp.Module, tmp_path, 3, options, loss_scale=1024.0))
 
 
 def checkpoint(folder, steps=3, **options):
-    module = ready(mxmp.Module(symbol(), loss_scale=1024.0), **options)
+    module = ready(mxmp.Module(mlp(), loss_scale=1024.0), **options)
     train(module, range(steps))
     module.save_checkpoint(str(folder / "net"), 1, save_optimizer_states=True)
     return module
@@ -263,8 +215,7 @@ def test_a_run_that_is_resumed_twice_goes_on_in_the_schedule_of_the_first_resume
     twice.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
     again = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
     assert train(again, range(6, 10)) == rates[2:]
-    for a, b in zip(weights(once), weights(again)):
-        np.testing.assert_array_equal(a, b)
+    assert_same(weights(again), weights(once))
 
 
 def test_a_schedule_that_already_stands_where_the_file_s_does_goes_on(tmp_path):
@@ -295,7 +246,7 @@ def test_begin_num_update_says_where_another_schedule_starts(tmp_path):
 @pytest.mark.parametrize("again", [False, True], ids=["first run alone", "both runs"])
 def test_a_schedule_that_was_set_after_init_optimizer_is_saved_and_resumed(again, tmp_path):
     def module(scheduled):
-        found = ready(mxmp.Module(symbol(), policy="bfloat16"))
+        found = ready(mxmp.Module(mlp(), policy="bfloat16"))
         if scheduled:
             found._optimizer.lr_scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
         return found
@@ -314,21 +265,17 @@ def test_a_trainer_reads_a_resumed_module_s_file_with_its_schedule(tmp_path):
     module = continued(tmp_path, **sgd(lr_scheduler=multi(0.5, [2, 4])))
     train(module, range(4, 6))
     module.save_optimizer_states(str(tmp_path / "s"))
-    params = []
-    for name, shape in SHAPES.items():
-        params.append(mx.gluon.Parameter(name, shape=shape))
-        params[-1].initialize()
-    trainer = mxmp.Trainer(params, "sgd", {"momentum": 0.9, "lr_scheduler": multi(0.5, [2, 4])}, kvstore=None)
+    trainer = mxmp.Trainer(parameters(), "sgd", {"momentum": 0.9, "lr_scheduler": multi(0.5, [2, 4])}, kvstore=None)
     trainer.load_states(str(tmp_path / "s"))
     scheduler = trainer.optimizer.lr_scheduler
     assert [scheduler(n) for n in (6, 7, 9)] == pytest.approx([0.5, 0.05, 0.005])
 
 
 def test_a_trainer_of_other_parameters_refuses_a_plain_module_s_file(tmp_path):
-    plain = ready(mx.mod.Module(symbol()), **sgd())
+    plain = ready(mx.mod.Module(mlp()), **sgd())
     train(plain, range(2))
     plain.save_optimizer_states(str(tmp_path / "s"))
-    param = mx.gluon.Parameter("w", shape=(2,))
+    param = gluon.Parameter("w", shape=(2,))
     param.initialize()
     with pytest.raises(ValueError, match="the states are of other parameters"):
         mxmp.Trainer([param], "sgd", kvstore=None).load_states(str(tmp_path / "s"))
@@ -337,19 +284,13 @@ def test_a_trainer_of_other_parameters_refuses_a_plain_module_s_file(tmp_path):
 @pytest.mark.parametrize("name", ["sgd", "nadam"])
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_a_gluon_trainer_s_file_gives_counts_and_states_and_the_caller_the_rest(name, scheduled, tmp_path):
-    params = []
-    for key, shape in SHAPES.items():
-        params.append(mx.gluon.Parameter(key, shape=shape))
-        params[-1].initialize()
-    plain = mx.gluon.Trainer(params, name, {"lr_scheduler": multi(0.5, [2])}, kvstore=None)
+    params = parameters()
+    plain = gluon.Trainer(params, name, {"lr_scheduler": multi(0.5, [2])}, kvstore=None)
     for _ in range(3):
-        with mx.autograd.record():
-            loss = sum((param.data() ** 2).sum() for param in params)
-        loss.backward()
-        plain.step(1)
+        step(plain, loss(*params), 1)
     plain.save_states(str(tmp_path / "s"))
     given = {"learning_rate": 0.2, "lr_scheduler": multi(0.2, [2])} if scheduled else {"learning_rate": 0.1}
-    module = ready(mxmp.Module(symbol(), loss_scale=1024.0), optimizer=name, **given)
+    module = ready(mxmp.Module(mlp(), loss_scale=1024.0), optimizer=name, **given)
     module.load_optimizer_states(str(tmp_path / "s"))
     assert module._optimizer.num_update == 3
     assert getattr(module._optimizer, "m_schedule", None) == getattr(plain.optimizer, "m_schedule", None)

@@ -7,7 +7,7 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import MASTERS, array, value
+from kit.twins import POLICIES, array, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -15,7 +15,6 @@ import mxmp
 
 # MXNet says so of a plain net with shared Parameters, whatever saved it: "load" gives each use a name of its own.
 UNUSED = pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation")
-POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
 
 
 class Nested(gluon.HybridBlock):

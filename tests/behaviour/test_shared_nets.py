@@ -8,39 +8,41 @@ import weakref
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import MASTERS, array, assert_close, equal_or_refused, seeded, value
+from kit.twins import (
+    MASTERS,
+    POLICIES,
+    array,
+    assert_close,
+    equal_or_refused,
+    loss_of,
+    seeded,
+    sequence,
+    step,
+    trainer_of,
+    updates,
+    value,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.gluon.parameter import conversions_of
 
-POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
-LOSS = gluon.loss.L2Loss()
 SHARED = r"shar"
 
 
 def pair(kind):
     """Two nets that share their trunk: the same block, or another block with the same parameters."""
-    trunk = nn.HybridSequential(prefix="trunk_")
-    with trunk.name_scope():
-        trunk.add(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(4, in_units=5))
-    nets = []
-    for i in range(2):
-        net = nn.HybridSequential(prefix=f"net{i}_")
-        with net.name_scope():
-            own = trunk
-            if kind == "parameters" and i:
-                own = nn.HybridSequential(prefix="other_")
-                with own.name_scope():
-                    own.add(
-                        nn.Dense(5, in_units=6, activation="tanh", params=trunk[0].params),
-                        nn.Dense(4, in_units=5, params=trunk[1].params),
-                    )
-            net.add(own, nn.Dense(2, in_units=4))
-        nets.append(net)
-    for i, net in enumerate(nets):
-        seeded(net, seed=3 + i) if i == 0 else seeded(net[1], seed=4)
+
+    def two(name, shared=(None, None)):
+        first = nn.Dense(5, in_units=6, activation="tanh", prefix=f"{name}_first_", params=shared[0])
+        return sequence(first, nn.Dense(4, in_units=5, prefix=f"{name}_last_", params=shared[1]), prefix=f"{name}_")
+
+    trunk = two("trunk")
+    other = trunk if kind == "block" else two("other", [layer.params for layer in trunk])
+    nets = [sequence(own, nn.Dense(2, in_units=4), prefix=f"net{i}_") for i, own in enumerate((trunk, other))]
+    seeded(nets[0], seed=3)
+    seeded(nets[1][1], seed=4)
     return nets
 
 
@@ -53,19 +55,13 @@ def parameters(nets):
 
 def train(nets, policy, order=(0, 1, 1, 0)):
     """Updates of every parameter of both nets: a backward and a step through each net by turns."""
-    params = parameters(nets)
-    before = [value(p) for p in params]
-    if policy is None:
-        trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, update_on_kvstore=False)
-    else:
-        trainer = mxmp.Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=256.0)
-    for i in order:
-        with autograd.record():
-            out = nets[i](array(i, 4, 6))
-            loss = LOSS(out, mx.nd.ones_like(out))
-        loss.backward() if policy is None else trainer.backward(loss)
-        trainer.step(4, ignore_stale_grad=True)
-    return [value(p) - old for p, old in zip(params, before)]
+    trainer = trainer_of(policy, *nets)
+
+    def steps():
+        for i in order:
+            step(trainer, loss_of(nets[i], seed=i), ignore_stale_grad=True)
+
+    return updates(dict(enumerate(parameters(nets))), steps)
 
 
 def outputs(nets):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import FLAGS, MASTERS, SCALE, array, assert_close, seeded, updates
+from kit.twins import FLAGS, LOSS, POLICIES, array, assert_close, convert, seeded, sequence, step, trainer_of, updates
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
 
-POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
-LOSS = gluon.loss.L2Loss()
 MASK = np.where(np.arange(6) % 3 == 0, -np.inf, 0.0).astype("float32")
 
 
@@ -44,13 +42,8 @@ def trained(mask, dtype="float32", kind="parameter", policy=None, flags=None, ov
     net.initialize()
     for i, param in enumerate(p for p in net.collect_params().values() if p.grad_req != "null"):
         param.set_data(array(50 + i, *param.shape) * 0.5)
-    if policy is None:
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, update_on_kvstore=False)
-    else:
-        mxmp.convert(net, policy)
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
-    if flags is not None:
-        net.hybridize(**flags)
+    convert(policy, net, flags=flags)
+    trainer = trainer_of(policy, net)
     learned = {k: p for k, p in net.collect_params().items() if p.grad_req != "null"}
 
     def run():
@@ -58,13 +51,11 @@ def trained(mask, dtype="float32", kind="parameter", policy=None, flags=None, ov
             with autograd.record():
                 out = net(array(i, 8, 6))
                 loss = LOSS(out, mx.nd.ones_like(out))
-            loss.backward() if policy is None else trainer.backward(loss)
-            trainer.step(8)
+            step(trainer, loss, 8)
         if overflow:
             with autograd.record():
                 out = net(array(9, 8, 6) * np.inf)
-            trainer.backward(out)
-            trainer.step(8)
+            step(trainer, out, 8)
 
     found = updates(learned, run)
     return found, net.mask.data().asnumpy(), net(array(7, 8, 6)).asnumpy()
@@ -104,11 +95,10 @@ def test_in_a_plain_net_without_convert_too():
     """The Trainer alone must not take a frozen parameter for a statistic either."""
     net = Masked(MASK)
     net.initialize()
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
+    trainer = trainer_of("float16", net)
     with autograd.record():
         loss = net(array(0, 8, 6)).sum()
-    trainer.backward(loss)
-    trainer.step(8)
+    step(trainer, loss, 8)
     np.testing.assert_array_equal(net.mask.data().asnumpy(), MASK)
 
 
@@ -157,17 +147,16 @@ def test_the_graph_says_what_an_auxiliary_state_is(differentiable):
     net = Watched(differentiable)
     net.initialize()
     mxmp.convert(net, "float16")
-    trainer = mxmp.Trainer(net.body.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
+    trainer = trainer_of("float16", net.body)
 
-    def step(x):
+    def train(x):
         with autograd.record():
             loss = net(x).sum()
-        trainer.backward(loss)
-        trainer.step(8)
+        step(trainer, loss, 8)
 
-    step(array(0, 8, 6))
+    train(array(0, 8, 6))
     kept = net.average.data().asscalar()
-    step(array(1, 8, 6) * np.inf)
+    train(array(1, 8, 6) * np.inf)
     assert trainer.last_step_skipped
     assert net.average.data().asscalar() == kept
 
@@ -176,19 +165,13 @@ def test_the_graph_says_what_an_auxiliary_state_is(differentiable):
 def test_statistics_of_a_net_that_another_trainer_s_backward_runs_through_stay_finite(flags):
     """A generator's overflow runs through the critic's BatchNorm, whose parameters are another trainer's."""
     generator = seeded(nn.Dense(6, in_units=6))
-    critic = nn.HybridSequential()
-    critic.add(nn.Dense(6, in_units=6), nn.BatchNorm(in_channels=6), nn.Dense(1, in_units=6))
-    seeded(critic)
-    for net in (generator, critic):
-        mxmp.convert(net, "float16")
-        if FLAGS[flags] is not None:
-            net.hybridize(**FLAGS[flags])
-    trainer = mxmp.Trainer(generator.collect_params(), "sgd", loss_scale=SCALE)
+    critic = seeded(sequence(nn.Dense(6, in_units=6), nn.BatchNorm(in_channels=6), nn.Dense(1, in_units=6)))
+    convert("float16", generator, critic, flags=FLAGS[flags])
+    trainer = trainer_of("float16", generator)
     for factor in (1.0, 1e30):
         with autograd.record():
             loss = critic(generator(array(0, 8, 6) * factor)).sum()
-        trainer.backward(loss)
-        trainer.step(8)
+        step(trainer, loss, 8)
     assert trainer.last_step_skipped
     mx.nd.waitall()
     for name in ("running_mean", "running_var"):

@@ -78,7 +78,7 @@ def trainer_of(
     policy: Any, *nets: gluon.Block, scale: Any = SCALE, optimizer: str = "sgd", **options: Any
 ) -> gluon.Trainer:
     """mxmp's Trainer of these nets for a policy; MXNet's own, which knows no loss scale, for None."""
-    params = [param for net in nets for param in net.collect_params().values()]
+    params = list({id(param): param for net in nets for param in net.collect_params().values()}.values())
     options.setdefault("learning_rate", 0.5)
     if policy is None:
         return gluon.Trainer(params, optimizer, options, update_on_kvstore=False)
