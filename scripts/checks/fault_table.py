@@ -17,13 +17,18 @@ class Fault(NamedTuple):
 FAULTS = (
     Fault("policy.py", "sorted(set(self.low_ops) & set(self.full_ops))", "[]", "test_policy.py"),
     Fault("cpu.py", "known is not None and not any(", "known is not None and any(", "test_cpu.py"),
-    Fault("files.py", "if not os.path.isdir(folder):", "if False:", "test_whole_files.py"),
+    Fault("files.py", "if not os.path.isdir(folder):", "if False:", "symbolic/test_command_line.py"),
     Fault("callbacks.py", "self._error = self._error or error", "self._error = error", "test_callbacks.py"),
     Fault("launch.py", "else 128 - process.returncode", "else 0", "test_launch.py"),
     Fault("checkpoint.py", 'if content["format"] != _FORMAT:', "if False:", "test_checkpoint.py"),
-    Fault("pipeline.py", "if plan.device != device:", "if False:", "test_pipeline.py precision/test_plan_files.py"),
+    Fault("pipeline.py", "if plan.device != device:", "if False:", "precision/test_plan.py"),
     # -- precision
-    Fault("precision/rule.py", "bits + 0x7FFF + (bits >> 16 & 1)", "bits", "precision/test_kernels.py"),
+    Fault(
+        "precision/rule.py",
+        '"<e" if dtype == "float16" else "<f"',
+        '"<f"',
+        "precision/test_rules.py precision/test_kernels.py",
+    ),
     Fault("precision/rules.py", " and row.where(call)", "", "precision/test_kernels.py"),
     Fault("precision/rule_table.py", '"softmax _npx_softmax"', '"softmax"', "precision/test_rules.py"),
     Fault("precision/missing_kernels.py", "int(filters) % CHANNEL_BLOCK != 0", "False", "precision/test_kernels.py"),
@@ -36,14 +41,19 @@ FAULTS = (
         "precision/safe_sums.py", 'policy.norm != "compute"', 'policy.norm == "compute"', "precision/test_safe_sums.py"
     ),
     Fault("precision/subgraphs.py", '"_while_loop" and positions', '"_while_loop"', "precision/test_subgraphs.py"),
-    Fault("precision/plan.py", 'old.endswith("_") and new', "new", "gluon/test_plan_names.py"),
+    Fault("precision/plan.py", "if len(decisions) != len(plan.decisions):", "if False:", "gluon/test_plan_names.py"),
     # -- kernels
     Fault("kernels/fit.py", " and row.name not in left_out:", ":", "kernels/test_fit.py kernels/test_table.py"),
-    Fault("kernels/emulation.py", " and abs(float(text)) < 65520", "", "kernels/test_emulation.py"),
+    Fault("kernels/emulation.py", "return is_max and node", "return node", "kernels/test_emulation.py"),
     Fault("kernels/rounding.py", "if number % _SUMMED_LOW == 0:", "if number == 0:", "kernels/test_fit.py"),
     Fault("kernels/rounding.py", 'inserted("negative"', 'inserted("identity"', "kernels/test_fit.py"),
     Fault("kernels/padding.py", "(pad and -pad for pad in front)", "front", "kernels/test_padding.py"),
-    Fault("kernels/norms.py", "if fitted.policy.norm is not None:", "if False:", "kernels/test_norms.py"),
+    Fault(
+        "kernels/norms.py",
+        " and Entry(node) not in graph.heads",
+        "",
+        "kernels/test_norms.py precision/test_safe_sums.py",
+    ),
     Fault("kernels/layouts.py", "each % 4 == 0 and each % 16 != 0", "each % 16 != 0", "kernels/test_layouts.py"),
     Fault("kernels/unwritten.py", 'not in (None, "null"):', 'not in ("null",):', "kernels/test_cpu_kernels.py"),
     Fault("kernels/memory.py", "others[::-1]", "others", "kernels/test_memory.py"),
@@ -59,7 +69,7 @@ FAULTS = (
     # -- serving
     Fault("serving/folding.py", "if Entry(norm) in heads:", "if False:", "inference/test_full_graphs.py"),
     Fault("serving/fusing.py", "reads[entry.node] > 1 or ", "", "inference/test_full_graphs.py"),
-    Fault("serving/sums.py", '(total + bias[0]).astype("float16")', "(total + bias[0])", "inference/test_float16.py"),
+    Fault("serving/sums.py", 'weight[:, part].T).astype("float16")', "weight[:, part].T)", "inference/test_float16.py"),
     # -- step
     Fault(
         "step/scaler.py",
@@ -95,7 +105,7 @@ FAULTS = (
         "behaviour/test_two_trainers.py",
     ),
     Fault("step/masters.py", "value, full, value, out=full", "value, value, full, out=full", "step/test_exposed.py"),
-    Fault("step/multi_tensor.py", "rate=-1.0)", "rate=1.0)", "step/test_statistics.py step/test_updater.py"),
+    Fault("step/multi_tensor.py", "rate=-1.0)", "rate=1.0)", "gluon/test_masters_update.py gluon/test_optimizers.py"),
     Fault("step/updater.py", "once.get(u.index, u) is u]", "True]", "behaviour/test_device_equality.py"),
     Fault(
         "step/updater.py",
@@ -103,10 +113,10 @@ FAULTS = (
         "self.optimizer.momentum >= 0",
         "step/test_updater.py gluon/test_optimizers.py",
     ),
-    Fault("step/states.py", "if key % count == 0:", "if True:", "gluon/test_states.py"),
+    Fault("step/states.py", "if key % count == 0:", "if True:", "behaviour/test_module_habits.py"),
     Fault("step/state_layout.py", "int(part) if k % 2 else part", "part", "gluon/test_states.py"),
-    Fault("step/stores.py", "share = 1.0 / self.num_workers", "share = 1.0", "step/test_stores.py"),
-    Fault("step/resume.py", "k not in self.attributes or not", "not", "gluon/test_states.py"),
+    Fault("step/stores.py", "if name in _WITHIN:", "if True:", "step/test_stores.py"),
+    Fault("step/resume.py", " if name not in settings", "", "behaviour/test_resume_module.py"),
     Fault("step/adaptive.py", " and fits and not self._futile", " and fits", "step/test_adaptive.py"),
     Fault("step/floor.py", "(scale if unscaled else 1.0)", "1.0", "step/test_step.py"),
     # -- gluon

@@ -8,16 +8,12 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.modules import SHAPES, mlp
 from kit.twins import array, seeded
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.__main__ import main
-
-
-def symbol():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc2"), name="softmax")
 
 
 def dense(**more):
@@ -29,9 +25,8 @@ def dense(**more):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    symbol().save(str(tmp_path / "net-symbol.json"))
-    shapes = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bias": (3,)}
-    mx.nd.save(str(tmp_path / "net-0000.params"), {f"arg:{k}": mx.nd.ones(s) for k, s in shapes.items()})
+    mlp().save(str(tmp_path / "net-symbol.json"))
+    mx.nd.save(str(tmp_path / "net-0000.params"), {f"arg:{k}": mx.nd.ones(s) for k, s in SHAPES.items()})
     return tmp_path
 
 
@@ -105,7 +100,7 @@ def test_a_shape_that_does_not_fit_is_an_error(checkpoint, capsys):
 
 def test_explain_of_a_symbol_names_a_shape_of_no_input():
     with pytest.raises(ValueError, match=r"dta.*data"):
-        mxmp.explain(symbol(), dta=(4, 6))
+        mxmp.explain(mlp(), dta=(4, 6))
 
 
 def test_cast_with_an_exclude_that_matches_nothing_says_so(checkpoint, capsys):
@@ -131,7 +126,7 @@ def convert_and_call(kind):
 
 
 def bind_module(_):
-    module = mxmp.Module(symbol(), policy=mxmp.Policy("float16", exclude=["*"]))
+    module = mxmp.Module(mlp(), policy=mxmp.Policy("float16", exclude=["*"]))
     module.bind([("data", (4, 6))], [("softmax_label", (4,))])
 
 
@@ -182,8 +177,8 @@ def kind_of(number):
 def test_a_number_of_numpy_s_is_a_number(where, number):
     made = {
         "Trainer": lambda: mxmp.Trainer(dense().collect_params(), "sgd", loss_scale=number).loss_scale,
-        "Module": lambda: mxmp.Module(symbol(), loss_scale=number).loss_scale,
-        "Bucketing": lambda: mxmp.BucketingModule(lambda key: (symbol(), ["data"], None), 0, loss_scale=number) and 128,
+        "Module": lambda: mxmp.Module(mlp(), loss_scale=number).loss_scale,
+        "Bucketing": lambda: mxmp.BucketingModule(lambda key: (mlp(), ["data"], None), 0, loss_scale=number) and 128,
         "Static": lambda: mxmp.StaticLossScaler(number).loss_scale,
         "Dynamic": lambda: mxmp.DynamicLossScaler(number, growth_interval=np.int64(5)).loss_scale,
     }[where]()

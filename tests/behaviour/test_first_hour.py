@@ -8,6 +8,7 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.modules import bucketing, mlp
 from kit.processes import run_program
 from kit.twins import array, seeded, values
 from mxnet import autograd
@@ -18,27 +19,18 @@ import mxmp
 from mxmp.precision._mxnet import BFLOAT16
 
 
-def symbol():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc2"), name="softmax")
-
-
 def dense():
     return seeded(nn.Dense(3, in_units=6, prefix="d_"))
-
-
-def bucketing(**more):
-    return mxmp.BucketingModule(lambda key: (symbol(), ["data"], ["softmax_label"]), 1, **more)
 
 
 # -- names of a precision ---------------------------------------------------------------------------
 
 TAKE_A_POLICY = {
     "convert": lambda policy: mxmp.convert(dense(), policy),
-    "cast_symbol": lambda policy: mxmp.cast_symbol(symbol(), policy),
-    "Module": lambda policy: mxmp.Module(symbol(), policy=policy),
+    "cast_symbol": lambda policy: mxmp.cast_symbol(mlp(), policy),
+    "Module": lambda policy: mxmp.Module(mlp(), policy=policy),
     "BucketingModule": lambda policy: bucketing(policy=policy),
-    "explain": lambda policy: mxmp.explain(symbol(), policy=policy),
+    "explain": lambda policy: mxmp.explain(mlp(), policy=policy),
     "tune": lambda policy: mxmp.tune(dense(), (4, 6), policy=policy, measure=False),
     "Policy": lambda policy: mxmp.Policy(policy),
 }
@@ -103,17 +95,17 @@ def dtypes(explanation):
 
 @pytest.mark.parametrize("kind", [str, lambda path: path], ids=["str", "Path"])
 def test_the_path_of_a_saved_plan_is_taken_wherever_a_plan_is(kind, tmp_path):
-    plan = mxmp.tune(symbol(), data=(4, 6), policy=mxmp.Policy(exclude=["fc1"]), measure=False)
+    plan = mxmp.tune(mlp(), data=(4, 6), policy=mxmp.Policy(exclude=["fc1"]), measure=False)
     plan.save(tmp_path / "a=b,c.json")
     path = kind(tmp_path / "a=b,c.json")
-    want = mxmp.cast_symbol(symbol(), plan).tojson(remove_amp_cast=False)
-    assert mxmp.cast_symbol(symbol(), path).tojson(remove_amp_cast=False) == want
-    assert dtypes(mxmp.explain(symbol(), policy=path)) == dtypes(mxmp.explain(symbol(), policy=plan))
-    for module in (mxmp.Module(symbol(), policy=path), bucketing(policy=path)):
+    want = mxmp.cast_symbol(mlp(), plan).tojson(remove_amp_cast=False)
+    assert mxmp.cast_symbol(mlp(), path).tojson(remove_amp_cast=False) == want
+    assert dtypes(mxmp.explain(mlp(), policy=path)) == dtypes(mxmp.explain(mlp(), policy=plan))
+    for module in (mxmp.Module(mlp(), policy=path), bucketing(policy=path)):
         module.bind([("data", (4, 6))], [("softmax_label", (4,))])
         assert dict(dtypes(mxmp.explain(module)))["fc1"] == "float32"
         assert dict(dtypes(mxmp.explain(module)))["fc2"] == "float16"
-    assert mxmp.diagnose.advise(symbol(), policy=path, data=(4, 6))
+    assert mxmp.diagnose.advise(mlp(), policy=path, data=(4, 6))
 
 
 def test_the_path_of_a_net_s_plan_converts_it(tmp_path):
@@ -130,7 +122,7 @@ def test_the_path_of_a_net_s_plan_converts_it(tmp_path):
 def test_a_policy_string_whose_pattern_ends_like_a_file_stays_a_policy_string():
     for text in ("float16,exclude=x.json", "compute=float16,exclude=x.json", "exclude=x.json"):
         with pytest.warns(UserWarning, match="x.json"):
-            mxmp.cast_symbol(symbol(), text)
+            mxmp.cast_symbol(mlp(), text)
 
 
 def test_a_plan_that_is_not_there_is_named():
@@ -153,8 +145,8 @@ def test_a_shape_may_be_a_list_or_hold_numpy_s_integers():
     want = mxmp.tune(dense(), (4, 6), policy="float16", measure=False)
     for shape in ([4, 6], (np.int64(4), np.int32(6)), list(mx.nd.ones((4, 6)).shape)):
         assert mxmp.tune(dense(), shape, policy="float16", measure=False) == want
-    want = mxmp.tune(symbol(), data=(4, 6), measure=False)
-    assert mxmp.tune(symbol(), data=[4, 6], measure=False) == want
+    want = mxmp.tune(mlp(), data=(4, 6), measure=False)
+    assert mxmp.tune(mlp(), data=[4, 6], measure=False) == want
 
 
 class Cell(mx.gluon.HybridBlock):
@@ -190,8 +182,8 @@ WRONG_SHAPES = {
 def test_what_is_no_shape_is_answered_with_one(wrong, hint):
     for takes in (
         lambda: mxmp.tune(dense(), wrong, measure=False),
-        lambda: mxmp.tune(symbol(), data=wrong, measure=False),
-        lambda: mxmp.explain(symbol(), data=wrong),
+        lambda: mxmp.tune(mlp(), data=wrong, measure=False),
+        lambda: mxmp.explain(mlp(), data=wrong),
         lambda: mxmp.diagnose.advise(dense(), wrong),
     ):
         with pytest.raises(ValueError, match=hint):
@@ -203,9 +195,9 @@ def test_sizes_that_are_not_in_a_tuple_are_answered_with_the_tuple():
         with pytest.raises(ValueError, match=re.escape(f"as one tuple, {sizes}")):
             mxmp.tune(dense(), *sizes, measure=False)
     with pytest.raises(ValueError, match=r"data=8 is neither an MXNet array nor a shape"):
-        mxmp.tune(symbol(), data=8, measure=False)
+        mxmp.tune(mlp(), data=8, measure=False)
     with pytest.raises(ValueError, match=r"name the inputs of a Symbol: tune\(symbol, data="):
-        mxmp.tune(symbol(), (8, 6), measure=False)
+        mxmp.tune(mlp(), (8, 6), measure=False)
 
 
 # -- the loss and its scale -------------------------------------------------------------------------
@@ -325,7 +317,7 @@ class GradScaler:
 def test_what_is_no_loss_scale_is_named_loss_scale_and_answered_with_one(wrong, hint):
     for make in (
         lambda: mxmp.Trainer(dense().collect_params(), "sgd", loss_scale=wrong),
-        lambda: mxmp.Module(symbol(), loss_scale=wrong),
+        lambda: mxmp.Module(mlp(), loss_scale=wrong),
         lambda: bucketing(loss_scale=wrong),
     ):
         with pytest.raises(ValueError, match=rf"^loss_scale must be (?s:.)*{hint}"):

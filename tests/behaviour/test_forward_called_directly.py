@@ -5,7 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import FLAGS, array, equal_or_refused, seeded
+from kit.modules import SHAPES
+from kit.twins import FLAGS, array, convert, equal_or_refused, seeded, sequence
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -17,9 +18,8 @@ def symbol_block():
     x = mx.sym.FullyConnected(data, num_hidden=5, name="fc1")
     x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, name="fc2")
     net = gluon.SymbolBlock(x, data)
-    shapes = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bias": (3,)}
     for name, param in net.collect_params().items():
-        param.shape = shapes[name]
+        param.shape = SHAPES[name]
     return seeded(net)
 
 
@@ -28,9 +28,7 @@ def leaf():
 
 
 def tree():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))
-    return seeded(net)
+    return seeded(sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5)))
 
 
 NETS = {"SymbolBlock": symbol_block, "leaf": leaf, "tree": tree}
@@ -44,9 +42,8 @@ def test_forward_computes_what_a_call_computes_or_says_to_call(policy, kind, fla
     x = array(0, 4, 6)
     expected = mxmp.convert(NETS[kind](), policy)(x).asnumpy()
     assert not np.array_equal(expected, NETS[kind]()(x).asnumpy())
-    net = mxmp.convert(NETS[kind](), policy)
-    if FLAGS[flags] is not None:
-        net.hybridize(**FLAGS[flags])
+    net = NETS[kind]()
+    convert(policy, net, flags=FLAGS[flags])
     if called_before:
         net(x)
     equal_or_refused(

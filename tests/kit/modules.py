@@ -17,7 +17,7 @@ SHAPES = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bia
 def mlp() -> mx.sym.Symbol:
     """Two layers on 6 inputs, of 5 units and 3 classes."""
     x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
-    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, name="fc2")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x, name="tanh"), num_hidden=3, name="fc2")
     return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax")
 
 
