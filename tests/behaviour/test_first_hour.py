@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kit.modules import bucketing, mlp
 from kit.processes import run_program
-from kit.twins import array, seeded, values
+from kit.twins import array, assert_same, seeded, values
 from mxnet import autograd
 from mxnet.contrib import amp
 from mxnet.gluon import nn
@@ -221,8 +221,7 @@ def step_is_sound(net, trainer):
         loss = other(array(0, 4, 6)).mean()
     twin.backward(loss)
     twin.step(1)
-    for one, two in zip(values(net), values(other)):
-        np.testing.assert_array_equal(one, two)
+    assert_same(values(net), values(other))
 
 
 def unrecorded(net):
@@ -353,8 +352,7 @@ def test_amp_unscale_between_backward_and_step_is_answered_with_unscale():
     again = mxmp.convert(dense())
     twin = mxmp.Trainer(again.collect_params(), "sgd", {"learning_rate": 0.5})
     step_is_sound(again, twin)
-    for one, two in zip(step, values(again)):
-        np.testing.assert_array_equal(one, two)
+    assert_same(step, values(again))
 
 
 AMP_INIT = """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import MASTERS, TOLERANCE, array, seeded
+from kit.twins import MASTERS, TOLERANCE, array, assert_same, seeded
 from mxnet import autograd, gluon
 from mxnet.base import NDArrayHandle
 from mxnet.gluon import nn
@@ -194,8 +194,7 @@ def test_fit_with_a_monitor_trains_as_without_and_every_bucket_has_it():
     for each in lists:
         assert set(expected) <= set(each)
         assert not [name for name in each if "to_float" in name or "rounded" in name or "scale" in name]
-    for name, value in plain.items():
-        np.testing.assert_array_equal(watched[name], value)
+    assert_same(watched, plain)
 
 
 # -- register_op_hook -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import POLICIES, array, value
+from kit.twins import POLICIES, array, assert_same, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -81,8 +81,7 @@ def outputs(net, policy="float16"):
 
 
 def assert_equal(found, expected):
-    for one, other in zip(found, expected):
-        np.testing.assert_array_equal(one, other)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

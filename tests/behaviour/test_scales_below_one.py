@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -61,8 +62,7 @@ def trained(scale, optimizer="sgd", grad_req="write", clip=None, file=None, poli
 
 
 def assert_equal(one, other):
-    for left, right in zip(one, other):
-        np.testing.assert_array_equal(left, right)
+    assert_same(one, other)
 
 
 @pytest.mark.parametrize("scale", SCALES)

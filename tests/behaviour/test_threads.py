@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import FLAGS, array, seeded
+from kit.twins import FLAGS, array, assert_same, seeded
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -61,8 +61,7 @@ def call(net, kind, seed):
 
 def assert_equal(found, expected):
     assert len(found) == len(expected)
-    for a, b in zip(found, expected):
-        np.testing.assert_array_equal(a, b)
+    assert_same(found, expected)
 
 
 def in_a_thread(run):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import assert_same
 from mxnet.gluon import nn
 from networks import (
     LOSS,
@@ -174,8 +175,7 @@ def test_of_a_row_sparse_gradient_the_stored_rows_are_counted_and_training_goes_
     wanted, _, x = run(True, False)
     found, (watched, _), _ = run(True, True)
     _, (dense_watched, _), _ = run(False, True)
-    for one, other in zip(wanted, found):
-        np.testing.assert_array_equal(one, other)
+    assert_same(wanted, found)
     for kind, name in (("parameter gradient", "table_weight"), ("gradient", "table_fwd -> table_weight")):
         sparse, full = (tensors(each.latest, kind)[name].histogram for each in (watched, dense_watched))
         np.testing.assert_array_equal(sparse.counts, full.counts)

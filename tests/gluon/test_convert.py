@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.oracle import assert_same_bits, by_gluon, by_symbol, reference, sqnr, traced, trainable
+from kit.twins import assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -446,8 +447,7 @@ def test_initialisation_may_come_after_convert():
 
     x = np.random.normal(0, 1, (2, 3, 8, 8)).astype("float32")
     late, early = built(True), built(False)
-    for value, expected in zip([*late.outputs, *late.grads.values()], [*early.outputs, *early.grads.values()]):
-        np.testing.assert_array_equal(value, expected)
+    assert_same([*late.outputs, *late.grads.values()], [*early.outputs, *early.grads.values()])
 
 
 @pytest.mark.parametrize("policy", ["float16", "params=float16", "bfloat16"])
@@ -463,8 +463,7 @@ def test_several_contexts_compute_the_same(policy):
         assert out.ctx == ctx
         grads.append((out.asnumpy(), [p.grad(ctx).asnumpy() for p in net.collect_params(".*weight").values()]))
     np.testing.assert_array_equal(grads[0][0], grads[1][0])
-    for one, other in zip(grads[0][1], grads[1][1]):
-        np.testing.assert_array_equal(one, other)
+    assert_same(grads[0][1], grads[1][1])
 
 
 def without_versions(path: str) -> dict:
@@ -679,8 +678,7 @@ def test_a_converted_symbol_block_exports_the_files_it_was_made_of(policy, tmp_p
     assert without_versions(again) == without_versions(symbol)
     found, want = mx.nd.load(found), mx.nd.load(params)
     assert found.keys() == want.keys()
-    for name, value in want.items():
-        np.testing.assert_array_equal(found[name].asnumpy(), value.asnumpy())
+    assert_same(found, want)
 
 
 @pytest.mark.parametrize("policy", ["float16", "params=float16"])
@@ -719,10 +717,8 @@ def test_float16_parameters_change_no_bit(name):
     mxmp.convert(net, "params=float16")
     got = by_gluon(net, [x])
     assert any(isinstance(p, LowParameter) for p in net.collect_params().values())
-    for value, expected in zip(got.outputs, want.outputs):
-        np.testing.assert_array_equal(value, expected)
-    for parameter, expected in want.grads.items():
-        np.testing.assert_array_equal(got.grads[parameter], expected)
+    assert_same(got.outputs, want.outputs)
+    assert_same(got.grads, want.grads)
 
 
 class Joined(nn.HybridBlock):
@@ -748,8 +744,7 @@ def test_float16_parameters_that_are_joined_change_no_bit():
     got = by_gluon(mxmp.convert(net, "params=float16"), [x])
     assert all(isinstance(p, LowParameter) for p in net.collect_params().values())
     np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
-    for parameter, expected in want.grads.items():
-        np.testing.assert_array_equal(got.grads[parameter], expected)
+    assert_same(got.grads, want.grads)
 
 
 def test_only_parameters_of_low_operators_are_stored_low():

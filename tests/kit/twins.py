@@ -116,12 +116,17 @@ def assert_close(found: Iterable[np.ndarray], expected: Iterable[np.ndarray], po
         assert error <= TOLERANCE[policy], f"array {i}: off by {error:.3g} of FP32's; {ratio:.4g} times as large"
 
 
-def assert_same(found: Iterable[np.ndarray], expected: Iterable[np.ndarray]) -> None:
-    """Bit for bit."""
+def assert_same(found: Any, expected: Any) -> None:
+    """Arrays of both kinds, in lists or by name, are equal bit for bit."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        found, expected = [found[name] for name in expected], expected.values()
     found, expected = list(found), list(expected)
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(
+            *(each.asnumpy() if isinstance(each, mx.nd.NDArray) else each for each in (one, other))
+        )
 
 
 def equal_or_refused(
