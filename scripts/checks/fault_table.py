@@ -122,31 +122,29 @@ FAULTS = (
     # -- gluon
     Fault("gluon/trainer.py", "unscale(found, 1.0 / self.loss_scale)", "unscale(found, 1.0)", "gluon/test_trainer.py"),
     Fault(
-        "gluon/backward.py", 'if p.grad_req != "null"]', "]", "behaviour/test_heads_reached.py gluon/test_trainer.py"
-    ),
-    Fault(
-        "gluon/scaling.py",
-        "for name in record.leaves if name in _scales",
-        "for name in _scales",
+        "gluon/backward.py",
+        "    if scale != 1.0:\n        refuse_unscaled",
+        "    if False:\n        refuse_unscaled",
         "behaviour/test_heads_reached.py",
     ),
-    Fault(
-        "gluon/graphs.py",
-        'autograd.is_training() and device == "cpu"',
-        "False",
-        "gluon/test_hook_calls.py kernels/test_cpu_kernels.py",
-    ),
+    Fault("gluon/scaling.py", 'if getattr(_local, "open", False):', "if False:", "behaviour/test_two_trainers.py"),
+    Fault("gluon/graphs.py", 'if autograd.is_training() and device == "cpu":', "if False:", "kernels/test_memory.py"),
     Fault(
         "gluon/hook.py",
-        '- {"float32"})',
-        '- {"float32", "float64", "float16"})',
-        "gluon/test_hook_calls.py gluon/test_convert.py",
+        'or "requires uniform type" not in str(error):',
+        "or True:",
+        "behaviour/test_errors.py gluon/test_hook_calls.py",
     ),
     Fault("gluon/nesting.py", "(i, type(each), repr(each),", "(i, repr(each),", "gluon/test_python_values.py"),
-    Fault("gluon/conversion.py", "strict = id(block) in self._roots and", "strict =", "gluon/test_convert.py"),
-    Fault("gluon/blocks.py", " and id(each) not in outside]", "]", "gluon/test_convert.py"),
+    Fault(
+        "gluon/conversion.py",
+        "not isinstance(param, LowParameter) and any(",
+        "not isinstance(param, LowParameter) and not any(",
+        "gluon/test_convert.py",
+    ),
+    Fault("gluon/blocks.py", "    if not graphs:", "    if False:", "gluon/test_convert.py"),
     Fault("gluon/weights.py", "sum(moved[1:], moved[0]) / len(moved)", "moved[0]", "gluon/test_weights.py"),
-    Fault("gluon/scaled_reads.py", "is_called_by_user() and trainer", "trainer", "gluon/test_scaled_reads.py"),
+    Fault("gluon/scaled_reads.py", "trainer.warn_of_scaled_gradients(param)", "pass", "gluon/test_scaled_reads.py"),
     Fault(
         "gluon/parameter.py",
         "if not {*conversions_of(new)} <= {*old}:",
@@ -158,15 +156,15 @@ FAULTS = (
         "symbolic/module.py",
         "if self._params_dirty or self.core.masters:",
         "if self._params_dirty:",
-        "symbolic/test_module.py",
+        "symbolic/test_bucketing.py",
     ),
     Fault("symbolic/core.py", "self.masters[name].mean(arrays[name])", "arrays[name][0]", "symbolic/test_module.py"),
     Fault("symbolic/checkpoint.py", "if file.read() != end:", "if False:", "test_whole_files.py"),
     Fault(
-        "symbolic/inference.py", "            self._forget()  #", "            pass  #", "symbolic/test_inference.py"
+        "symbolic/inference.py", "if not is_train and not kwargs and", "if not kwargs and", "symbolic/test_inference.py"
     ),
     Fault(
-        "symbolic/bucketing.py", "if fresh and self._monitor is not None:", "if False:", "symbolic/test_bucketing.py"
+        "symbolic/bucketing.py", "if fresh and self._monitor is not None:", "if False:", "behaviour/test_monitors.py"
     ),
     Fault("symbolic/cast.py", "if plan.num_low or plan.tuned is not None:", "if True:", "symbolic/test_cast_symbol.py"),
     # -- diagnose
@@ -177,14 +175,9 @@ FAULTS = (
         "due = self._step.steps %",
         "diagnose/test_watch.py",
     ),
-    Fault("diagnose/blaming/verdict.py", "if self.scale <= MIN_SCALE:", "if False:", "diagnose/test_blame.py"),
+    Fault("diagnose/blaming/verdict.py", "if not found.finite:", "if found.finite:", "diagnose/test_blame.py"),
     Fault("diagnose/auditing/audit.py", "if changed.times_noise <= THRESHOLD:", "if True:", "diagnose/test_audit.py"),
-    Fault(
-        "diagnose/guarding/guard.py",
-        " and too_high and not self._step.at_floor:",
-        " and too_high:",
-        "diagnose/test_guard.py",
-    ),
+    Fault("diagnose/guarding/guard.py", " or self._has_large_gradients(records)", "", "diagnose/test_guard.py"),
     Fault("diagnose/guarding/guard.py", "self._step.restart_floor_count()", "pass", "diagnose/test_guard.py"),
     Fault(
         "diagnose/advising/gemm.py",
@@ -192,7 +185,12 @@ FAULTS = (
         "pass",
         "diagnose/test_advise.py",
     ),
-    Fault("diagnose/profiling/profile.py", "if end < start:", "if False:", "diagnose/test_profile.py"),
+    Fault(
+        "diagnose/profiling/profile.py",
+        "if kind != TENSOR and is_cast(operator):",
+        "if False:",
+        "diagnose/test_profile.py",
+    ),
     Fault(
         "observed.py",
         "if index >= len(node.inputs) or not self",

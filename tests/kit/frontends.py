@@ -1,4 +1,4 @@
-"""Networks built to go wrong in one named layer, through both doors."""
+"""Networks built to go wrong in one named layer, and how they train through either frontend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mxnet.gluon import nn
 
 import mxmp
 
-LOSS = gluon.loss.L2Loss()
+from .twins import LOSS, value
 
 
 class Chain(gluon.HybridBlock):
@@ -49,18 +49,6 @@ def three(first=1.0, middle=1.0, last=1.0):
     """first, middle and last, dense layers with weights of these sizes."""
     net = Chain(dense("first", 8, 6), dense("middle", 8, 8), dense("last", 4, 8))
     return values(net, first=first, middle=middle, last=last)
-
-
-def logarithm_of_zero():
-    """A logarithm, called ``log``, of what relu has set to zero, times zero: NaN from a forward of finite inputs."""
-    return values(
-        Chain(
-            dense("first", 8, 6),
-            ("relu", lambda ops, x: ops.relu(x, name="relu")),
-            ("log", lambda ops, x: ops.sqrt(x - 0.25, name="root")),
-            dense("last", 4, 8),
-        )
-    )
 
 
 def convolutional(dropout=True):
@@ -117,3 +105,47 @@ def module_of(net, x, y, loss_scale=8.0, policy="float16", factor=1.0, **options
 def module_step(module, x, y):
     module.forward_backward(mx.io.DataBatch([x], [y]))
     module.update()
+
+
+class Run:
+    """A net that trains through either door: ``target`` is what ``watch``, ``guard`` and ``blame`` take."""
+
+    def __init__(self, door, net, policy="float16", loss_scale=8.0, factor=1.0, on=None, **options):
+        self.net, self.factor, self.batch = net, factor, on or batch()
+        self.is_gluon = door == "gluon"
+        with mx.name.NameManager():
+            if self.is_gluon:
+                self.steps = gluon_run(net, loss_scale, policy, **options)
+            else:
+                self.steps = module_of(net, *self.batch, loss_scale, policy, factor, **options)
+        self.target = (net, self.steps) if self.is_gluon else (self.steps,)
+
+    def step(self, i=None):
+        """A step, with the first batch or number ``i``; returns whether it was skipped."""
+        pair = self.batch if i is None else batch(i)
+        if self.is_gluon:
+            gluon_step(*self.target, *pair, self.factor)
+        else:
+            module_step(self.steps, *pair)
+        return self.steps.last_step_skipped
+
+    def weights(self):
+        """FP32 values by name, from the masters where there are some."""
+        if self.is_gluon:
+            return {name: value(param) for name, param in sorted(self.net.collect_params().items())}
+        return {name: array.asnumpy() for name, array in sorted(self.steps.get_params()[0].items())}
+
+    def gradients(self):
+        if self.is_gluon:
+            return {name: param.grad().asnumpy() for name, param in self.net.collect_params().items()}
+        group = self.steps._exec_group
+        return {n: grads[0].asnumpy() for n, grads in zip(group.param_names, group.grad_arrays) if grads[0] is not None}
+
+    def plan(self):
+        return mxmp.explain(self.target[0]).graphs[-1].plan
+
+    def blame(self, **options):
+        x, y = self.batch
+        if self.is_gluon:
+            return mxmp.diagnose.blame(*self.target, x, loss=lambda out: LOSS(out, y) * self.factor, **options)
+        return mxmp.diagnose.blame(*self.target, mx.io.DataBatch([x], [y]), **options)
