@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -59,53 +60,36 @@ def call(net, kind, seed):
     return [o.asnumpy() for o in (out if isinstance(out, (list, tuple)) else [out])]
 
 
-def assert_equal(found, expected):
-    assert len(found) == len(expected)
-    assert_same(found, expected)
-
-
 def in_a_thread(run):
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result(timeout=60)
 
 
-@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(
+    ("by", "flags"), [*(("another thread", flags) for flags in FLAGS), ("a hook of the net's own", "not hybridized")]
+)
 @pytest.mark.parametrize("inner", CALLS)
 @pytest.mark.parametrize("outer", CALLS)
-def test_a_call_in_the_middle_of_another_thread_s_call_changes_neither(outer, inner, flags):
-    """The second thread's whole call falls between the first one's hooks and its forward."""
+def test_a_call_in_the_middle_of_another_call_changes_neither(outer, inner, flags, by):
+    """The second call falls between the first one's hooks and its forward."""
     net = converted("float16", FLAGS[flags])
     expected = {kind: call(net, kind, 0) for kind in CALLS}
     between = []
 
     def meanwhile(block, args):
-        if threading.current_thread() is threading.main_thread():
-            between.append(in_a_thread(lambda: call(net, inner, 0)))
-
-    handle = net.register_forward_pre_hook(meanwhile)
-    assert_equal(call(net, outer, 0), expected[outer])
-    handle.detach()
-    assert_equal(between[0], expected[inner])
-
-
-@pytest.mark.parametrize("inner", CALLS)
-@pytest.mark.parametrize("outer", CALLS)
-def test_a_hook_that_calls_the_net_itself_changes_neither(outer, inner):
-    """The same without a second thread: a user's hook looks at the net's own prediction."""
-    net = converted("float16")
-    expected = {kind: call(net, kind, 0) for kind in CALLS}
-    between = []
-
-    def meanwhile(block, args):
-        if not between:
-            between.append(None)
+        if threading.current_thread() is not threading.main_thread() or between:
+            return
+        between.append(None)
+        if by == "another thread":
+            between[0] = in_a_thread(lambda: call(net, inner, 0))
+        else:
             with autograd.pause(train_mode=False):
                 between[0] = call(net, inner, 0)
 
     handle = net.register_forward_pre_hook(meanwhile)
-    assert_equal(call(net, outer, 0), expected[outer])
+    assert_same(call(net, outer, 0), expected[outer])
     handle.detach()
-    assert_equal(between[0], expected[inner])
+    assert_same(between[0], expected[inner])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -117,7 +101,7 @@ def test_eight_threads_of_mixed_calls_give_the_serial_results(policy):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda job: call(net, *job), jobs))
     for job, result in zip(jobs, found):
-        assert_equal(result, expected[job])
+        assert_same(result, expected[job])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -134,7 +118,7 @@ def test_eight_threads_that_make_the_first_calls(policy):
 
     with ThreadPoolExecutor(8) as pool:
         for kind, result in pool.map(first, range(8)):
-            assert_equal(result, expected[kind])
+            assert_same(result, expected[kind])
 
 
 def test_two_threads_train_two_nets_while_a_third_net_serves_both():
@@ -161,7 +145,7 @@ def test_two_threads_train_two_nets_while_a_third_net_serves_both():
     features, *heads = nets()
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda pair: train(features, pair[1], 100 * pair[0]), enumerate(heads)))
-    assert_equal(found, expected)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["trainer.backward", "plain backward"])
@@ -206,8 +190,6 @@ def test_a_scaled_backward_in_one_thread_is_not_seen_in_another(kind):
 
 def test_two_threads_bind_modules_without_touching_the_environment_of_each_other(monkeypatch):
     """What a bind needs must not pass through variables that every thread of the process reads."""
-    import os
-
     seen = []
     real = os.environ.__class__.__setitem__
 

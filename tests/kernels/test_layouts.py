@@ -114,12 +114,6 @@ def test_a_one_dimensional_convolution_behind_a_norm_trains_as_a_flat_two_dimens
         np.testing.assert_allclose(low, full, rtol=0, atol=0.02 * np.abs(full).max() + 1e-4)
 
 
-def test_the_copies_are_taken_out_again():
-    symbol = resnext(16, 4)
-    low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
-    assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()
-
-
 def test_a_saved_symbol_runs_without_its_casts(tmp_path):
     """``Symbol.save`` leaves out every ``amp_cast`` unless it is told otherwise."""
     symbol = resnext(64, 8)
@@ -239,8 +233,9 @@ def test_batch_norm_behind_a_volume_trains(policy, exclude):
     assert all(sqnr(want.grads[name], got.grads[name]) > floor - 10 for name in ("conv0_weight", "norm0_gamma"))
 
 
-def test_copies_around_norms_of_volumes_are_taken_out_again():
-    symbol = volumes()
+@pytest.mark.parametrize("make", [lambda: resnext(16, 4), volumes], ids=["grouped convolution", "norms of volumes"])
+def test_the_copies_are_taken_out_again(make):
+    symbol = make()
     low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
     assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()
 
