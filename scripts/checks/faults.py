@@ -59,7 +59,7 @@ def name_of(fault: Fault) -> str:
 
 
 def is_test(found: str) -> bool:
-    return found not in (MISSED, NOT_THERE)
+    return "::" in found or "by SIG" in found
 
 
 def copy_project(tree: Path) -> None:
@@ -83,10 +83,10 @@ def planted(fault: Fault, tree: Path) -> str:
         found, ended = in_a_process(SECONDS, first_failure, tree, [f"tests/{name}" for name in fault.tests.split()])
     finally:
         file.write_text(text, encoding="utf-8")
-    if "failed" in found or "by SIG" in ended:
+    if "failed" in found or ended:
         return found.get("failed", ended)
-    if found.get("code") != 0:
-        raise RuntimeError(f"{fault.tests}: {ended or found}")
+    if found["code"] != 0:
+        raise RuntimeError(f"{fault.tests}: pytest ended with {found['code']}")
     return MISSED
 
 
