@@ -12,7 +12,7 @@ from mxmp.pipeline import _log_that_float16_is_emulated
 os.environ.pop("MXNET_SAFE_ACCUMULATION", None)  # tests that need it set it
 
 # scripts/test.sh tries the same examples every time ("ci"); pytest alone tries new ones, and
-# --hypothesis-profile=long twenty times as many (see counts.py).
+# --hypothesis-profile=long twenty times as many (see kit/examples.py).
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("home", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=2000)

@@ -161,8 +161,10 @@ def damaged(tmp_path, what):
     if what == "no folder":
         return "nowhere/run"
     file = tmp_path / f"run.{what}"
-    if what == "json":
-        file.write_text(json.dumps({**json.loads(file.read_text()), "numpy": ["MT19937", [1, 2], 0, 0, 0.0]}))
+    if what in ("json", "format"):
+        file = tmp_path / "run.json"
+        other = {"format": "another"} if what == "format" else {"numpy": ["MT19937", [1, 2], 0, 0, 0.0]}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **other}))
     elif what == "states":
         file.write_bytes(file.read_bytes()[:-40])
     else:
@@ -170,7 +172,7 @@ def damaged(tmp_path, what):
     return str(tmp_path / "run")
 
 
-@pytest.mark.parametrize("what", ["json", "states", "params", "no folder"])
+@pytest.mark.parametrize("what", ["json", "format", "states", "params", "no folder"])
 def test_a_damaged_checkpoint_changes_nothing(what, tmp_path):
     net, trainer = run_of("params=float16", 1)
     train(net, trainer, 2)

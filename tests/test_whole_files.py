@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import mxnet as mx
 import numpy as np
 import pytest
-from killed import killed_everywhere
+from kit.killed import killed_everywhere
+from kit.twins import MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from tiny import MASTERS
 
 import mxmp
 from mxmp.__main__ import main

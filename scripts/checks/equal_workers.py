@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps=50,
         devices=(1, "of each worker"),
     )
-    from tiny import OPTIMIZERS
+    from kit.optimizers import OPTIMIZERS
 
     names, found = args.optimizers or OPTIMIZERS, {}
     for store, name in itertools.product(args.stores, names):
@@ -78,7 +78,10 @@ def work(store: str, name: str, folder: str, *numbers: str) -> None:
     """Train as one worker on batches of its own, from weights of its own, and write what it holds after each step."""
     import mxnet as mx
     import numpy as np
-    from tiny import LOSS, batch, full_weights, options, tree, two_layers, weights
+    from kit.nets import batch, two_layers
+    from kit.optimizers import options
+    from kit.pictures import full_weights, tree, weights
+    from kit.twins import LOSS
 
     import mxmp
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from plants import HEALTHY, PLANTED, PLANTS, audited, cases, healthy
@@ -101,8 +102,7 @@ def test_audit_changes_nothing_of_a_net_and_its_training():
     drawn = mx.nd.random.uniform(shape=(4,)).asnumpy()
     mx.random.seed(11)
     assert (drawn == mx.nd.random.uniform(shape=(4,)).asnumpy()).all()
-    for old, new in zip(before, state()):
-        np.testing.assert_array_equal(old, new)
+    assert_same(before, state())
     trainer.step(64)  # the gradients are still fresh, and the scale still that of the backward
 
 

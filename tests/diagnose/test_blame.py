@@ -7,11 +7,9 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-from networks import (
-    LOSS,
+from kit.frontends import (
     Chain,
+    Run,
     batch,
     convolutional,
     dense,
@@ -22,6 +20,9 @@ from networks import (
     three,
     values,
 )
+from kit.twins import LOSS
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import blame
@@ -33,16 +34,10 @@ DOORS = ["gluon", "module"]
 
 def blamed(door, net, x, y, loss_scale=8.0, factor=1.0, flags=None, **options):
     """What is blamed after a step that was skipped."""
-    if door == "gluon":
-        trainer = gluon_run(net, loss_scale=loss_scale)
-        net.hybridize(**(flags or {}))
-        gluon_step(net, trainer, x, y, factor)
-        assert trainer.last_step_skipped
-        return blame(net, trainer, x, loss=lambda out: LOSS(out, y) * factor, **options)
-    module = module_of(net, x, y, loss_scale=loss_scale, factor=factor)
-    module_step(module, x, y)
-    assert module.last_step_skipped
-    return blame(module, mx.io.DataBatch([x], [y]), **options)
+    run = Run(door, net, on=(x, y), loss_scale=loss_scale, factor=factor)
+    net.hybridize(**(flags or {}))
+    assert run.step()
+    return run.blame(**options)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -137,20 +132,20 @@ def test_a_nan_that_only_the_backward_makes(door):
     assert found.output.nans > 0
 
 
-def test_a_gradient_of_the_loss_that_does_not_fit_is_the_losss():
+@pytest.mark.parametrize(
+    ("how", "causes"),
+    [
+        ({"loss_scale": 2.0**22}, ["its gradient has an overflow", "A lower loss scale avoids it"]),
+        ({"factor": np.inf}, ["the loss is not finite, and what the net returned is"]),
+    ],
+    ids=["gradient beyond float16", "not finite"],
+)
+def test_a_loss_whose_gradient_or_value_does_not_fit_is_named(how, causes):
     net, (x, y) = three(), batch()
-    found = blamed("gluon", net, x, y, loss_scale=2.0**22)
+    found = blamed("gluon", net, x, y, **how)
     assert (found.where, found.name) == ("loss", "the loss")
-    assert "its gradient has an overflow" in found.cause
-    assert "A lower loss scale avoids it" in found.cause
-
-
-def test_a_loss_that_is_not_finite_is_the_losss():
-    net, (x, y) = three(), batch()
-    found = blamed("gluon", net, x, y, factor=np.inf)
-    assert (found.where, found.name) == ("loss", "the loss")
-    assert "the loss is not finite, and what the net returned is" in found.cause
-    assert found.inputs[-1].name == "last_fwd"
+    assert all(cause in found.cause for cause in causes)
+    assert "factor" not in how or found.inputs[-1].name == "last_fwd"
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -273,12 +268,8 @@ def test_a_sum_of_gradients_that_overflows(low, label, name, cause):
 @pytest.mark.parametrize("door", DOORS)
 def test_a_batch_that_is_finite_is_said_to_be(door):
     net, (x, y) = three(), batch()
-    if door == "gluon":
-        trainer = gluon_run(net)
-        found = blame(net, trainer, x, loss=lambda out: LOSS(out, y))
-    else:
-        module = module_of(net, x, y)
-        found = blame(module, mx.io.DataBatch([x], [y]))
+    run = Run(door, net, on=(x, y))
+    found = run.blame()
     assert not found.reproduced
     assert str(found).startswith("not reproduced, at a loss scale of 8: every value and gradient was finite")
 

@@ -7,54 +7,17 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.frontends import Chain, Run, batch, dense, gluon_run, gluon_step, module_step, three, values
+from kit.twins import LOSS, assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from networks import LOSS, Chain, batch, dense, gluon_run, gluon_step, module_of, module_step, three, values
 
 import mxmp
 from mxmp.diagnose import guard, watch
 from mxmp.diagnose.blaming.recording import Recording
-from mxmp.gluon.parameter import LowParameter
 
 DOORS = ["gluon", "module"]
 STORED = ["float16", "params=float16"]
-
-
-class Run:
-    """A net that trains by one of the doors."""
-
-    def __init__(self, door, net, policy="float16", loss_scale=8.0, factor=1.0, **options):
-        x, y = batch()
-        self.net, self._factor = net, factor
-        with mx.name.NameManager():
-            self._begin(door, policy, loss_scale, x, y, options)
-
-    def _begin(self, door, policy, loss_scale, x, y, options):
-        net = self.net
-        if door == "gluon":
-            self.steps = gluon_run(net, loss_scale, policy, **options)
-            self.target = (net, self.steps)
-        else:
-            self.steps = module_of(net, x, y, loss_scale, policy, self._factor, **options)
-            self.target = (self.steps,)
-
-    def step(self, i):
-        if isinstance(self.steps, mxmp.Trainer):
-            gluon_step(self.net, self.steps, *batch(i), self._factor)
-        else:
-            module_step(self.steps, *batch(i))
-        return self.steps.last_step_skipped
-
-    def weights(self):
-        if isinstance(self.steps, mxmp.Trainer):
-            params = self.net.collect_params().values()
-            low = {p.name: p.masters()[0] if isinstance(p, LowParameter) else p.data() for p in params}
-            return {name: value.asnumpy() for name, value in sorted(low.items())}
-        return {name: value.asnumpy() for name, value in sorted(self.steps.get_params()[0].items())}
-
-    def plan(self):
-        target = self.net if isinstance(self.steps, mxmp.Trainer) else self.steps
-        return mxmp.explain(target).graphs[-1].plan
 
 
 def overflowing(middle=1.2e5, first=1.0):
@@ -67,12 +30,6 @@ def overflowing(middle=1.2e5, first=1.0):
 
 def always():
     return overflowing(first=60.0)
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 @pytest.mark.parametrize("policy", STORED)

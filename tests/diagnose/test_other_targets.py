@@ -5,8 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.frontends import Chain, batch, dense, gluon_run, gluon_step, module_of, module_step, three, values
+from kit.twins import LOSS
 from mxnet import gluon
-from networks import LOSS, Chain, batch, dense, gluon_run, gluon_step, module_of, module_step, three, values
 
 import mxmp
 from mxmp.diagnose import blame, watch

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from networks import batch, gluon_run, gluon_step, three
+from kit.frontends import batch, gluon_run, gluon_step, three
 
 import mxmp
 from mxmp.diagnose import plot_histograms, plot_loss_scale, watch

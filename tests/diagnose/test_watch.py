@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet.gluon import nn
-from networks import (
-    LOSS,
+from kit.frontends import (
     Chain,
+    Run,
     batch,
     convolutional,
     dense,
@@ -26,6 +25,8 @@ from networks import (
     three,
     values,
 )
+from kit.twins import LOSS, MASTERS, assert_same
+from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import guard, watch
@@ -73,8 +74,7 @@ def test_gluon_weights_statistics_and_random_numbers_are_those_of_a_run_that_nob
 
 
 def test_so_with_masters_in_bfloat16_and_on_two_devices():
-    masters = mxmp.Policy("float16", params="float16")
-    assert trained_by_gluon(True, {}, masters) == trained_by_gluon(False, {}, masters)
+    assert trained_by_gluon(True, {}, MASTERS) == trained_by_gluon(False, {}, MASTERS)
     assert trained_by_gluon(True, {}, "bfloat16") == trained_by_gluon(False, {}, "bfloat16")
     assert trained_by_gluon(True, {}, devices=2) == trained_by_gluon(False, {}, devices=2)
 
@@ -117,19 +117,10 @@ def test_a_batch_of_another_size_is_not_watched_and_the_next_one_is():
 def test_what_is_counted_are_the_tensors_of_that_step(door):
     net, (x, y) = three(), batch()
     weights = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
-    if door == "gluon":
-        trainer = gluon_run(net, loss_scale=64.0, policy=mxmp.Policy("float16", params="float32"))
-        with watch(net, trainer) as watched:
-            gluon_step(net, trainer, x, y)
-        after = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
-        gradients = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
-    else:
-        module = module_of(net, x, y, loss_scale=64.0)
-        with watch(module) as watched:
-            module_step(module, x, y)
-        after = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
-        arrays = dict(zip(module._exec_group.param_names, module._exec_group.grad_arrays))
-        gradients = {name: arrays[name][0].asnumpy() for name in weights}
+    run = Run(door, net, on=(x, y), loss_scale=64.0, policy=mxmp.Policy("float16", params="float32"))
+    with watch(*run.target) as watched:
+        run.step()
+    after, gradients = run.weights(), run.gradients()
     snapshot = watched.latest
     half = {name: w.astype("float16").astype("float32") for name, w in weights.items()}
     hidden = x.asnumpy().astype("float16").astype("float32") @ half["first_weight"].T
@@ -160,22 +151,16 @@ def test_of_a_row_sparse_gradient_the_stored_rows_are_counted_and_training_goes_
         )
         values(net)
         x, y = mx.nd.array(np.random.RandomState(0).randint(0, 20, (4, 5))), batch()[1]
-        runs = gluon_run(net) if door == "gluon" else module_of(net, x, y)
-        observers = [watch, guard] if watched else []
-        observers = [each(*((net, runs) if door == "gluon" else (runs,))) for each in observers]
+        training = Run(door, net, on=(x, y))
+        observers = [each(*training.target) for each in ([watch, guard] if watched else [])]
         for _ in range(2):
-            if door == "gluon":
-                gluon_step(net, runs, x, y)
-            else:
-                module_step(runs, x, y)
-        read = {p.name: p.data() for p in net.collect_params().values()} if door == "gluon" else runs.get_params()[0]
-        return [each.asnumpy() for _, each in sorted(read.items())], observers, x
+            training.step()
+        return list(training.weights().values()), observers, x
 
     wanted, _, x = run(True, False)
     found, (watched, _), _ = run(True, True)
     _, (dense_watched, _), _ = run(False, True)
-    for one, other in zip(wanted, found):
-        np.testing.assert_array_equal(one, other)
+    assert_same(wanted, found)
     for kind, name in (("parameter gradient", "table_weight"), ("gradient", "table_fwd -> table_weight")):
         sparse, full = (tensors(each.latest, kind)[name].histogram for each in (watched, dense_watched))
         np.testing.assert_array_equal(sparse.counts, full.counts)
@@ -185,14 +170,9 @@ def test_of_a_row_sparse_gradient_the_stored_rows_are_counted_and_training_goes_
 @pytest.mark.parametrize("door", ["gluon", "module"])
 def test_underflow_is_shown_where_the_network_was_built_to_underflow(door):
     net, (x, y) = three(middle=2.0**-14, last=2.0**-12), batch()
-    if door == "gluon":
-        trainer = gluon_run(net, loss_scale=1.0)
-        with watch(net, trainer) as watched:
-            gluon_step(net, trainer, x, y)
-    else:
-        module = module_of(net, x, y, loss_scale=1.0, factor=4.0)
-        with watch(module) as watched:
-            module_step(module, x, y)
+    run = Run(door, net, on=(x, y), loss_scale=1.0, factor=1.0 if door == "gluon" else 4.0)
+    with watch(*run.target) as watched:
+        run.step()
     lost = {t.name for t in watched.latest.gradients if t.histogram.underflow() > 0.5}
     assert lost == {"middle_fwd -> first_fwd"}
     assert watched.latest.headroom > 10
@@ -248,14 +228,9 @@ def test_the_gradients_of_where_are_those_of_what_it_chooses_from(door):
         return ops.where(x > 0, ops.relu(x, name="relu"), ops.tanh(x, name="tanh"), name="pick")
 
     net, (x, y) = values(Chain(dense("first", 8, 6), ("pick", pick), dense("last", 4, 8))), batch()
-    if door == "gluon":
-        trainer = gluon_run(net)
-        with watch(net, trainer) as watched:
-            gluon_step(net, trainer, x, y)
-    else:
-        module = module_of(net, x, y)
-        with watch(module) as watched:
-            module_step(module, x, y)
+    run = Run(door, net, on=(x, y))
+    with watch(*run.target) as watched:
+        run.step()
     found = tensors(watched.latest, "gradient")
     assert {name for name in found if name.startswith("pick -> ")} == {"pick -> relu", "pick -> tanh"}
     into = {name: found[name].histogram.largest for name in ("pick -> relu", "relu -> first_fwd")}
@@ -281,14 +256,9 @@ def test_gradients_that_mxnet_names_are_those_of_their_inputs(name, door):
         dense("last", 4, {"norm": 32, "conv": 12, "pad": 72}[name]),
     )
     net, (x, y) = values(net), batch()
-    if door == "gluon":
-        trainer = gluon_run(net)
-        with watch(net, trainer) as watched:
-            gluon_step(net, trainer, x, y)
-    else:
-        module = module_of(net, x, y)
-        with watch(module) as watched:
-            module_step(module, x, y)
+    run = Run(door, net, on=(x, y))
+    with watch(*run.target) as watched:
+        run.step()
     found = tensors(watched.latest, "gradient")
     sent, handed_on = found[f"{name} -> image"].histogram, found["image -> first_fwd"].histogram
     assert sent.size == 4 * 2 * 4 * 4
@@ -359,25 +329,16 @@ def grown_over(steps, run):
     return {name: more for name, more in growth.items() if more >= steps // 2}
 
 
-def watched_steps(door):
-    net, (x, y) = three(), batch()
-    if door == "module":
-        module = module_of(net, x, y)
-        return lambda: watch(module, every=1, keep=1), lambda: module_step(module, x, y)
-    trainer = gluon_run(net)
-    return lambda: watch(net, trainer, every=1, keep=1), lambda: gluon_step(net, trainer, x, y)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("door", ["gluon", "module"])
 def test_a_watched_step_leaves_no_object_behind(door):
-    watched, step = watched_steps(door)
-    with watched():
-        assert grown_over(10, step) == {}
+    run = Run(door, three())
+    with watch(*run.target, every=1, keep=1):
+        assert grown_over(10, run.step) == {}
 
     def watched_once():
-        with watched():
-            step()
+        with watch(*run.target, every=1, keep=1):
+            run.step()
 
     assert grown_over(10, watched_once) == {}
 
@@ -454,8 +415,6 @@ def test_nothing_stays_on_a_module_after_close_in_the_middle_of_a_step():
 
 
 def test_a_copy_of_a_watched_trainer_is_not_watched():
-    import copy
-
     net = three()
     trainer = gluon_run(net)
     trainer.scaled_step  # noqa: B018
@@ -642,15 +601,10 @@ def vanishing():
 def test_watch_leads_with_the_parameters_that_get_no_gradient(door):
     def watched(factor):
         net, (x, y) = vanishing(), batch()
-        if door == "gluon":
-            trainer = gluon_run(net, loss_scale=1.0)
-            net(x)
-            with watch(net, trainer) as found:
-                gluon_step(net, trainer, x, y, factor)
-        else:
-            module = module_of(net, x, y, loss_scale=1.0, factor=factor)
-            with watch(module) as found:
-                module_step(module, x, y)
+        run = Run(door, net, on=(x, y), loss_scale=1.0, factor=factor)
+        net(x)
+        with watch(*run.target) as found:
+            run.step()
         return found.latest
 
     snapshot = watched(1e-4)
@@ -680,9 +634,9 @@ def test_zeros_that_no_rounding_made_are_not_lost(door):
     down = ("down", lambda ops, x: ops.broadcast_sub(x, ops.ones((1, 1)) * 1e3, name="down"))
     net = values(Chain(dense("first", 8, 6), down, relu, dense("last", 4, 8)))
     x, y = batch()
-    target = (net, gluon_run(net)) if door == "gluon" else (module_of(net, x, y),)
-    with watch(*target) as watched:
-        gluon_step(net, target[1], x, y) if door == "gluon" else module_step(target[0], x, y)
+    run = Run(door, net, on=(x, y))
+    with watch(*run.target) as watched:
+        run.step()
     snapshot = watched.latest
     assert "first_weight" in snapshot.without_gradient
     assert snapshot.underflow == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from kit.oracle import S
+from kit.twins import seeded
 from mxnet import autograd, gluon
-from oracle import S
-from twins import seeded
 
 import mxmp
 from mxmp.kernels.fit import SWITCH

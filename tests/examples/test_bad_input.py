@@ -89,20 +89,22 @@ def test_works_without_index(run, copy):
     assert run(rec_train=copy / "train.rec", num_epochs=1).status == 0
 
 
+def _damage(copy, record, at, content):
+    """Write into a record of train.rec, ``at`` bytes behind its beginning."""
+    offset = int((copy / "train.idx").read_text().splitlines()[record].split("\t")[1]) + at
+    data = bytearray((copy / "train.rec").read_bytes())
+    data[offset : offset + len(content)] = content
+    (copy / "train.rec").write_bytes(bytes(data))
+
+
 @pytest.mark.parametrize("label", [10.0, -1.0, 2.5, float("nan")])
 def test_label_outside_the_classes(run, copy, label):
-    offset = int((copy / "train.idx").read_text().splitlines()[17].split("\t")[1])
-    data = bytearray((copy / "train.rec").read_bytes())
-    struct.pack_into("<f", data, offset + 12, label)
-    (copy / "train.rec").write_bytes(bytes(data))
+    _damage(copy, 17, 12, struct.pack("<f", label))
     _one_line(run(rec_train=copy / "train.rec"), "train.rec", "record 17", f"label {label:g}", "0 to 9")
 
 
 def test_image_that_does_not_decode(run, copy):
-    offset = int((copy / "train.idx").read_text().splitlines()[3].split("\t")[1])
-    data = bytearray((copy / "train.rec").read_bytes())
-    data[offset + 32 : offset + 64] = bytes(32)
-    (copy / "train.rec").write_bytes(bytes(data))
+    _damage(copy, 3, 32, bytes(32))
     _one_line(run(rec_train=copy / "train.rec"), "train.rec", "decode")
 
 

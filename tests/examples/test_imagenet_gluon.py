@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gluoncv.model_zoo import get_model
 from imagenet_common.network import policy_for
+from kit.twins import assert_same
 
 
 def _results(tmp_path):
@@ -57,11 +58,7 @@ def test_resumed_run_equals_uninterrupted_run(run, tmp_path, dtype):
     stem = f"{whole}/cifar_resnet20_v1-1"
     resume = {"resume_epoch": 1, "resume_params": f"{stem}.params", "resume_states": f"{stem}.states"}
     assert run(save_dir=parts, **common, **resume).status == 0
-    expected = mx.nd.load(f"{whole}/cifar_resnet20_v1-2.params")
-    got = mx.nd.load(f"{parts}/cifar_resnet20_v1-2.params")
-    assert expected.keys() == got.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(value.asnumpy(), got[name].asnumpy(), err_msg=name)
+    assert_same(*(mx.nd.load(f"{folder}/cifar_resnet20_v1-2.params") for folder in (whole, parts)))
 
 
 def test_checkpoint_loads_without_mxmp(run, tmp_path):

@@ -13,7 +13,9 @@ import os
 import pickle
 
 import mxnet as mx
-from tiny import LOSS, batch, full_weights, tree, two_layers
+from kit.nets import batch, two_layers
+from kit.pictures import full_weights, tree
+from kit.twins import LOSS
 
 import mxmp
 

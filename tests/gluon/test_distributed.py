@@ -13,7 +13,7 @@ import dist_worker
 import mxnet as mx
 import numpy as np
 import pytest
-from tiny import two_layers
+from kit.nets import two_layers
 
 import mxmp
 from mxmp import launch as launcher

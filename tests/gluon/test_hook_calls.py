@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
+from kit.examples import examples
+from kit.processes import run_program
+from kit.twins import FLAGS, array, assert_same, seeded
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from processes import run_program
-from twins import FLAGS, array, seeded
 
 import mxmp
 from mxmp.gluon import _mxnet
@@ -78,8 +78,7 @@ def test_eight_threads_make_two_thousand_calls_of_one_net_as_one_thread_makes_th
         found = list(pool.map(lambda job: call(net, *job), jobs, chunksize=5))
     for job, result in zip(jobs, found):
         assert len(result) == len(expected[job])
-        for a, b in zip(result, expected[job]):
-            np.testing.assert_array_equal(a, b)
+        assert_same(result, expected[job])
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -115,8 +114,7 @@ def test_one_thread_trains_while_others_predict(beside, flags):
         found = list(pool.map(lambda run: [run(i % 8) for i in range(50)], runs))
     for i, results in enumerate(found):
         for seed, result in enumerate(results):
-            for a, b in zip(result, expected[min(i, 1)][seed % 8]):
-                np.testing.assert_array_equal(a, b)
+            assert_same(result, expected[min(i, 1)][seed % 8])
 
 
 ENDING = """

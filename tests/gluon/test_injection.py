@@ -13,8 +13,11 @@ from itertools import product
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import batch, contexts, two_layers
+from kit.optimizers import OPTIMIZERS, options
+from kit.pictures import picture
+from kit.twins import LOSS, MASTERS
 from mxnet import autograd
-from tiny import LOSS, MASTERS, OPTIMIZERS, batch, contexts, options, picture, two_layers
 
 import mxmp
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import CASTS, contexts, train, two_layers
+from kit.pictures import full_weights, tree
+from kit.twins import MASTERS, assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from tiny import CASTS, MASTERS, contexts, full_weights, train, tree, two_layers
 
 import mxmp
 from mxmp.gluon.parameter import LowParameter
@@ -161,5 +163,4 @@ def test_a_net_of_numpy_arrays_has_the_same_masters(optimizer, tmp_path):
     want = trained_masters(optimizer, tmp_path, mx.nd.ones)
     with mx.util.np_shape(True), mx.util.np_array(True):
         got = trained_masters(optimizer, tmp_path, mx.np.ones)
-    for a, b in zip(got, want):
-        np.testing.assert_array_equal(a, b)
+    assert_same(got, want)

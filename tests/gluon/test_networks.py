@@ -5,8 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import sqnr
 from mxnet import autograd, gluon
-from oracle import sqnr
 
 import mxmp
 

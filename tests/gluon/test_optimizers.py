@@ -7,8 +7,11 @@ from itertools import cycle
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import CASTS, forward, train, two_layers
+from kit.optimizers import OPTIMIZERS, options
+from kit.pictures import full_weights, tree
+from kit.twins import MASTERS
 from mxnet import autograd, gluon
-from tiny import CASTS, MASTERS, OPTIMIZERS, forward, full_weights, options, train, tree, two_layers
 
 import mxmp
 from mxmp.step.updater import Updater, rescaled

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluonnlp.model.utils import apply_weight_drop
+from kit.twins import LOSS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -19,7 +20,6 @@ from mxmp.gluon.parameter import LowParameter
 
 POLICIES = ["compute=float16,params=float16", "compute=float16,params=float32", "bfloat16"]
 X, Y = mx.nd.random.normal(shape=(8, 6)), mx.nd.random.normal(shape=(8, 3))
-LOSS = gluon.loss.L2Loss()
 STEPS = 3
 
 

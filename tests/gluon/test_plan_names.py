@@ -9,9 +9,9 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import array
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from twins import array
 
 import mxmp
 from mxmp import Plan

@@ -8,24 +8,12 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import CASTS, batch, contexts, forward, overflow, train, two_layers
+from kit.optimizers import options
+from kit.pictures import full_weights, picture, tree, weights
+from kit.twins import LOSS, MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from tiny import (
-    CASTS,
-    LOSS,
-    MASTERS,
-    batch,
-    contexts,
-    forward,
-    full_weights,
-    options,
-    overflow,
-    picture,
-    train,
-    tree,
-    two_layers,
-    weights,
-)
 
 import mxmp
 from mxmp.gluon.training import TrainedNet
@@ -282,44 +270,23 @@ def test_what_needs_a_scaled_backward_says_so(call, state):
     assert picture(trainer) == before
 
 
-def test_at_scale_one_a_plain_backward_is_as_good():
-    net, other = two_layers(), two_layers()
-    ours, theirs = sgd(net, None), plain(other)
-    for step in range(3):
-        autograd.backward(forward(net, step))
-        ours.step(4)
-    train(other, theirs, range(3))
-    assert weights(ours) == weights(theirs)
-
-
-def test_unscale_twice_is_an_error():
-    net = two_layers()
-    trainer = sgd(net)
-    trainer.backward(forward(net, 0))
-    trainer.unscale()
-    with pytest.raises(RuntimeError, match="already called"):
-        trainer.unscale()
-
-
-@pytest.mark.parametrize("call", [lambda t: t.unscale(), lambda t: t.clip_global_norm(1.0)])
-def test_backward_after_true_gradients_were_looked_at_is_an_error(call):
-    net = two_layers()
-    trainer = sgd(net)
-    trainer.backward(forward(net, 0))
-    call(trainer)
-    with pytest.raises(RuntimeError, match="step first"):
-        trainer.backward(forward(net, 1))
-    trainer.step(4)
-    trainer.backward(forward(net, 1))
-
-
-def test_adding_to_reduced_gradients_is_an_error():
-    net = two_layers(devices=2, grad_req="add")
+@pytest.mark.parametrize(
+    ("look", "request_", "saying"),
+    [
+        (lambda t: t.unscale(), "write", "step first"),
+        (lambda t: t.clip_global_norm(1.0), "write", "step first"),
+        (lambda t: t.allreduce_grads(), "add", "update first"),
+    ],
+)
+def test_backward_after_gradients_were_looked_at_or_adding_to_reduced_ones_is_an_error(look, request_, saying):
+    net = two_layers(devices=2, grad_req=request_)
     trainer = sgd(net)
     trainer.backward(forward(net, 0, 2))
-    trainer.allreduce_grads()
-    with pytest.raises(RuntimeError, match="update first"):
+    look(trainer)
+    with pytest.raises(RuntimeError, match=saying):
         trainer.backward(forward(net, 1, 2))
+    trainer.update(4) if request_ == "add" else trainer.step(4)
+    trainer.backward(forward(net, 1, 2))
 
 
 def test_backward_again_after_a_reduction_is_reduced_again():
@@ -410,13 +377,14 @@ def test_a_users_own_kvstore_sums_on_after_an_operator_was_moved():
         np.testing.assert_array_equal(*(array.asnumpy() for array in param.list_data()))
 
 
-@pytest.mark.parametrize("size", [0, -4, True, math.nan])
-def test_a_bad_batch_size_is_refused(size):
+@pytest.mark.parametrize("bad", [0, -4, True, math.nan, "1", None])
+@pytest.mark.parametrize(("call", "argument"), [("step", "batch_size"), ("clip_global_norm", "max_norm")])
+def test_a_bad_number_is_refused(call, argument, bad):
     net = two_layers()
     trainer = sgd(net)
     trainer.backward(forward(net, 0))
-    with pytest.raises(ValueError, match="batch_size must be a positive number"):
-        trainer.step(size)
+    with pytest.raises(ValueError, match=f"{argument} must be a positive number"):
+        getattr(trainer, call)(bad)
 
 
 # -- true gradients: unscale, clip, split -----------------------------------------------------------
@@ -432,7 +400,8 @@ def sequence(trainer, *calls):
     return found
 
 
-def test_unscaled_gradients_are_the_true_ones_and_the_step_is_the_same():
+@pytest.mark.parametrize("changed", [False, True])
+def test_unscaled_gradients_are_the_true_ones_and_what_is_applied(changed):
     net, other = two_layers(), two_layers()
     trainer, reference = sgd(net), plain(other)
     trainer.backward(forward(net, 0))
@@ -440,21 +409,10 @@ def test_unscaled_gradients_are_the_true_ones_and_the_step_is_the_same():
     autograd.backward(forward(other, 0))
     for p, q in zip(trainer._params, reference._params):
         assert tree(p.grad()) == tree(q.grad())
+        for param in (p, q) if changed else ():
+            param.grad()[:] = mx.nd.clip(param.grad(), -0.01, 0.01)
     trainer.step(3)
     reference.step(3)
-    assert weights(trainer) == weights(reference)
-
-
-def test_what_the_user_does_to_true_gradients_is_what_is_applied():
-    net, other = two_layers(), two_layers()
-    trainer, reference = sgd(net), plain(other)
-    trainer.backward(forward(net, 0))
-    trainer.unscale()
-    autograd.backward(forward(other, 0))
-    for t in (trainer, reference):
-        for param in t._params:
-            param.grad()[:] = mx.nd.clip(param.grad(), -0.01, 0.01)
-        t.step(3)
     assert weights(trainer) == weights(reference)
 
 
@@ -564,15 +522,6 @@ def test_a_norm_that_is_not_finite_clips_nothing_and_the_step_is_skipped():
     assert weights(trainer) == before
 
 
-@pytest.mark.parametrize("bad", [0, -1, math.nan, "1", True, None])
-def test_a_bad_max_norm_is_refused(bad):
-    net = two_layers()
-    trainer = sgd(net)
-    trainer.backward(forward(net, 0))
-    with pytest.raises(ValueError, match="max_norm must be a positive number"):
-        trainer.clip_global_norm(bad)
-
-
 def test_numpy_s_number_is_a_max_norm():
     found = []
     for max_norm in (0.01, np.float64(0.01)):
@@ -586,14 +535,17 @@ def test_numpy_s_number_is_a_max_norm():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_allreduce_then_update_equals_step(devices):
+def test_allreduce_then_update_equals_step_and_skips_an_overflow(devices):
     net, other = two_layers(devices=devices), two_layers(devices=devices)
     trainer, reference = sgd(net), sgd(other)
-    for step in range(3):
+    for step in range(4):
         trainer.backward(forward(net, step, devices))
+        if step == 3:
+            overflow(trainer, device=devices - 1)
         trainer.allreduce_grads()
         trainer.update(8)
     train(other, reference, range(3), devices, batch_size=8)
+    assert trainer.last_step_skipped
     assert weights(trainer) == weights(reference)
 
 
@@ -613,18 +565,6 @@ def test_backwards_without_a_step_leave_no_more_in_the_ledger_than_one(request_,
     once = run()
     assert once > 0
     assert [run() for _ in range(3)] == [once] * 3
-
-
-def test_update_skips_an_overflow_too():
-    net = two_layers(devices=2)
-    trainer = sgd(net)
-    before = weights(trainer)
-    trainer.backward(forward(net, 0, 2))
-    overflow(trainer, device=1)
-    trainer.allreduce_grads()
-    trainer.update(8)
-    assert trainer.last_step_skipped
-    assert weights(trainer) == before
 
 
 # -- accumulation -----------------------------------------------------------------------------------
@@ -647,25 +587,6 @@ def test_micro_batches_add_up_to_the_plain_trainers_and_the_scale_is_frozen_mean
     assert weights(trainer) == weights(reference)
 
 
-@pytest.mark.parametrize("spoiled", range(3))
-def test_an_overflow_in_any_micro_batch_skips_the_window(spoiled):
-    net = two_layers(grad_req="add")
-    trainer = sgd(net)
-    train(net, trainer, [0])
-    before = picture(trainer)
-    net.collect_params().zero_grad()
-    for micro in range(3):
-        trainer.backward(forward(net, micro))
-        if micro == spoiled:
-            overflow(trainer)
-    trainer.step(12)
-    assert trainer.last_step_skipped
-    assert picture(trainer) == before
-    net.collect_params().zero_grad()
-    train(net, trainer, [4])
-    assert not trainer.last_step_skipped
-
-
 # -- which gradients --------------------------------------------------------------------------------
 
 
@@ -681,24 +602,20 @@ class TwoBranches(gluon.Block):
         return self.left(x) if left else self.right(x)
 
 
-def branch_step(net, trainer, left, spoil=False):
+def branch_step(net, trainer, left, spoil=False, ignore_stale_grad=True):
     with autograd.record():
         loss = net(batch(0)[0], left).sum()
     trainer.backward(loss)
     if spoil:
         (net.left if left else net.right).weight.grad()[:] = math.inf
-    trainer.step(4, ignore_stale_grad=True)
+    trainer.step(4, ignore_stale_grad=ignore_stale_grad)
 
 
 def test_a_stale_gradient_is_an_error_as_in_gluon():
     net = TwoBranches()
     net.initialize()
-    trainer = sgd(net)
-    with autograd.record():
-        loss = net(batch(0)[0], True).sum()
-    trainer.backward(loss)
     with pytest.raises(UserWarning, match="ignore_stale_grad=True"):
-        trainer.step(4)
+        branch_step(net, sgd(net), True, ignore_stale_grad=False)
 
 
 def test_a_stale_gradient_is_neither_applied_after_a_skip_nor_checked_for_ever():
@@ -837,36 +754,6 @@ def test_4096_duplicates_in_an_embedding_do_not_saturate(policy):
 
 
 # -- several losses and trainers --------------------------------------------------------------------
-
-
-def test_two_losses_in_one_backward_equal_the_plain_trainers():
-    net, other = two_layers(), two_layers()
-    trainer, reference = sgd(net), plain(other)
-    for step in range(3):
-        losses = []
-        for n in (net, other):
-            x, y = batch(step)
-            with autograd.record():
-                out = n(x)
-                losses.append([LOSS(out, y), 0.1 * out.abs().sum()])
-        trainer.backward(losses[0])
-        autograd.backward(losses[1])
-        trainer.step(4)
-        reference.step(4)
-    assert weights(trainer) == weights(reference)
-
-
-def test_two_losses_in_two_backwards_accumulate():
-    net, other = two_layers(grad_req="add"), two_layers(grad_req="add")
-    trainer, reference = sgd(net), plain(other)
-    for n in (net, other):
-        n.collect_params().zero_grad()
-    for step in range(2):
-        trainer.backward(forward(net, step))
-        autograd.backward(forward(other, step))
-    trainer.step(4)
-    reference.step(4)
-    assert weights(trainer) == weights(reference)
 
 
 def test_two_trainers_of_a_gan_scale_independently():
@@ -1011,22 +898,6 @@ def test_heads_that_ignore_the_head_gradient_scale_too_and_at_once(head, flags):
         trainer.step(4)
         reference.step(4)
     assert weights(trainer) == weights(reference)
-
-
-@pytest.mark.parametrize("flags", HYBRIDIZE)
-def test_after_an_overflow_the_head_runs_at_the_lower_scale_in_the_next_backward(flags):
-    net = head_net("SoftmaxOutput", flags, "float16")
-    trainer = sgd(net, mxmp.DynamicLossScaler(2.0**4))
-    grads = []
-    for step in range(2):
-        with autograd.record():
-            out = net(*HEAD_DATA)
-        trainer.backward(out)
-        grads.append(net.dense.bias.grad().asnumpy())
-        if not step:
-            overflow(trainer)
-        trainer.step(4)
-    assert np.array_equal(grads[0], grads[1] * 2)
 
 
 @pytest.mark.parametrize("outside", [False, True])

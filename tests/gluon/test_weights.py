@@ -5,9 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import CASTS, forward, two_layers
+from kit.pictures import full_weights, picture
+from kit.twins import MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from tiny import CASTS, MASTERS, forward, full_weights, picture, two_layers
 
 import mxmp
 from mxmp.gluon.parameter import LowParameter, store_low

@@ -8,8 +8,8 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import sqnr
 from mxnet.gluon import nn
-from oracle import sqnr
 from served_networks import batches
 
 import mxmp

@@ -5,11 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
+from kit.oracle import sqnr
 from mxnet import gluon
-from oracle import sqnr
 from served_networks import S, conv, filled, forward, networks, preactivation, relu, warmed
 
 from mxmp.gluon.graphs import traced_call

@@ -14,9 +14,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from bench.turns import operators
+from kit.oracle import sqnr
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from oracle import sqnr
 from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
 
 import mxmp

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
-from oracle import sqnr
+from kit.examples import examples
+from kit.oracle import sqnr
 from served_networks import S, conv, filled, forward, networks, relu
 
 from mxmp.inference.quantizing import quantize, tensors_to_calibrate

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import Result, S, agree, by_gluon, by_symbol, filled, reference, sqnr
+from kit.processes import in_poisoned_memory, run_poisoned
 from mxnet import gluon
 from mxnet.gluon import nn
-from oracle import Result, S, agree, by_gluon, by_symbol, filled, reference, sqnr
-from poison import in_poisoned_memory, run_poisoned
 
 import mxmp
 from mxmp.precision.casts import strip

@@ -9,9 +9,10 @@ from typing import Any, Callable, NamedTuple
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, given, settings
-from oracle import S, assert_same_bits, by_symbol, filled, graphs, half, native, nodes
+from kit.examples import examples
+from kit.graphs import graphs
+from kit.oracle import S, assert_same_bits, by_symbol, filled, half, native, nodes
 
 import mxmp
 from mxmp import Policy

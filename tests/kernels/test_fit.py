@@ -5,10 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, given, settings
+from kit.examples import examples
+from kit.graphs import graphs
+from kit.oracle import S, agree, by_gluon, by_symbol, filled, native, nodes, sqnr
 from mxnet.gluon import nn
-from oracle import S, agree, by_gluon, by_symbol, filled, graphs, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy, cpu

@@ -7,9 +7,9 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S, assert_same_bits, by_gluon, by_symbol, filled, nodes, sqnr
+from kit.twins import array, seeded
 from mxnet.gluon import nn
-from oracle import S, assert_same_bits, by_gluon, by_symbol, filled, nodes, sqnr
-from twins import array, seeded
 
 import mxmp
 from mxmp import Policy
@@ -112,12 +112,6 @@ def test_a_one_dimensional_convolution_behind_a_norm_trains_as_a_flat_two_dimens
 
     for low, full in zip(gradients(1, mxmp.Module, policy=policy, loss_scale=1.0), gradients(2, mx.mod.Module)):
         np.testing.assert_allclose(low, full, rtol=0, atol=0.02 * np.abs(full).max() + 1e-4)
-
-
-def test_the_copies_are_taken_out_again():
-    symbol = resnext(16, 4)
-    low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
-    assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()
 
 
 def test_a_saved_symbol_runs_without_its_casts(tmp_path):
@@ -239,8 +233,9 @@ def test_batch_norm_behind_a_volume_trains(policy, exclude):
     assert all(sqnr(want.grads[name], got.grads[name]) > floor - 10 for name in ("conv0_weight", "norm0_gamma"))
 
 
-def test_copies_around_norms_of_volumes_are_taken_out_again():
-    symbol = volumes()
+@pytest.mark.parametrize("make", [lambda: resnext(16, 4), volumes], ids=["grouped convolution", "norms of volumes"])
+def test_the_copies_are_taken_out_again(make):
+    symbol = make()
     low = Graph.from_symbol(mxmp.cast_symbol(symbol, "bfloat16", ctx=mx.cpu()))
     assert strip(low).to_json() == Graph.from_symbol(symbol).to_json()
 

@@ -7,10 +7,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Result, S, assert_same_bits, by_symbol, half
+from kit.examples import examples
+from kit.oracle import Result, S, assert_same_bits, by_symbol, half
 
 import mxmp
 from mxmp import Policy
@@ -133,18 +133,19 @@ def test_what_follows_a_norm_or_softmax_computes_low_where_a_reader_does():
         assert "nothing that reads it computes in low precision" in report.plan.decisions["flat"].reason
 
 
-def test_what_follows_an_excluded_norm_is_fp32():
-    norm = S.BatchNorm(S.FullyConnected(S.var("data"), num_hidden=4, name="first"), name="norm")
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        (S.BatchNorm, Policy(exclude=["norm"])),
+        (S.BatchNorm, Policy(full_ops=["BatchNorm"])),
+        (S.LayerNorm, Policy("bfloat16")),
+    ],
+    ids=["excluded", "in full_ops", "LayerNorm in bfloat16"],
+)
+def test_what_follows_a_norm_in_fp32_is_fp32(kind, policy):
+    norm = kind(S.FullyConnected(S.var("data"), num_hidden=4, name="first"), name="norm")
     symbol = S.FullyConnected(S.relu(norm, name="relu"), num_hidden=4, name="last")
-    for policy in (Policy(exclude=["norm"]), Policy(full_ops=["BatchNorm"])):
-        (report,) = mxmp.explain(symbol, policy=policy).graphs
-        assert {node.name for node in report.nodes if node.dtype == "float32"} == {"norm", "relu"}
-
-
-def test_bfloat16_has_norms_in_its_kernels_and_full_precision_after_layer_norm():
-    x = S.LayerNorm(S.FullyConnected(S.var("data"), num_hidden=4, name="first"), name="norm")
-    symbol = S.FullyConnected(S.relu(x, name="relu"), num_hidden=4, name="last")
-    (report,) = mxmp.explain(symbol, policy="bfloat16", ctx=mx.cpu()).graphs
+    (report,) = mxmp.explain(symbol, policy=policy, ctx=mx.cpu()).graphs
     assert {node.name for node in report.nodes if node.dtype == "float32"} == {"norm", "relu"}
 
 

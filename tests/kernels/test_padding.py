@@ -8,13 +8,13 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
+from kit.oracle import Result, S, agree, assert_same_bits, by_gluon, by_symbol, filled
+from kit.processes import in_poisoned_memory, run_poisoned
 from mxnet import gluon
 from mxnet.gluon import nn
-from oracle import Result, S, agree, assert_same_bits, by_gluon, by_symbol, filled
-from poison import in_poisoned_memory, run_poisoned
 
 import mxmp
 from mxmp.gluon.hook import hook_of

@@ -15,7 +15,7 @@ from typing import Callable
 
 import numpy as np
 import pytest
-from oracle import Result, S, assert_same_bits, by_symbol, half, sqnr
+from kit.oracle import Result, S, assert_same_bits, by_symbol, half, sqnr
 
 import mxmp
 from mxmp import Policy

@@ -8,9 +8,9 @@ import sys
 
 import mxnet as mx
 import pytest
-from oracle import S, nodes
+from kit.oracle import S, nodes
+from kit.processes import ROOT
 from pages import workarounds
-from processes import ROOT
 
 import mxmp
 from mxmp.kernels.fit import SWITCH

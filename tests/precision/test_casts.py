@@ -8,9 +8,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, assume, given, settings
-from oracle import S, by_symbol, casts, filled, graphs, native, nodes, sqnr
+from kit.examples import examples
+from kit.graphs import graphs
+from kit.oracle import S, by_symbol, casts, filled, native, nodes, sqnr
 
 import mxmp
 from mxmp import Policy

@@ -268,6 +268,12 @@ def test_params_float16_stores_only_what_the_door_calls_parameters():
     assert stored(plan) == {"tied"}
 
 
+def test_a_weight_that_is_an_output_too_is_not_stored_low():
+    weight = S.var("weight")
+    dense = S.FullyConnected(S.var("data"), weight, num_hidden=4, no_bias=True, name="fc")
+    assert stored(planned(S.Group([dense, weight]), Policy(params="float16"))) == set()
+
+
 def test_inputs_and_excluded_weights_are_not_stored_low():
     x = S.dot(S.var("data"), S.var("other"), name="d")
     plan = planned(S.Group([x, block_net()]), Policy(params="float16", exclude=["net_stage10"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from oracle import Result, S, by_symbol
+from kit.oracle import Result, S, by_symbol
 
 from mxmp.precision.graph import Graph
 from mxmp.precision.heads import SCALE_NAME, scale_heads

@@ -8,8 +8,8 @@ from typing import Any, Container
 
 import numpy as np
 import pytest
+from kit.registered import FORWARD
 from pages import kernels as page
-from registered import FORWARD
 from sweep.operators import errors
 from sweep.operators import run as sweep_operators
 from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, given, settings
-from oracle import S, graphs
+from kit.examples import examples
+from kit.graphs import graphs
+from kit.oracle import S
 
 import mxmp
 from mxmp import Plan, Policy

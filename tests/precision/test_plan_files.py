@@ -7,10 +7,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from oracle import S
+from kit.examples import examples
+from kit.oracle import S
 
 import mxmp
 from mxmp import Plan

@@ -6,9 +6,9 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S, by_symbol
 from mxnet import gluon
 from mxnet.gluon import nn
-from oracle import S, by_symbol
 
 import mxmp
 from mxmp import Policy

@@ -12,8 +12,8 @@ from typing import Any, Iterable
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.registered import FORWARD, OPS, handle
 from mxnet._ctypes.ndarray import _imperative_invoke
-from registered import FORWARD, OPS, handle
 
 from mxmp import Policy
 from mxmp.precision.decide import decide

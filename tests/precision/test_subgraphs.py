@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S, agree, by_gluon, by_symbol, casts, filled, native, nodes, trainable
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
-from oracle import S, agree, by_gluon, by_symbol, casts, filled, native, nodes, trainable
 
 import mxmp
 from mxmp.precision.decide import decide

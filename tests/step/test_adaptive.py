@@ -8,11 +8,12 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CASTS, forward, two_layers, weights
-from tiny import train as train_net
+from kit.examples import examples
+from kit.nets import CASTS, forward, two_layers
+from kit.nets import train as train_net
+from kit.pictures import weights
 
 import mxmp
 from mxmp import AdaptiveLossScaler

@@ -6,9 +6,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from bench.turns import operators
+from kit.nets import contexts, forward, overflow, train, two_layers
+from kit.twins import MASTERS, assert_same
 from mxnet import autograd
 from mxnet.gluon import nn
-from tiny import MASTERS, contexts, forward, overflow, train, two_layers
 
 import mxmp
 from mxmp.step.gradients import fetch
@@ -139,31 +140,6 @@ WRITES = [
 ]
 
 
-def trained(write, device, at_once, seed=7):
-    """Masters of a small net on two devices that was written into; ``at_once``: and asked for its masters then."""
-    net = two_layers(MASTERS, devices=2, seed=seed)
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, loss_scale=2.0**6)
-    array = net[0].weight.data(mx.cpu(device))
-    train(net, trainer, range(2), devices=2)
-    write(array)
-    if at_once:
-        net[0].weight.masters()
-    train(net, trainer, range(2, 4), devices=2)
-    return [master.asnumpy() for param in trainer._params for master in param.masters()]
-
-
-@pytest.mark.parametrize("device", [0, 1])
-@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-def test_the_next_update_starts_from_what_was_written(write, device):
-    """As where the masters are read right after the write, which compares each array with its master by itself."""
-    found, want, without = (
-        trained(how, device, at_once) for how, at_once in ((write, False), (write, True), (lambda array: None, False))
-    )
-    for mine, other in zip(found, want):
-        np.testing.assert_array_equal(mine, other)
-    assert any((mine != other).any() for mine, other in zip(found, without))
-
-
 def module_of(layers=1, size=3):
     x = mx.sym.var("data")
     for _ in range(layers):
@@ -184,24 +160,36 @@ def train_module(module, size=3):
     module.update()
 
 
+def trained(frontend, write, device, at_once):
+    """Masters of a small net on two devices that was written into; ``at_once``: and asked for its masters then."""
+    if frontend == "gluon":
+        net = two_layers(MASTERS, devices=2)
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, loss_scale=2.0**6)
+        array, step = net[0].weight.data(mx.cpu(device)), lambda i: train(net, trainer, [i], devices=2)
+        masters = lambda: [param.masters() for param in trainer._params]  # noqa: E731
+    else:
+        module = module_of()
+        array, step = module._exec_group.param_arrays[0][device], lambda i: train_module(module)
+        masters = lambda: [weight.masters for weight in module.core.weights(module.arrays())]  # noqa: E731
+    step(0)
+    write(array)
+    if at_once:
+        masters()
+    for i in range(1, 3):
+        step(i)
+    return [master.asnumpy() for copies in masters() for master in copies]
+
+
+@pytest.mark.parametrize("frontend", ["gluon", "symbolic"])
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-def test_the_next_update_of_a_module_starts_from_what_was_written(write, device):
-    def masters(write, at_once):
-        module = module_of()
-        array = module._exec_group.param_arrays[0][device]
-        train_module(module)
-        write(array)
-        if at_once:
-            module.core.weights(module.arrays())
-        for _ in range(2):
-            train_module(module)
-        (weight,) = module.core.weights(module.arrays())
-        return [master.asnumpy() for master in weight.masters]
-
-    found, want, without = masters(write, False), masters(write, True), masters(lambda array: None, False)
-    for mine, other in zip(found, want):
-        np.testing.assert_array_equal(mine, other)
+def test_the_next_update_starts_from_what_was_written(write, device, frontend):
+    """As where the masters are read right after the write, which compares each array with its master by itself."""
+    found, want, without = (
+        trained(frontend, how, device, at_once)
+        for how, at_once in ((write, False), (write, True), (lambda array: None, False))
+    )
+    assert_same(found, want)
     assert any((mine != other).any() for mine, other in zip(found, without))
 
 

@@ -9,9 +9,9 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from mxmp.step import gradients
 from mxmp.step.gradients import FiniteSums, Gradient, fetch, is_finite, non_finite, norm, square_sums, unscale

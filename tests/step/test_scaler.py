@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 import mxmp
 from mxmp import DynamicLossScaler, NoLossScaler, StaticLossScaler

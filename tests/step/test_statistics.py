@@ -7,9 +7,9 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.nets import contexts
 from mxnet import autograd
 from mxnet.gluon import nn
-from tiny import contexts
 
 import mxmp
 from mxmp.step.gradients import FiniteSums, Gradient, fetch, square_sums
@@ -84,24 +84,21 @@ def test_without_our_trainer_they_would_stay_nan():
     assert not all(np.isfinite(v).all() for v in running(net).values())
 
 
-def test_statistics_of_a_converted_net_are_kept_even_if_the_trainer_has_only_its_weights():
+@pytest.mark.parametrize("how", ["a trainer of the weights alone", "scale_loss"])
+def test_an_overflow_is_caught_too_by(how):
     net = net_with_norm("float16")
     net(mx.nd.array(CLEAN))
-    trainer = mxmp.Trainer(net.collect_params(".*weight|.*bias"), "sgd", loss_scale=2.0**4)
+    names = ".*weight|.*bias" if how != "scale_loss" else ".*"
+    trainer = mxmp.Trainer(net.collect_params(names), "sgd", loss_scale=2.0**4)
     step(net, trainer, CLEAN)
-    step(net, trainer, SPOILED)
-    assert trainer.last_step_skipped
-    assert all(np.isfinite(v).all() for v in running(net).values())
-
-
-def test_an_overflow_through_scale_loss_is_caught_in_the_same_way():
-    net = net_with_norm("float16")
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=2.0**4)
-    with autograd.record():
-        loss = net(mx.nd.array(SPOILED)).sum()
-        with trainer.scale_loss(loss) as scaled:
-            autograd.backward(scaled)
-    trainer.step(4)
+    if how == "scale_loss":
+        with autograd.record():
+            loss = net(mx.nd.array(SPOILED)).sum()
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+        trainer.step(4)
+    else:
+        step(net, trainer, SPOILED)
     assert trainer.last_step_skipped
     assert all(np.isfinite(v).all() for v in running(net).values())
 
@@ -125,18 +122,29 @@ def test_a_plain_backward_at_a_scale_of_1_keeps_the_statistics_too(deferred):
 
 def watched(mean, var):
     arrays = [mx.nd.array(mean), mx.nd.array(var)]
-    return arrays, [Gradient("running_mean", arrays[0]), Gradient("running_var", arrays[1])]
+    items = [Gradient("running_mean", arrays[0]), Gradient("running_var", arrays[1])]
+    return arrays, items, RunningStatistics().watch(items)
 
 
-def test_restore_replaces_the_non_finite_elements_only():
-    (mean, var), items = watched([1, 2], [3, 4])
-    statistics = RunningStatistics().watch(items)
-    mean[:] = mx.nd.array([5, math.nan])
-    var[:] = mx.nd.array([math.inf, 6])
+def end_step(statistics, how):
     statistics.sums(after=square_sums([]))
-    statistics.restore()
-    assert mean.asnumpy().tolist() == [5, 2]
-    assert var.asnumpy().tolist() == [3, 6]
+    getattr(statistics, how)()
+
+
+@pytest.mark.parametrize(
+    ("start", "written", "after"),
+    [
+        (([1, 2], [3, 4]), ([5, math.nan], [math.inf, 6]), ([5, 2], [3, 6])),
+        (([math.nan, 2], [math.inf, 4]), None, ([0, 2], [1, 4])),
+    ],
+    ids=["non-finite elements only", "BatchNorm's initial values where none was ever finite"],
+)
+def test_restore_replaces(start, written, after):
+    arrays, _, statistics = watched(*start)
+    for array, values in zip(arrays, written or ()):
+        array[:] = mx.nd.array(values)
+    end_step(statistics, "restore")
+    assert tuple(array.asnumpy().tolist() for array in arrays) == after
 
 
 def test_more_statistics_than_one_kernel_takes_are_kept_each_by_itself():
@@ -156,8 +164,7 @@ def test_more_statistics_than_one_kernel_takes_are_kept_each_by_itself():
 @pytest.mark.parametrize("number", [59, 60, 61, 200])
 def test_statistics_are_kept_behind_any_number_of_large_gradients(number):
     """Each of these is checked by an operator of its own: ResNet-101 has 93 of them."""
-    (mean, var), items = watched([1, 2], [3, 4])
-    statistics = RunningStatistics().watch(items)
+    (mean, var), _, statistics = watched([1, 2], [3, 4])
     done = FiniteSums([Gradient("", mx.nd.ones(1 << 16)) for _ in range(number)])()
     mean[:] = 7
     assert fetch(statistics.sums(after=done))[0].tolist() == [2 * 49 + 9 + 16]
@@ -169,57 +176,31 @@ def test_statistics_are_kept_behind_any_number_of_large_gradients(number):
     assert var.asnumpy().tolist() == [3, 4]
 
 
-def test_keep_remembers_what_sums_saw_and_not_what_came_later():
-    (mean, _), items = watched([1, 2], [3, 4])
-    statistics = RunningStatistics().watch(items)
+@pytest.mark.parametrize("more", [[], [Gradient("other_mean", mx.nd.ones(1))]], ids=["alone", "beside other arrays"])
+def test_keep_remembers_what_sums_saw_and_not_what_came_later(more):
+    (mean, var), items, statistics = watched([1, 2], [3, 4])
     mean[:] = mx.nd.array([7, 8])
-    statistics.sums(after=square_sums([]))
-    statistics.keep()
+    end_step(statistics, "keep")
     mean[:] = math.nan
-    statistics.sums(after=square_sums([]))
-    statistics.restore()
-    assert mean.asnumpy().tolist() == [7, 8]
-
-
-def test_what_was_never_finite_falls_back_to_batchnorms_initial_values():
-    (mean, var), items = watched([math.nan, 2], [math.inf, 4])
-    statistics = RunningStatistics().watch(items)
-    statistics.sums(after=square_sums([]))
-    statistics.restore()
-    assert mean.asnumpy().tolist() == [0, 2]
-    assert var.asnumpy().tolist() == [1, 4]
-
-
-def test_other_arrays_are_noticed():
-    (mean, var), items = watched([1], [2])
-    statistics = RunningStatistics().watch(items)
-    for other in (items[:1], [items[0], Gradient("var", var.copy())]):
-        assert statistics.watch(other) is statistics
-        mean[:] = math.nan
-        statistics.sums(after=square_sums([]))
-        statistics.restore()
-        assert mean.asscalar() == 1
-
-
-def test_other_arrays_beside_them_leave_what_was_kept():
-    (mean, var), items = watched([1, 2], [3, 4])
-    statistics = RunningStatistics().watch(items)
-    mean[:] = mx.nd.array([7, 8])
-    statistics.sums(after=square_sums([]))
-    statistics.keep()
-    mean[:] = math.nan
-    statistics.watch([*items, Gradient("other_mean", mx.nd.ones(1))])
-    statistics.sums(after=square_sums([]))
-    statistics.restore()
+    if more:
+        statistics.watch([*items, *more])
+    end_step(statistics, "restore")
     assert mean.asnumpy().tolist() == [7, 8]
     assert var.asnumpy().tolist() == [3, 4]
 
 
+def test_other_arrays_are_noticed():
+    (mean, var), items, statistics = watched([1], [2])
+    for other in (items[:1], [items[0], Gradient("var", var.copy())]):
+        assert statistics.watch(other) is statistics
+        mean[:] = math.nan
+        end_step(statistics, "restore")
+        assert mean.asscalar() == 1
+
+
 def test_nothing_is_copied_again_where_some_of_what_is_watched_did_not_run(monkeypatch):
-    (mean, _), items = watched([1], [2])
-    statistics = RunningStatistics().watch(items)
-    statistics.sums(after=square_sums([]))
-    statistics.keep()
+    (mean, _), items, statistics = watched([1], [2])
+    end_step(statistics, "keep")
     monkeypatch.setattr("mxmp.step.statistics._finite_copies", None)
     for some in (items[:1], items, items[1:], []):
         statistics.watch(some)

@@ -7,7 +7,8 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from tiny import MASTERS, forward, two_layers
+from kit.nets import forward, two_layers
+from kit.twins import MASTERS
 
 import mxmp
 from mxmp.step import stores

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import assert_same
 
 from mxmp.step import updater as ours
 
@@ -53,8 +54,7 @@ def alone(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_large_arrays_are_updated_by_themselves_to_the_same_bits(settings, alone):
     made = ours.Updater(optimizer(settings))
-    for got, want in zip(trained(made), trained(mx.optimizer.Updater(optimizer(settings)))):
-        np.testing.assert_array_equal(got, want)
+    assert_same(trained(made), trained(mx.optimizer.Updater(optimizer(settings))))
     large = [*range(2, 16)]
     assert sorted(alone) == sorted(large * 4 if "momentum" in settings else [])
     assert made.optimizer.num_update == 4
@@ -71,8 +71,7 @@ def test_adam_s_states_of_large_arrays_begin_apart_and_give_the_same_bits(monkey
     monkeypatch.setattr(ours, "_zeros_apart", noted)
     options = {"learning_rate": 0.1, "wd": 1e-2}
     made = ours.Updater(mx.optimizer.Adam(**options))
-    for got, want in zip(trained(made), trained(mx.optimizer.Updater(mx.optimizer.Adam(**options)))):
-        np.testing.assert_array_equal(got, want)
+    assert_same(trained(made), trained(mx.optimizer.Updater(mx.optimizer.Adam(**options))))
     large = [size for size in map(np.prod, SHAPES) if size >= ours._LARGE]
     assert sorted(made_apart) == [(size, number) for size in large for number in (1, 2)]
 
@@ -81,8 +80,7 @@ def test_a_sparse_gradient_of_a_large_array_takes_mxnet_s_way(alone):
     settings = {"momentum": 0.9, "lazy_update": False}
     made = ours.Updater(optimizer(settings))
     plain = mx.optimizer.Updater(optimizer(settings))
-    for got, want in zip(trained(made, sparse=(4,)), trained(plain, sparse=(4,))):
-        np.testing.assert_array_equal(got, want)
+    assert_same(trained(made, sparse=(4,)), trained(plain, sparse=(4,)))
     assert 4 not in alone
     assert 5 in alone
 
@@ -112,5 +110,4 @@ def test_masters_that_are_updated_in_parts_get_the_same_bits(name, monkeypatch):
     want = masters_and_weights()
     monkeypatch.setattr(ours, "_COPIED", 3 * ours._LARGE)
     assert list(map(len, ours._parts(arrays(0)))) == [3, 2, 2, 2, 2, 2, 2, 3]
-    for got, whole in zip(masters_and_weights(), want):
-        np.testing.assert_array_equal(got, whole)
+    assert_same(masters_and_weights(), want)

@@ -1,24 +1,31 @@
 """Buckets over sequence lengths share masters, scaler and counters."""
 
+import copy
+
 import mxnet as mx
 import numpy as np
 import pytest
 from bench.turns import operators
+from kit.twins import MASTERS, assert_same
 
 import mxmp
 
 LENGTHS = (4, 6)
 BATCH, VOCABULARY = 8, 12
-LOW_PARAMS = mxmp.Policy("float16", params="float16")
 
 
-def sym_gen(length):
+def sym_gen_of(inner):
     data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
     x = mx.sym.Embedding(data, input_dim=VOCABULARY, output_dim=8, name="embed")
-    x = mx.sym.FullyConnected(x, num_hidden=16, flatten=False, name="inner")
+    if inner:
+        x = mx.sym.FullyConnected(x, num_hidden=inner, flatten=False, name="inner")
     x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=VOCABULARY, flatten=False, name="outer")
     x = mx.sym.reshape(x, (-1, VOCABULARY))
     return mx.sym.SoftmaxOutput(x, mx.sym.reshape(label, (-1,)), name="softmax"), ["data"], ["softmax_label"]
+
+
+def sym_gen(length):
+    return sym_gen_of(16)
 
 
 def batch(length, seed=0):
@@ -35,12 +42,23 @@ def batch(length, seed=0):
 def bound(kind=mxmp.BucketingModule, loss_scale=8.0, **mixed):
     if kind is mxmp.BucketingModule:
         mixed["loss_scale"] = loss_scale
-    module = kind(sym_gen, default_bucket_key=max(LENGTHS), **mixed)
+    return ready(kind(sym_gen, default_bucket_key=max(LENGTHS), **mixed))
+
+
+def bind(module, **options):
     longest = batch(max(LENGTHS))
-    module.bind(longest.provide_data, longest.provide_label)
-    mx.random.seed(0)
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.02})
+    module.bind(longest.provide_data, longest.provide_label, **options)
+
+
+ADAM = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.02}}
+
+
+def ready(module):
+    bind(module)
+    if not module.params_initialized:
+        mx.random.seed(0)
+        module.init_params(mx.init.Xavier())
+    module.init_optimizer(**ADAM)
     return module
 
 
@@ -56,7 +74,7 @@ def weights(module):
     return {k: v.asnumpy() for k, v in module.get_params()[0].items()}
 
 
-@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
+@pytest.mark.parametrize("policy", ["float16", MASTERS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
 def test_all_buckets_train_the_same_weights_as_in_fp32(policy):
     plain = bound(mx.mod.BucketingModule)
     low = bound(policy=policy)
@@ -69,20 +87,19 @@ def test_all_buckets_train_the_same_weights_as_in_fp32(policy):
 
 
 def test_float16_parameters_with_masters_equal_fp32_parameters_in_every_bucket():
-    full, low = bound(policy="float16"), bound(policy=LOW_PARAMS)
+    full, low = bound(policy="float16"), bound(policy=MASTERS)
     train(full)
     train(low)
     for name, value in weights(full).items():
         np.testing.assert_array_equal(weights(low)[name], value, err_msg=name)
-    dtypes = {
-        n: a[0].dtype for n, a in zip(low._buckets[4]._exec_group.param_names, low._buckets[4]._exec_group.param_arrays)
-    }
+    group = low._buckets[4]._exec_group
+    dtypes = {name: arrays[0].dtype for name, arrays in zip(group.param_names, group.param_arrays)}
     assert dtypes["inner_weight"] == np.float16
     assert dtypes["embed_weight"] == np.float32
 
 
 def test_an_overflow_in_one_bucket_is_skipped_named_and_lowers_the_scale_of_all():
-    module = bound(loss_scale=mxmp.DynamicLossScaler(64.0), policy=LOW_PARAMS)
+    module = bound(loss_scale=mxmp.DynamicLossScaler(64.0), policy=MASTERS)
     train(module, 4)
     before = weights(module)
     module.forward(batch(4))
@@ -93,8 +110,7 @@ def test_an_overflow_in_one_bucket_is_skipped_named_and_lowers_the_scale_of_all(
     assert module.last_step_skipped
     assert module.overflow_params == ("inner_bias on cpu(0)",)
     assert module.loss_scale == module._buckets[6].loss_scale == 32.0
-    for name, value in weights(module).items():
-        np.testing.assert_array_equal(value, before[name])
+    assert_same(before, weights(module))
 
 
 def normed(length):
@@ -142,18 +158,16 @@ def test_a_change_of_buckets_or_of_the_batch_size_copies_no_running_statistics_a
 
 def test_resuming_is_bit_exact_and_files_are_plain_fp32(tmp_path):
     prefix = str(tmp_path / "b")
-    module = bound(policy=LOW_PARAMS)
+    module = bound(policy=MASTERS)
     train(module, 6)
     module.save_checkpoint(prefix, 1)
     module.save_optimizer_states(f"{prefix}.states")
     train(module, 6)
 
     resumed = mxmp.BucketingModule.load(
-        prefix, 1, sym_gen=sym_gen, default_bucket_key=max(LENGTHS), policy=LOW_PARAMS, loss_scale=8.0
+        prefix, 1, sym_gen=sym_gen, default_bucket_key=max(LENGTHS), policy=MASTERS, loss_scale=8.0
     )
-    longest = batch(max(LENGTHS))
-    resumed.bind(longest.provide_data, longest.provide_label)
-    resumed.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.02})
+    ready(resumed)
     resumed.load_optimizer_states(f"{prefix}.states")
     train(resumed, 6)
     for name, value in weights(module).items():
@@ -181,21 +195,17 @@ class Sentences(mx.io.DataIter):
 
 
 @pytest.mark.filterwarnings("ignore:Parameters already initialized")
-@pytest.mark.parametrize("policy", [LOW_PARAMS, "float16", "bfloat16"], ids=["f16 masters", "f16", "bf16"])
+@pytest.mark.parametrize("policy", [MASTERS, "float16", "bfloat16"], ids=["f16 masters", "f16", "bf16"])
 def test_fit_with_module_checkpoint_resumes_bit_for_bit(policy, tmp_path):
     """Three epochs in one run, and one and two in two; MXNet's callback writes the states."""
     prefix = str(tmp_path / "b")
-    scaler = {"loss_scale": mxmp.DynamicLossScaler(2.0**10, growth_interval=4)}
-    options = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.02}}
-    whole = mxmp.BucketingModule(sym_gen, max(LENGTHS), policy=policy, **scaler)
+    mixed = {"policy": policy, "loss_scale": mxmp.DynamicLossScaler(2.0**10, growth_interval=4)}
+    whole = mxmp.BucketingModule(sym_gen, max(LENGTHS), **copy.deepcopy(mixed))
     saving = mx.callback.module_checkpoint(whole, prefix, 1, True)
-    whole.fit(Sentences(), num_epoch=3, initializer=mx.init.Xavier(), epoch_end_callback=saving, **options)
+    whole.fit(Sentences(), num_epoch=3, initializer=mx.init.Xavier(), epoch_end_callback=saving, **ADAM)
 
-    scaler = {"loss_scale": mxmp.DynamicLossScaler(2.0**10, growth_interval=4)}
-    resumed = mxmp.BucketingModule.load(
-        prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=policy, **scaler
-    )
-    resumed.fit(Sentences(), num_epoch=3, begin_epoch=1, **options)
+    resumed = mxmp.BucketingModule.load(prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, **mixed)
+    resumed.fit(Sentences(), num_epoch=3, begin_epoch=1, **ADAM)
     for name, value in weights(whole).items():
         np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
     assert resumed.loss_scale == whole.loss_scale > 2.0**10
@@ -205,23 +215,20 @@ def test_fit_with_module_checkpoint_resumes_bit_for_bit(policy, tmp_path):
 def test_masters_of_the_states_file_are_the_parameters_that_are_saved_next(tmp_path):
     """The states are of a later step than the parameters; what ``get_params`` gives is what trains."""
     prefix = str(tmp_path / "b")
-    module = bound(policy=LOW_PARAMS)
+    module = bound(policy=MASTERS)
     module.save_checkpoint(prefix, 1)
     train(module, 2)
     module.save_optimizer_states(f"{prefix}-0001.states")
     resumed = mxmp.BucketingModule.load(
-        prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=LOW_PARAMS, loss_scale=8.0
+        prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=MASTERS, loss_scale=8.0
     )
-    longest = batch(max(LENGTHS))
-    resumed.bind(longest.provide_data, longest.provide_label)
-    resumed.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.02})
+    ready(resumed)
     np.testing.assert_array_equal(weights(resumed)["inner_weight"], weights(module)["inner_weight"])
 
 
 def test_states_before_there_is_an_optimizer_are_refused_and_nothing_is_written(tmp_path):
     module = mxmp.BucketingModule(sym_gen, max(LENGTHS))
-    longest = batch(max(LENGTHS))
-    module.bind(longest.provide_data, longest.provide_label)
+    bind(module)
     module.init_params()
     with pytest.raises(RuntimeError, match=r"init_optimizer\(\) first"):
         module.save_checkpoint(str(tmp_path / "b"), 1, True)
@@ -231,9 +238,8 @@ def test_states_before_there_is_an_optimizer_are_refused_and_nothing_is_written(
 
 
 def test_a_key_that_cannot_be_saved_is_refused_before_a_file_is_written(tmp_path):
-    module = mxmp.BucketingModule(lambda key: sym_gen(6), default_bucket_key="long", policy=LOW_PARAMS)
-    longest = batch(6)
-    module.bind(longest.provide_data, longest.provide_label)
+    module = mxmp.BucketingModule(lambda key: sym_gen(6), default_bucket_key="long", policy=MASTERS)
+    bind(module)
     module.init_params()
     with pytest.raises((TypeError, ValueError)):
         module.save_checkpoint(str(tmp_path / "net"), 1)
@@ -241,29 +247,21 @@ def test_a_key_that_cannot_be_saved_is_refused_before_a_file_is_written(tmp_path
 
 
 def test_rebinding_for_prediction_keeps_the_weights():
-    module = bound(policy=LOW_PARAMS)
+    module = bound(policy=MASTERS)
     train(module, 4)
     before = weights(module)
-    longest = batch(max(LENGTHS))
-    module.bind(longest.provide_data, longest.provide_label, for_training=False, force_rebind=True)
-    for name, value in weights(module).items():
-        np.testing.assert_array_equal(value, before[name])
+    bind(module, for_training=False, force_rebind=True)
+    assert_same(before, weights(module))
     module.forward(batch(4), is_train=False)
     assert module.get_outputs()[0].shape == (BATCH * 4, VOCABULARY)
 
 
 def part_of_the_network(length):
     """Short sentences skip a layer, so their bucket lacks its parameters."""
-    data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
-    x = mx.sym.Embedding(data, input_dim=VOCABULARY, output_dim=8, name="embed")
-    if length == max(LENGTHS):
-        x = mx.sym.FullyConnected(x, num_hidden=8, flatten=False, name="inner")
-    x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=VOCABULARY, flatten=False, name="outer")
-    x = mx.sym.reshape(x, (-1, VOCABULARY))
-    return mx.sym.SoftmaxOutput(x, mx.sym.reshape(label, (-1,)), name="softmax"), ["data"], ["softmax_label"]
+    return sym_gen_of(8 if length == max(LENGTHS) else 0)
 
 
-@pytest.mark.parametrize("policy", ["float16", LOW_PARAMS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
+@pytest.mark.parametrize("policy", ["float16", MASTERS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
 def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "sym_gen", part_of_the_network)
     plain, module = bound(mx.mod.BucketingModule), bound(policy=policy)
@@ -287,7 +285,7 @@ def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monke
 
 def test_a_new_optimizer_has_the_parameters_and_the_latest_weights_of_all_buckets(monkeypatch):
     monkeypatch.setitem(globals(), "sym_gen", part_of_the_network)
-    full, low = bound(policy="float16"), bound(policy=LOW_PARAMS)
+    full, low = bound(policy="float16"), bound(policy=MASTERS)
     for module in (full, low):
         for current in LENGTHS:
             module.forward_backward(batch(min(LENGTHS)))
@@ -310,7 +308,7 @@ def test_a_bucket_whose_output_is_a_weight_in_float16_returns_its_values(first):
         outputs = [weight, head] if first == "weight" else [head, weight]
         return head if key == 2 else mx.sym.Group(outputs), ["data"], ["softmax_label"]
 
-    module = mxmp.BucketingModule(generate, default_bucket_key=2, policy=LOW_PARAMS, loss_scale=8.0)
+    module = mxmp.BucketingModule(generate, default_bucket_key=2, policy=MASTERS, loss_scale=8.0)
     shapes = [("data", (2, 4))], [("softmax_label", (2,))]
     module.bind(*shapes)
     module.init_params(mx.init.Xavier())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from oracle import S, by_symbol, filled, nodes, sqnr
+from kit.oracle import S, by_symbol, filled, nodes, sqnr
 
 import mxmp
 from mxmp import Policy

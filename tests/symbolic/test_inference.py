@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import assert_same
 
 import mxmp
 from mxmp.inference.calibration import sqnr
@@ -223,8 +224,7 @@ def test_parameters_and_checkpoints_stay_the_user_s(symbol, values, tmp_path):
     _, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
     for found, known in ((args, values[0]), (auxs, values[1])):
         assert found.keys() == known.keys()
-        for name, value in known.items():
-            np.testing.assert_array_equal(found[name].asnumpy(), value.asnumpy())
+        assert_same(found, known)
 
 
 @pytest.mark.parametrize("why", ["it trains", "float16", "states", "the user's backend"])

@@ -3,13 +3,13 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.twins import MASTERS
 
 import mxmp
 
 BATCH, WIDTH = 8, 6
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
-LOW_PARAMS = mxmp.Policy("float16", params="float16")
-POLICIES = pytest.mark.parametrize("policy", ["float16", LOW_PARAMS, "bfloat16"], ids=str)
+POLICIES = pytest.mark.parametrize("policy", ["float16", MASTERS, "bfloat16"], ids=str)
 
 
 def layers(*names):
@@ -80,7 +80,7 @@ def test_an_optimizer_that_cannot_update_the_parameters_is_not_borrowed():
         module.init_optimizer()
     for module, lender, message in (
         (bound(mxmp.Module, layers("fc1", "fc2")), one, "does not update fc2_weight, fc2_bias"),
-        (bound(mxmp.Module, layers("fc1"), policy=LOW_PARAMS), one, "stored in float16"),
+        (bound(mxmp.Module, layers("fc1"), policy=MASTERS), one, "stored in float16"),
         (bound(mxmp.Module, layers("fc1")), plain, r"expected an mxmp\.Module"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -7,7 +7,7 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
-from oracle import S
+from kit.oracle import S
 
 import mxmp
 from mxmp.__main__ import main

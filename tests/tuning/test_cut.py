@@ -7,11 +7,12 @@ from math import prod
 
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, given, settings
+from kit.examples import examples
+from kit.graphs import graphs
+from kit.oracle import S
 from mxnet.contrib import amp
 from mxnet.gluon.model_zoo import vision
-from oracle import S, graphs
 
 from mxmp import Policy
 from mxmp.precision.casts import insert_casts, strip

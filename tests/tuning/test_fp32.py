@@ -7,9 +7,9 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from oracle import S
 
 import mxmp
 from mxmp.gluon.hook import hook_of

@@ -9,7 +9,7 @@ import sys
 
 import mxnet as mx
 import pytest
-from oracle import S
+from kit.oracle import S
 
 import mxmp
 from mxmp.tuning import machine, search

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from kit.oracle import S
+from kit.processes import run_program
 from mxnet.gluon import nn
-from oracle import S
-from processes import run_program
 
 import mxmp
 from mxmp.precision.plan import Decision

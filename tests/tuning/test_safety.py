@@ -7,11 +7,12 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from counts import examples
 from hypothesis import HealthCheck, assume, given, settings
+from kit.examples import examples
+from kit.graphs import graphs
+from kit.oracle import S, by_symbol, filled
 from mxnet import gluon
 from mxnet.gluon import nn
-from oracle import S, by_symbol, filled, graphs
 
 import mxmp
 from mxmp import Policy

@@ -7,10 +7,10 @@ import json
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import S, by_gluon, sqnr
+from kit.processes import run_program
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from oracle import S, by_gluon, sqnr
-from processes import run_program
 
 import mxmp
 from mxmp import Plan
@@ -413,34 +413,25 @@ def test_times_of_earlier_runs_are_used(tmp_path):
     assert set(plan.decisions) == set(first.decisions)
 
 
-def test_where_low_precision_fails_the_plan_is_fp32_and_says_so(monkeypatch):
+@pytest.mark.parametrize("low_fails", [True, False], ids=["low precision", "FP32 with workarounds"])
+def test_where_one_kind_of_plan_fails_the_other_is_still_compared_and_the_plan_says_so(low_fails, monkeypatch):
     timed = search.Search._timed
 
     def failing(self, low):
-        if low:
-            raise mx.MXNetError("MXNetError: no such kernel")
-        return timed(self, low)
-
-    monkeypatch.setattr(search.Search, "_timed", failing)
-    plan = mxmp.tune(two(), data=(2, 6), cache=False)
-    assert plan.num_low == 0
-    assert "bfloat16 fails here (MXNetError: no such kernel)" in str(plan)
-    assert "FP32: no plan in bfloat16 was faster" in str(plan)
-    assert plan.decisions["a"].reason == "bfloat16 could not be timed here"
-
-
-def test_where_fp32_with_workarounds_fails_plain_fp32_is_still_compared(monkeypatch):
-    timed = search.Search._timed
-
-    def failing(self, low):
-        if not low:
+        if bool(low) == low_fails:
             raise mx.MXNetError("MXNetError: no such kernel")
         return timed(self, low)
 
     monkeypatch.setattr(search.Search, "_timed", failing)
     plan = mxmp.tune(mx.sym.clip(two(), 0, 6), data=(2, 6), cache=False)
-    assert "float32, converted fails here (MXNetError: no such kernel)" in str(plan)
-    assert {"float32", "rules"} <= set(plan.tuned.gains)
+    failed = "bfloat16" if low_fails else "float32, converted"
+    assert f"{failed} fails here (MXNetError: no such kernel)" in str(plan)
+    if low_fails:
+        assert plan.num_low == 0
+        assert "FP32: no plan in bfloat16 was faster" in str(plan)
+        assert plan.decisions["a"].reason == "bfloat16 could not be timed here"
+    else:
+        assert {"float32", "rules"} <= set(plan.tuned.gains)
 
 
 def test_a_candidate_that_fails_in_a_later_round_is_left_out_and_named(monkeypatch):

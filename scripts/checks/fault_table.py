@@ -1,0 +1,207 @@
+"""Faults that tests must notice: a line of mxmp, what stands there instead, and the tests of which one must fail."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """``file`` is in mxmp/ and ``tests`` are in tests/, several with spaces between; ``old`` stands there once."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = (
+    Fault("policy.py", "sorted(set(self.low_ops) & set(self.full_ops))", "[]", "test_policy.py"),
+    Fault("cpu.py", "known is not None and not any(", "known is not None and any(", "test_cpu.py"),
+    Fault("files.py", "if not os.path.isdir(folder):", "if False:", "symbolic/test_command_line.py"),
+    Fault("callbacks.py", "self._error = self._error or error", "self._error = error", "test_callbacks.py"),
+    Fault("launch.py", "else 128 - process.returncode", "else 0", "test_launch.py"),
+    Fault("checkpoint.py", 'if content["format"] != _FORMAT:', "if False:", "test_checkpoint.py"),
+    Fault("pipeline.py", "if plan.device != device:", "if False:", "precision/test_plan.py"),
+    # -- precision
+    Fault(
+        "precision/rule.py",
+        '"<e" if dtype == "float16" else "<f"',
+        '"<f"',
+        "precision/test_rules.py precision/test_kernels.py",
+    ),
+    Fault("precision/rules.py", " and row.where(call)", "", "precision/test_kernels.py"),
+    Fault("precision/rule_table.py", '"softmax _npx_softmax"', '"softmax"', "precision/test_rules.py"),
+    Fault("precision/missing_kernels.py", "int(filters) % CHANNEL_BLOCK != 0", "False", "precision/test_kernels.py"),
+    Fault("precision/casts.py", " or readers >= _ADDED_IN_PLACE", "", "precision/test_casts.py kernels/test_fit.py"),
+    Fault("precision/decide.py", " or variable in heads:", ":", "precision/test_decide.py precision/test_heads.py"),
+    Fault("precision/draft.py", "if node.op in self.policy.full_ops:", "if False:", "precision/test_decide.py"),
+    Fault("precision/heads.py", "Kind.HEAD else ()", "Kind.LOW else ()", "precision/test_heads.py"),
+    Fault("precision/readers.py", "sources and (rule.exact or len(read) == 1)", "sources", "precision/test_readers.py"),
+    Fault(
+        "precision/safe_sums.py", 'policy.norm != "compute"', 'policy.norm == "compute"', "precision/test_safe_sums.py"
+    ),
+    Fault("precision/subgraphs.py", '"_while_loop" and positions', '"_while_loop"', "precision/test_subgraphs.py"),
+    Fault("precision/plan.py", "if len(decisions) != len(plan.decisions):", "if False:", "gluon/test_plan_names.py"),
+    # -- kernels
+    Fault("kernels/fit.py", " and row.name not in left_out:", ":", "kernels/test_fit.py kernels/test_table.py"),
+    Fault("kernels/emulation.py", "return is_max and node", "return node", "kernels/test_emulation.py"),
+    Fault("kernels/rounding.py", "if number % _SUMMED_LOW == 0:", "if number == 0:", "kernels/test_fit.py"),
+    Fault("kernels/rounding.py", 'inserted("negative"', 'inserted("identity"', "kernels/test_fit.py"),
+    Fault("kernels/padding.py", "(pad and -pad for pad in front)", "front", "kernels/test_padding.py"),
+    Fault(
+        "kernels/norms.py",
+        " and Entry(node) not in graph.heads",
+        "",
+        "kernels/test_norms.py precision/test_safe_sums.py",
+    ),
+    Fault("kernels/layouts.py", "each % 4 == 0 and each % 16 != 0", "each % 16 != 0", "kernels/test_layouts.py"),
+    Fault("kernels/unwritten.py", 'not in (None, "null"):', 'not in ("null",):', "kernels/test_cpu_kernels.py"),
+    Fault("kernels/memory.py", "others[::-1]", "others", "kernels/test_memory.py"),
+    Fault(
+        "kernels/cuda.py",
+        "_LOOKED_UP[n.op][0] not in n.attrs",
+        "_LOOKED_UP[n.op][0] in n.attrs",
+        "kernels/test_cuda.py",
+    ),
+    Fault(
+        "kernels/channels_last.py", '("1",) if is_last else ("1", "-1")', '("1", "-1")', "kernels/test_channels_last.py"
+    ),
+    # -- serving
+    Fault("serving/folding.py", "if Entry(norm) in heads:", "if False:", "inference/test_full_graphs.py"),
+    Fault("serving/fusing.py", "reads[entry.node] > 1 or ", "", "inference/test_full_graphs.py"),
+    Fault("serving/sums.py", 'weight[:, part].T).astype("float16")', "weight[:, part].T)", "inference/test_float16.py"),
+    # -- step
+    Fault(
+        "step/scaler.py",
+        "min(self._scale * self.growth_factor, self.max_scale)",
+        "self._scale * self.growth_factor",
+        "step/test_scaler.py",
+    ),
+    Fault("step/scaler.py", "if self._tolerance <= 0:", "if self._tolerance < 0:", "step/test_scaler.py"),
+    Fault("step/step.py", "if distance != 0]", "if distance == 0]", "step/test_exposed.py"),
+    Fault("step/step.py", "1 if bad and at_floor else 0", "1 if bad else 0", "step/test_step.py"),
+    Fault(
+        "step/step.py",
+        "            statistics.restore()",
+        "            statistics.keep()",
+        "step/test_statistics.py gluon/test_trainer.py",
+    ),
+    Fault(
+        "step/gradients.py",
+        " and not _on_gpu(array) and not exact:",
+        " and not _on_gpu(array):",
+        "step/test_gradients.py",
+    ),
+    Fault(
+        "step/ledger.py",
+        "event in (Event.REDUCE, Event.CLIP)",
+        "event is Event.CLIP",
+        "step/test_ledger.py gluon/test_trainer.py",
+    ),
+    Fault(
+        "step/ledger.py",
+        "self._finite = self._finite and finite",
+        "self._finite = finite",
+        "behaviour/test_two_trainers.py",
+    ),
+    Fault("step/masters.py", "value, full, value, out=full", "value, value, full, out=full", "step/test_exposed.py"),
+    Fault("step/multi_tensor.py", "rate=-1.0)", "rate=1.0)", "gluon/test_masters_update.py gluon/test_optimizers.py"),
+    Fault("step/updater.py", "once.get(u.index, u) is u]", "True]", "behaviour/test_device_equality.py"),
+    Fault(
+        "step/updater.py",
+        "self.optimizer.momentum > 0",
+        "self.optimizer.momentum >= 0",
+        "step/test_updater.py gluon/test_optimizers.py",
+    ),
+    Fault("step/states.py", "if key % count == 0:", "if True:", "behaviour/test_module_habits.py"),
+    Fault("step/state_layout.py", "int(part) if k % 2 else part", "part", "gluon/test_states.py"),
+    Fault("step/stores.py", "if name in _WITHIN:", "if True:", "step/test_stores.py"),
+    Fault("step/resume.py", " if name not in settings", "", "behaviour/test_resume_module.py"),
+    Fault("step/adaptive.py", " and fits and not self._futile", " and fits", "step/test_adaptive.py"),
+    Fault("step/floor.py", "(scale if unscaled else 1.0)", "1.0", "step/test_step.py"),
+    # -- gluon
+    Fault("gluon/trainer.py", "unscale(found, 1.0 / self.loss_scale)", "unscale(found, 1.0)", "gluon/test_trainer.py"),
+    Fault(
+        "gluon/backward.py",
+        "    if scale != 1.0:\n        refuse_unscaled",
+        "    if False:\n        refuse_unscaled",
+        "behaviour/test_heads_reached.py",
+    ),
+    Fault("gluon/scaling.py", 'if getattr(_local, "open", False):', "if False:", "behaviour/test_two_trainers.py"),
+    Fault("gluon/graphs.py", 'if autograd.is_training() and device == "cpu":', "if False:", "kernels/test_memory.py"),
+    Fault(
+        "gluon/hook.py",
+        'or "requires uniform type" not in str(error):',
+        "or True:",
+        "behaviour/test_errors.py gluon/test_hook_calls.py",
+    ),
+    Fault("gluon/nesting.py", "(i, type(each), repr(each),", "(i, repr(each),", "gluon/test_python_values.py"),
+    Fault(
+        "gluon/conversion.py",
+        "not isinstance(param, LowParameter) and any(",
+        "not isinstance(param, LowParameter) and not any(",
+        "gluon/test_convert.py",
+    ),
+    Fault("gluon/blocks.py", "    if not graphs:", "    if False:", "gluon/test_convert.py"),
+    Fault("gluon/weights.py", "sum(moved[1:], moved[0]) / len(moved)", "moved[0]", "gluon/test_weights.py"),
+    Fault("gluon/scaled_reads.py", "trainer.warn_of_scaled_gradients(param)", "pass", "gluon/test_scaled_reads.py"),
+    Fault(
+        "gluon/parameter.py",
+        "if not {*conversions_of(new)} <= {*old}:",
+        "if False:",
+        "behaviour/test_shared_nets.py gluon/test_parameter.py",
+    ),
+    # -- symbolic
+    Fault(
+        "symbolic/module.py",
+        "if self._params_dirty or self.core.masters:",
+        "if self._params_dirty:",
+        "symbolic/test_bucketing.py",
+    ),
+    Fault("symbolic/core.py", "self.masters[name].mean(arrays[name])", "arrays[name][0]", "symbolic/test_module.py"),
+    Fault("symbolic/checkpoint.py", "if file.read() != end:", "if False:", "test_whole_files.py"),
+    Fault(
+        "symbolic/inference.py", "if not is_train and not kwargs and", "if not kwargs and", "symbolic/test_inference.py"
+    ),
+    Fault(
+        "symbolic/bucketing.py", "if fresh and self._monitor is not None:", "if False:", "behaviour/test_monitors.py"
+    ),
+    Fault("symbolic/cast.py", "if plan.num_low or plan.tuned is not None:", "if True:", "symbolic/test_cast_symbol.py"),
+    # -- diagnose
+    Fault("diagnose/watching/histogram.py", "self.infs + over", "self.infs", "diagnose/test_histogram.py"),
+    Fault(
+        "diagnose/watching/watch.py",
+        "due = (self._step.steps + 1) %",
+        "due = self._step.steps %",
+        "diagnose/test_watch.py",
+    ),
+    Fault("diagnose/blaming/verdict.py", "if not found.finite:", "if found.finite:", "diagnose/test_blame.py"),
+    Fault("diagnose/auditing/audit.py", "if changed.times_noise <= THRESHOLD:", "if True:", "diagnose/test_audit.py"),
+    Fault("diagnose/guarding/guard.py", " or self._has_large_gradients(records)", "", "diagnose/test_guard.py"),
+    Fault("diagnose/guarding/guard.py", "self._step.restart_floor_count()", "pass", "diagnose/test_guard.py"),
+    Fault(
+        "diagnose/advising/gemm.py",
+        "gemms.append(Gemm(directions, steps * batch, wide, width))",
+        "pass",
+        "diagnose/test_advise.py",
+    ),
+    Fault(
+        "diagnose/profiling/profile.py",
+        "if kind != TENSOR and is_cast(operator):",
+        "if False:",
+        "diagnose/test_profile.py",
+    ),
+    # -- tuning and inference
+    Fault("tuning/cut.py", "network.pay(network.LOW, node, math.inf)", "pass", "tuning/test_cut.py"),
+    Fault(
+        "tuning/search.py", "return best if beats(times, best, full) else full", "return best", "tuning/test_tune.py"
+    ),
+    Fault("tuning/table.py", "more / len(its_casts)", "more", "tuning/test_tune.py tuning/test_kept_times.py"),
+    Fault(
+        "inference/quantizing.py",
+        "repr(2 * float(",
+        "repr(1 * float(",
+        "inference/test_quantizing.py inference/test_optimize.py",
+    ),
+    Fault("inference/prepared.py", "self._kept.pop(key, None) or", "", "inference/test_prepared.py"),
+)

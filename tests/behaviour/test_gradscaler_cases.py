@@ -1,0 +1,351 @@
+"""The cases of PyTorch's GradScaler tests and of Apex's amp tests, against plain FP32 MXNet that leaves steps out.
+
+As there, an inf or NaN is put into the gradients of one step, which the plain run leaves out: afterwards both have
+learned the same. (Arguments of scalers, and states that are no states: ``tests/step/test_scaler.py``.)
+"""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit import twins
+from kit.twins import (
+    LOSS,
+    POLICIES,
+    array,
+    assert_close,
+    assert_same,
+    backward,
+    convert,
+    seeded,
+    sequence,
+    updates,
+    values,
+)
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+STEPS, SKIPPED, BATCH = 7, 2, 8
+SGD = {"learning_rate": 0.05, "momentum": 0.9}
+
+
+def scaler(**kwargs):
+    return mxmp.DynamicLossScaler(**{"init_scale": 128, "growth_interval": 2, "growth_factor": 2, **kwargs})
+
+
+def made(policy, grad_req="write"):
+    net = seeded(sequence(nn.Dense(8, in_units=6, activation="tanh"), nn.Dense(4, in_units=8)))
+    net.collect_params().setattr("grad_req", grad_req)
+    convert(policy and POLICIES[policy], net)
+    net(array(0, 1, 6))
+    return net
+
+
+def trainer_of(net, policy, loss_scale=None):
+    return twins.trainer_of(policy, net, scale=loss_scale or scaler(), **SGD)
+
+
+def recorded(net, step):
+    with autograd.record():
+        return LOSS(net(array(step, BATCH, 6)), array(100 + step, BATCH, 4))
+
+
+def is_ours(trainer):
+    return isinstance(trainer, mxmp.Trainer)
+
+
+def gradients(net):
+    return [param.grad() for param in net.collect_params().values()]
+
+
+def spoil(net, value=np.inf, number=0):
+    """One element of one parameter's gradient."""
+    gradient = gradients(net)[number]
+    flat = gradient.reshape((-1,))
+    flat[flat.size - 1] = value
+
+
+# -- what happens between backward and step ---------------------------------------------------------
+
+
+def nothing(trainer, net):
+    pass
+
+
+def unscaled(trainer, net):
+    if is_ours(trainer):
+        trainer.unscale()
+
+
+def clipped_by_hand(trainer, net):
+    unscaled(trainer, net)
+    gluon.utils.clip_global_norm(gradients(net), 0.5, check_isfinite=False)
+
+
+def clipped(trainer, net):
+    if is_ours(trainer):
+        assert trainer.clip_global_norm(0.5) > 0.5  # it has something to do
+    else:
+        gluon.utils.clip_global_norm(gradients(net), 0.5)
+
+
+def changed_by_hand(trainer, net):
+    unscaled(trainer, net)
+    for gradient in gradients(net):
+        gradient[:] = gradient * 0.5 - 0.01
+
+
+BETWEEN = {each.__name__: each for each in (nothing, unscaled, clipped_by_hand, clipped, changed_by_hand)}
+
+
+def trained(policy, between=nothing, value=np.inf, number=0):
+    """What ``STEPS`` steps add to the weights, one of which must not count; and the trainer."""
+    net = made(policy)
+    trainer = trainer_of(net, policy)
+
+    def run():
+        for step in range(STEPS):
+            if policy is None and step == SKIPPED:
+                continue
+            backward(trainer, recorded(net, step))
+            if step == SKIPPED:
+                spoil(net, value, number)
+            between(trainer, net)
+            trainer.step(BATCH)
+            assert not is_ours(trainer) or trainer.last_step_skipped == (step == SKIPPED)
+
+    return updates(net, run), trainer
+
+
+# Trainer.unscale refuses float16 gradients, which could not hold the result.
+IN_PLACE = ("unscaled", "clipped_by_hand", "changed_by_hand")
+
+
+@pytest.mark.parametrize(
+    ("policy", "between"), [(p, b) for p in POLICIES for b in BETWEEN if p != "float16 masters" or b not in IN_PLACE]
+)
+def test_after_a_skip_the_rest_is_learned_as_in_fp32(policy, between):
+    found, trainer = trained(policy, BETWEEN[between])
+    expected, _ = trained(None, BETWEEN[between])
+    assert_close(found, expected, policy)
+    assert trainer.skipped_steps == 1
+    # Two clean steps double it; the third halves it; four more double it twice.
+    assert trainer.loss_scale == 128 * 2 / 2 * 2 * 2
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("number", range(4))
+def test_one_bad_element_of_any_parameter_skips_all_of_them_and_is_named(number, value):
+    net = made("float16")
+    trainer = trainer_of(net, "float16")
+    backward(trainer, recorded(net, 0))
+    spoil(net, value, number)
+    before = values(net)
+    trainer.step(BATCH)
+    assert_same(values(net), before)
+    assert trainer.overflow_params == (f"{list(net.collect_params())[number]} on cpu(0)",)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("bad", [None, 0, 1])
+def test_an_accumulated_window_is_learned_or_skipped_as_one(bad, policy):
+    def run(policy):
+        net = made(policy, grad_req="add")
+        trainer = trainer_of(net, policy)
+
+        def windows():
+            for window in range(4):
+                if policy is None and bad is not None and window == SKIPPED:
+                    continue
+                for part in range(2):
+                    backward(trainer, recorded(net, 2 * window + part))
+                    if window == SKIPPED and part == bad:
+                        spoil(net)
+                trainer.step(2 * BATCH)
+                net.collect_params().zero_grad()
+
+        return updates(net, windows), trainer
+
+    found, trainer = run(policy)
+    assert_close(found, run(None)[0], policy)
+    assert trainer.skipped_steps == (bad is not None)
+    assert trainer.loss_scale == (256 / 2 if bad is not None else 512)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_list_of_losses_is_their_sum(policy):
+    def run(policy):
+        net = made(policy)
+        trainer = trainer_of(net, policy)
+
+        def steps():
+            for step in range(STEPS):
+                with autograd.record():
+                    first, second = (LOSS(net(array(i, BATCH, 6)), array(100 + i, BATCH, 4)) for i in (step, step + 50))
+                    losses = [first, 2 * second] if policy is not None else first + 2 * second
+                backward(trainer, losses)
+                trainer.step(BATCH)
+
+        return updates(net, steps)
+
+    assert_close(run(policy), run(None), policy)
+
+
+# -- several optimizers, one scaler -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_of_two_optimizers_with_one_scaler_each_skips_by_its_own_gradients(policy, bad):
+    """Two networks whose losses are added, as in torch's and Apex's tests."""
+
+    def run(policy):
+        nets, shared = [made(policy), made(policy)], scaler()
+        trainers = [trainer_of(net, policy, shared) for net in nets]
+
+        def steps():
+            for step in range(STEPS):
+                with autograd.record():
+                    x, y = array(step, BATCH, 6), array(100 + step, BATCH, 4)
+                    first, second = nets[0](x), nets[1](x)
+                    loss = LOSS(0.3 * first + 0.7 * second, y) + LOSS(0.6 * first - 0.4 * second, y)
+                backward(trainers[0], loss)
+                for k, trainer in enumerate(trainers):
+                    if step == SKIPPED and k in bad:
+                        spoil(nets[k])
+                        if policy is None:
+                            continue
+                    trainer.step(BATCH)
+
+        params = {f"{k} {name}": p for k, net in enumerate(nets) for name, p in net.collect_params().items()}
+        return updates(params, steps), trainers
+
+    found, trainers = run(policy)
+    assert_close(found, run(None)[0], policy)
+    assert [trainer.skipped_steps for trainer in trainers] == [int(k in bad) for k in (0, 1)]
+    assert trainers[0].loss_scale == trainers[1].loss_scale == (128 * 2 / 2 * 4 if bad else 128 * 8)
+
+
+# -- unscale and states -----------------------------------------------------------------------------
+
+
+def test_a_second_unscale_is_refused_and_changes_nothing():
+    net = made("float16")
+    trainer = trainer_of(net, "float16")
+    backward(trainer, recorded(net, 0))
+    trainer.unscale()
+    before = [gradient.asnumpy() for gradient in gradients(net)]
+    with pytest.raises(RuntimeError, match="already called since the last step"):
+        trainer.unscale()
+    for old, new in zip(before, gradients(net)):
+        np.testing.assert_array_equal(old, new.asnumpy())
+    trainer.step(BATCH)
+    backward(trainer, recorded(net, 1))
+    trainer.unscale()  # once a step
+    assert not trainer.last_step_skipped
+
+
+@pytest.mark.parametrize("reduced", ["by step", "before unscale", "after unscale"])
+@pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
+def test_a_change_of_unscaled_gradients_hides_no_overflow(bad, reduced):
+    """Clipping to a range makes finite numbers of infinities, and zeroing one of a NaN."""
+    net = made("float16")
+    trainer = trainer_of(net, "float16")
+    before = values(net)
+    backward(trainer, recorded(net, 0))
+    if bad is not None:
+        spoil(net, bad, number=1)
+    if reduced == "before unscale":
+        trainer.allreduce_grads()
+    trainer.unscale()
+    for gradient in gradients(net):
+        gradient[:] = mx.nd.where(gradient == gradient, gradient, mx.nd.zeros_like(gradient)).clip(-1, 1)
+    if reduced == "after unscale":
+        trainer.allreduce_grads()
+    (trainer.step if reduced == "by step" else trainer.update)(BATCH)
+    assert trainer.last_step_skipped == (bad is not None)
+    assert len(trainer.overflow_params) == (bad is not None)
+    assert all(map(np.array_equal, before, values(net))) == (bad is not None)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("bad", [(), (0,), (1, 2), (3,), (0, 1, 2)])
+def test_the_scale_of_every_step_is_torch_s(bad, interval):
+    """``_amp_update_scale_``: an overflow backs off and clears the count, ``interval`` clean steps in a row grow."""
+    net = made("float16")
+    trainer = trainer_of(net, "float16", scaler(init_scale=4, growth_interval=interval, growth_factor=4))
+    scale, clean = 4.0, 0
+    for step in range(STEPS):
+        assert trainer.loss_scale == scale
+        backward(trainer, recorded(net, step))
+        if step in bad:
+            spoil(net)
+            scale, clean = scale / 2, 0
+        else:
+            clean += 1
+            if clean == interval:
+                scale, clean = min(scale * 4, 2.0**24), 0
+        trainer.step(BATCH)
+    assert trainer.loss_scale == scale
+
+
+@pytest.mark.parametrize("at", range(STEPS))
+def test_a_scaler_s_state_goes_on_at_any_step_to_the_bit(at):
+    def run(handed_over):
+        net = made("float16")
+        trainer = trainer_of(net, "float16")
+        trace = []
+        for step in range(STEPS):
+            if step == handed_over:
+                fresh = scaler(init_scale=1, growth_interval=99)
+                fresh.load_state_dict(trainer.scaler.state_dict())
+                assert fresh.state_dict() == trainer.scaler.state_dict()
+                trainer.scaler.load_state_dict(fresh.state_dict())
+            backward(trainer, recorded(net, step))
+            if step == SKIPPED:
+                spoil(net)
+            trainer.step(BATCH)
+            trace.append(trainer.loss_scale)
+        return trace, values(net)
+
+    (trace, found), (expected_trace, expected) = run(at), run(None)
+    assert trace == expected_trace
+    assert_same(found, expected)
+
+
+def test_gradients_that_are_all_zero_are_a_clean_step():
+    net = made("float16")
+    trainer = trainer_of(net, "float16", scaler(growth_interval=1))
+    with autograd.record():
+        loss = LOSS(net(array(0, BATCH, 6)), array(100, BATCH, 4)) * 0
+    backward(trainer, loss)
+    before = values(net)
+    trainer.step(BATCH)
+    assert not trainer.last_step_skipped
+    assert trainer.loss_scale == 256
+    assert_same(values(net), before)
+
+
+def test_gradients_that_only_the_scale_saves_from_zero_are_learned():
+    """Of a loss times 1e-7, of which float16 without a scale keeps the largest, to one bit."""
+
+    def run(policy, loss_scale=None):
+        net = made(policy)
+        trainer = twins.trainer_of(policy, net, scale=loss_scale, **{**SGD, "learning_rate": 5e5})
+
+        def steps():
+            for step in range(3):
+                with autograd.record():
+                    loss = LOSS(net(array(step, BATCH, 6)), array(100 + step, BATCH, 4)) * 1e-7
+                backward(trainer, loss)
+                trainer.step(BATCH)
+
+        return updates(net, steps)
+
+    full = run(None)
+    assert_close(run("float16", 2.0**16), full)
+    lost = run("float16", 1.0)
+    assert all(np.abs(a - b).max() > 0.3 * np.abs(b).max() for a, b in zip(lost, full))

@@ -1,0 +1,670 @@
+"""Exactly the loss heads that a backward reaches are scaled, by its trainer's scale, for that backward only."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from arrangements import HEADS, MadeHead, RegressionHead, SoftmaxHead
+from kit.twins import (
+    FLAGS,
+    LOSS,
+    SCALE,
+    array,
+    assert_close,
+    backward,
+    convert,
+    equal_or_refused,
+    loss_of,
+    seeded,
+    trainer_of,
+    updates,
+)
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+DTYPES = ["float16", "bfloat16"]
+
+
+class Whole(gluon.HybridBlock):
+    """A body and its head in one net."""
+
+    def __init__(self, head=SoftmaxHead, inputs=6, params=None):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=inputs, params=params)
+            self.head = head()
+
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        return self.head(self.body(x), label)
+
+
+def dense(units=3, inputs=6, seed=1):
+    return seeded(nn.Dense(units, in_units=inputs), seed=seed)
+
+
+def whole(head=SoftmaxHead, inputs=6, seed=2):
+    return seeded(Whole(head, inputs), seed=seed)
+
+
+def stepping(trainer, losses, batch=4):
+    """A training step on what ``losses()`` gives."""
+
+    def step():
+        with autograd.record():
+            out = losses()
+        backward(trainer, out)
+        trainer.step(batch)
+
+    return step
+
+
+def label():
+    return mx.nd.array([0, 1, 2, 0])
+
+
+def gradients(net):
+    return [p.grad().asnumpy().astype("float32") for p in net.collect_params().values()]
+
+
+def compare(run, policy, *more):
+    """What ``run(policy, ...)`` gives is what ``run(None, ...)`` gives."""
+    assert_close(run(policy, *more), run(None, *more), policy)
+
+
+# -- whose heads ------------------------------------------------------------------------------------
+
+
+def body_and_head(policy, head, flags):
+    body, tail = dense(), HEADS[head]()
+    convert(policy, body, tail, flags=flags)
+    step = stepping(trainer_of(policy, body), lambda: tail(body(array(0, 4, 6)), label()))
+    return [*updates(body, step), *updates(body, step)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_head_block_without_parameters_that_was_converted_on_its_own(policy, head, flags):
+    compare(body_and_head, policy, head, FLAGS[flags])
+
+
+def one_head_by_dtypes(policy, head, dtypes):
+    body, tail = dense(), HEADS[head]()
+    convert(policy, body, tail, flags={})
+    trainer, found = trainer_of(policy, body), []
+    for dtype in dtypes:
+        given = label().astype(dtype)
+        step = stepping(trainer, lambda: tail(body(array(0, 4, 6)).astype(given.dtype), given))  # noqa: B023
+        found += updates(body, step)
+    return found
+
+
+@pytest.mark.parametrize("dtypes", [["float32", "float64", "float32"], ["float64", "float32"]], ids="-".join)
+@pytest.mark.parametrize("head", ["SoftmaxOutput", "MakeLoss"])
+def test_a_head_that_reads_an_input_takes_another_dtype_at_a_later_call(head, dtypes):
+    compare(one_head_by_dtypes, "bfloat16", head, dtypes)
+
+
+def test_a_monitor_gets_the_backwards_of_two_calls_with_inputs_of_different_dtypes():
+    names = []
+    for dtypes in (["float32", "float32"], ["float32", "float64"]):
+        net, seen = whole(HEADS["MakeLoss"]), []
+        mxmp.convert(net, "float16")
+        net.register_op_hook(lambda name, op, array: seen.append(name.split(b"_", 1)[1]))  # noqa: B023
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=8)
+        with autograd.record():
+            losses = [net(array(0, 4, 6), label().astype(dtype)) for dtype in dtypes]
+        trainer.backward(losses)
+        mx.nd.waitall()
+        names.append(sorted(seen))
+    assert names[0] == names[1]
+
+
+def through_a_critic(policy, head, flags):
+    generator, critic = dense(4, 6), whole(HEADS[head], 4)
+    convert(policy, generator, critic, flags=flags)
+    first, second = trainer_of(policy, generator), trainer_of(policy, critic, scale=64.0)
+
+    def critic_step():
+        fake = generator(array(0, 4, 6)).detach()
+        stepping(second, lambda: critic(fake, label()))()
+
+    def generator_step():
+        stepping(first, lambda: critic(generator(array(1, 4, 6)), label()))()
+        critic.collect_params().zero_grad()
+
+    steps = [(generator, generator_step), (critic, critic_step), (generator, generator_step)]
+    return [delta for net, step in steps for delta in updates(net, step)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_generator_that_is_trained_through_a_critic_with_a_head(policy, head, flags):
+    compare(through_a_critic, policy, head, FLAGS[flags])
+
+
+def two_nets_one_set_of_parameters(policy, order):
+    first = seeded(Whole(SoftmaxHead))
+    second = Whole(RegressionHead, params=first.body.params)
+    nets = first, second
+    convert(policy, *nets)
+    trainer = trainer_of(policy, first)
+    steps = [stepping(trainer, lambda net=nets[i]: net(array(0, 4, 6), label())) for i in order]
+    return [delta for step in steps for delta in updates(first, step)]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_two_converted_nets_that_share_all_parameters(policy, order):
+    compare(two_nets_one_set_of_parameters, policy, order)
+
+
+def two_heads_at_once(policy, policies):
+    """One trainer, two nets with a head each, one backward through both, one of them on a shared input."""
+    first, second = whole(seed=1), whole(RegressionHead, seed=2)
+    for net, other in zip((first, second), policies):
+        convert(policy and other, net)
+    body = dense(6, 6, seed=3)
+    convert(policy, body)
+
+    def losses():
+        x = body(array(0, 4, 6))
+        return [first(x, label()), second(x, label())]
+
+    return updates(body, stepping(trainer_of(policy, body), losses))
+
+
+@pytest.mark.parametrize("policies", [("float16", "float16"), ("float16", "bfloat16")], ids="-".join)
+def test_one_backward_through_the_heads_of_two_nets(policies):
+    found, expected = two_heads_at_once("float16", policies), two_heads_at_once(None, policies)
+    assert_close(found, expected, policies[1])
+
+
+def a_head_and_a_plain_loss(policy):
+    net = whole()
+    body = dense(6, 6, seed=3)
+    convert(policy, net, body)
+
+    def losses():
+        x = body(array(0, 4, 6))
+        return [net(x, label()), LOSS(x, mx.nd.ones_like(x))]
+
+    return updates(body, stepping(trainer_of(policy, body), losses))
+
+
+def test_a_head_of_another_net_beside_a_plain_loss():
+    compare(a_head_and_a_plain_loss, "float16")
+
+
+class HeadInLoop(gluon.HybridBlock):
+    """A loop whose body has a weight, a loss head and, beside it, a loss that is none."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        def step(row, state):
+            out = self.body(row)
+            return F.MakeLoss(F.sum(F.square(out))) + F.sum(F.sin(out)), state
+
+        return F.contrib.foreach(step, x, F.zeros((1,)))[0]
+
+
+def head_in_a_loop(policy, flags):
+    net = seeded(HeadInLoop())
+    (net if policy is None else mxmp.convert(net, policy)).hybridize(**flags)
+    return updates(net, stepping(trainer_of(policy, net), lambda: net(array(0, 3, 4, 6))))
+
+
+@pytest.mark.parametrize("flags", ["hybridized", "static"])
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_head_inside_a_loop(policy, flags):
+    compare(head_in_a_loop, policy, FLAGS[flags])
+
+
+def head_in_the_loop_of_a_module(policy):
+    symbol = mx.sym.MakeLoss(mx.sym.sum(HeadInLoop()(mx.sym.var("data"))))
+    kind, more = (mx.mod.Module, {}) if policy is None else (mxmp.Module, {"policy": policy, "loss_scale": SCALE})
+    module = kind(symbol, label_names=None, **more)
+    module.bind([("data", (3, 4, 6))])
+    mx.random.seed(3)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    before = {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+    module.forward_backward(mx.io.DataBatch([array(0, 3, 4, 6)]))
+    module.update()
+    return [v.asnumpy() - before[k] for k, v in module.get_params()[0].items()]
+
+
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_head_inside_a_loop_of_a_module(policy):
+    compare(head_in_the_loop_of_a_module, policy)
+
+
+def on_two_devices(policy, flags):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    body, head = seeded(nn.Dense(3, in_units=6), contexts), MadeHead()
+    convert(policy, body, head, flags=flags)
+
+    def losses():
+        return [head(body(array(i, 4, 6, ctx=ctx)), label().as_in_context(ctx)) for i, ctx in enumerate(contexts)]
+
+    return updates(body, stepping(trainer_of(policy, body), losses, batch=8))
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_head_of_its_own_on_two_devices(flags):
+    compare(on_two_devices, "float16", FLAGS[flags])
+
+
+# -- for this backward only -------------------------------------------------------------------------
+
+
+def own_backward_afterwards(policy, flags, how):
+    net = whole()
+    convert(policy, net, flags=flags)
+    trainer = trainer_of(policy, net)
+    if how == "recorded before":
+        with autograd.record():
+            later = net(array(1, 4, 6), label())
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    backward(trainer, out, retain_graph=how == "the same graph")
+    trainer.step(4)
+    if how == "recorded after":
+        with autograd.record():
+            later = net(array(1, 4, 6), label())
+    (out if how == "the same graph" else later).backward()
+    return gradients(net)
+
+
+@pytest.mark.parametrize("how", ["recorded after", "recorded before", "the same graph"])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_backward_of_the_user_s_own_after_a_scaled_one_gives_true_gradients(policy, flags, how):
+    if flags == "static" and how == "recorded before":
+        pytest.skip("MXNet keeps one recorded graph of a static net")
+    compare(own_backward_afterwards, policy, FLAGS[flags], how)
+
+
+def own_grad_afterwards(policy):
+    net = whole()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    backward(trainer, out)
+    trainer.step(4)
+    x = array(1, 4, 6)
+    x.attach_grad()
+    with autograd.record():
+        out = net(x, label())
+    return [autograd.grad(out, [x])[0].asnumpy()]
+
+
+def test_autograd_grad_after_a_scaled_backward_gives_true_gradients():
+    compare(own_grad_afterwards, "float16")
+
+
+def by_scale_loss(trainer, out):
+    if not isinstance(trainer, mxmp.Trainer):
+        return out.backward()
+    with trainer.scale_loss(out) as scaled:
+        return scaled.backward()
+
+
+def by_one_that_fails_too(trainer, out):
+    backward(trainer, out)
+    trainer.step(4)
+    with pytest.raises(RuntimeError):
+        backward(trainer, array(0, 4))  # not recorded
+
+
+def backward_then_one_of_the_user_s_own(policy, first):
+    net = whole()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+    first(trainer, out)
+    if first is by_scale_loss:
+        trainer.step(4)
+    with autograd.record():
+        out = net(array(1, 4, 6), label())
+    out.backward()
+    return gradients(net)
+
+
+@pytest.mark.parametrize("first", [by_scale_loss, by_one_that_fails_too])
+def test_the_scale_ends_with_the_block_of_scale_loss_and_with_a_backward_that_failed(first):
+    compare(backward_then_one_of_the_user_s_own, "float16", first)
+
+
+def trainers_of_different_scales(policy, flags):
+    nets = [whole(seed=1), whole(seed=2)]
+    convert(policy, *nets, flags=flags)
+    trainers = [trainer_of(policy, net, scale=scale) for net, scale in zip(nets, (64.0, 4096.0))]
+    with autograd.record():
+        outs = [net(array(0, 4, 6), label()) for net in nets]
+
+    def both():
+        for trainer, out in zip(trainers, outs):
+            backward(trainer, out)
+        for trainer in trainers:
+            trainer.step(4)
+
+    return [*updates({0: nets[0].body.weight, 1: nets[1].body.weight}, both)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_two_trainers_with_their_own_scales_and_heads(flags):
+    compare(trainers_of_different_scales, "float16", FLAGS[flags])
+
+
+def the_same_critic_under_two_scales(policy):
+    """Right after each other, without waiting: the engine must not mix the scales up."""
+    bodies = [dense(4, 6, seed=i) for i in range(3)]
+    critic = whole(inputs=4)
+    convert(policy, *bodies, critic)
+    trainers = [trainer_of(policy, body, scale=scale) for body, scale in zip(bodies, (16.0, 256.0, 4096.0))]
+    before = [body.weight.data().asnumpy() for body in bodies]
+    for i in range(9):
+        with autograd.record():
+            out = critic(bodies[i % 3](array(i, 4, 6)), label())
+        backward(trainers[i % 3], out)
+        trainers[i % 3].step(4)
+    return [body.weight.data().asnumpy() - old for body, old in zip(bodies, before)]
+
+
+def test_one_critic_under_three_scales_by_turns():
+    compare(the_same_critic_under_two_scales, "float16")
+
+
+# -- what cannot be scaled --------------------------------------------------------------------------
+
+
+def bare_head_later(policy, make):
+    """A plain loss first, then a head outside any converted net: in every later backward, right or refused."""
+    net, head = dense(), make()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+
+    def bare():
+        return head(net(array(0, 4, 6)), label())
+
+    return [delta for losses in (lambda: loss_of(net), bare, bare) for delta in updates(net, stepping(trainer, losses))]
+
+
+def active(block):
+    block.hybridize()
+    return block
+
+
+def static(block):
+    block.hybridize(static_alloc=True, static_shape=True)
+    return block
+
+
+BARE = {
+    "an operator": lambda: mx.nd.SoftmaxOutput,
+    "a plain block": SoftmaxHead,
+    "a hybridized block": lambda: active(MadeHead()),
+    "a static block": lambda: static(MadeHead()),
+    "a restored block": lambda: mxmp.restore(mxmp.convert(MadeHead())),
+}
+
+
+def hybridized_loss_then_head(policy):
+    """An opaque loss that is fine does not clear the way for an opaque head of the same inputs."""
+    net, loss, head = dense(), LOSS.__class__(), MadeHead()
+    convert(policy, net)
+    loss.hybridize()
+    head.hybridize()
+    trainer = trainer_of(policy, net)
+
+    def behind(last):
+        out = net(array(0, 4, 6))
+        return last(out, label() if last is head else mx.nd.ones_like(out))
+
+    lasts = (loss, loss, head, head)
+    return [delta for last in lasts for delta in updates(net, stepping(trainer, lambda last=last: behind(last)))]
+
+
+@pytest.mark.parametrize("kind", [*BARE, "after a hybridized loss"])
+def test_a_bare_head_is_refused_in_every_backward_or_scaled(kind):
+    def run(policy):
+        return bare_head_later(policy, BARE[kind]) if kind in BARE else hybridized_loss_then_head(policy)
+
+    expected = run(None)
+    equal_or_refused(lambda: run("float16"), lambda found: assert_close(found, expected), saying="loss scale")
+
+
+def elsewhere(policy, how):
+    """A hybridized block beside the losses, alive or deleted a moment ago, with a head and as many inputs as theirs."""
+    net, loss, head = dense(), LOSS.__class__(), MadeHead()
+    convert(policy, net)
+    loss.hybridize()
+    head.hybridize()
+    with autograd.record():
+        head(net(array(0, 4, 6)), label())
+    if how == "deleted":
+        del head
+    trainer = trainer_of(policy, net)
+
+    return updates(net, stepping(trainer, lambda: loss(net(array(0, 4, 6)), mx.nd.ones((4, 3)))))
+
+
+@pytest.mark.parametrize("how", ["alive", "deleted"])
+def test_a_hybridized_loss_is_not_refused_for_a_head_that_is_no_part_of_it(how):
+    compare(elsewhere, "float16", how)
+
+
+def without_gradient(policy, target, own):
+    """Loss times what a hybridized block computes without a gradient, of the net's own output or of a constant."""
+    net = dense()
+    convert(policy, net)
+    block = nn.HybridLambda(target)
+    block.hybridize()
+    trainer = trainer_of(policy, net)
+
+    def losses():
+        out = net(array(0, 4, 6))
+        weight = block(out if own else out.detach())
+        return (LOSS(out, mx.nd.ones_like(out)) * (weight.reshape((4, -1)).sum(axis=1) + 1)).abs()
+
+    return updates(net, stepping(trainer, losses))
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda op, x: op.BlockGrad(x * 2 + 1),
+        lambda op, x: op.one_hot(op.argmax(x, axis=1), depth=3),
+        lambda op, x: x * 2 + 1 > 0,
+        lambda op, x: op.broadcast_equal(x * 2 + 1, op.max(x, axis=1, keepdims=True)),
+    ],
+    ids=["BlockGrad", "one_hot", "greater", "broadcast_equal"],
+)
+def test_a_hybridized_block_without_a_gradient_is_no_head(target, own):
+    compare(without_gradient, "float16", target, own)
+
+
+class Two(gluon.HybridBlock):
+    """A head and the features before it, of which a loss may use one or both: the head writes its gradient anyway."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=6)
+        self._kwargs = kwargs
+
+    def hybrid_forward(self, F, x, label):  # noqa: N803
+        features = self.body(x)
+        return F.SoftmaxOutput(features * 1 + 0, label, **self._kwargs), F.tanh(features)
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybridized", "static"])
+@pytest.mark.parametrize(
+    ("used", "name"),
+    [([0], None), ([1], None), ([0, 1], None), ([0], "probabilities")],
+    ids=["head", "features", "both", "head with a name of the user's"],
+)
+def test_a_plain_hybridized_net_with_a_head_beside_its_features_is_refused(used, name, flags):
+    net = seeded(Two(**({} if name is None else {"name": name})))
+    net.hybridize(**flags)
+    trainer = trainer_of("float16", net)
+    with pytest.raises(ValueError, match=rf"{name or 'softmaxoutput'}.*loss scale"):
+        stepping(trainer, lambda: [net(array(0, 4, 6), label())[i] for i in used])()
+
+
+def test_a_plain_hybridized_head_over_parameters_that_nobody_updates_is_right():
+    def run(policy):
+        net, frozen = dense(), whole(MadeHead, seed=3)
+        frozen.hybridize()
+        convert(policy, net)
+        trainer = trainer_of(policy, net)
+
+        return updates(net, stepping(trainer, lambda: [loss_of(net), frozen(array(1, 4, 6), label())]))
+
+    compare(run, "float16")
+
+
+@pytest.mark.parametrize("frozen_first", [True, False])
+def test_an_unconverted_head_is_refused_beside_one_over_parameters_that_nobody_updates(frozen_first):
+    net, frozen = whole(MadeHead), whole(MadeHead, seed=3)
+    for each in (net, frozen):
+        each.hybridize()
+    trainer = trainer_of("float16", net)
+    order = [frozen, net] if frozen_first else [net, frozen]
+    with pytest.raises(ValueError, match="has a loss head inside"):
+        stepping(trainer, lambda: [each(array(0, 4, 6), label()) for each in order])()
+
+
+def test_no_backward_looks_through_python_s_heap(monkeypatch):
+    net, head = dense(), MadeHead()
+    convert("float16", net)
+    head.hybridize()
+    trainer = trainer_of("float16", net)
+
+    def scan(*args, **kwargs):
+        raise AssertionError("gc.get_objects")
+
+    monkeypatch.setattr("gc.get_objects", scan)
+    monkeypatch.setattr("gc.get_referrers", scan)
+    stepping(trainer, lambda: loss_of(net))()
+    with pytest.raises(ValueError, match="loss scale"):
+        stepping(trainer, lambda: head(net(array(0, 4, 6)), label()))()
+
+
+def bystanders(policy):
+    """A plain hybridized head elsewhere in the process, which no scaled backward reaches, is nobody's business."""
+    net, other = whole(), whole(MadeHead, seed=3)
+    convert(policy, net)
+    other.hybridize()
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        other(array(0, 4, 6), label()).backward()
+    return updates(net, stepping(trainer, lambda: net(array(0, 4, 6), label())))
+
+
+def test_a_hybridized_head_that_is_not_reached_is_no_reason_to_refuse():
+    compare(bystanders, "float16")
+
+
+def two_forwards_then_their_backwards(policy, flags):
+    """The scale is an input that both recorded graphs share."""
+    net = whole()
+    net.collect_params().setattr("grad_req", "add")
+    convert(policy, net, flags=flags)
+    trainer = trainer_of(policy, net)
+    with autograd.record():
+        outs = [net(array(i, 4, 6), label()) for i in range(2)]
+
+    def step():
+        for out in outs:
+            backward(trainer, out)
+        trainer.step(8)
+
+    return updates(net, step)
+
+
+@pytest.mark.parametrize("flags", ["not hybridized", "hybridized"])
+def test_two_recorded_forwards_of_one_head_have_a_backward_each(flags):
+    compare(two_forwards_then_their_backwards, "float16", FLAGS[flags])
+
+
+def bare_then_again(policy):
+    """A refusal does not clear the way for the next backward."""
+    net = dense()
+    convert(policy, net)
+    trainer = trainer_of(policy, net)
+    for attempt in range(2):
+        with autograd.record():
+            out = mx.nd.MakeLoss(net(array(0, 4, 6)))
+        try:
+            backward(trainer, out)
+        except ValueError:
+            if attempt:
+                raise
+    return gradients(net)
+
+
+def test_a_refused_head_is_refused_again():
+    with pytest.raises(ValueError, match=r"MakeLoss.*loss scale"):
+        bare_then_again("float16")
+
+
+# -- modules ----------------------------------------------------------------------------------------
+
+
+def modules(policy):
+    """A generator's Module under a critic's, as MXNet's DCGAN example chains them."""
+    kind = mx.mod.Module if policy is None else mxmp.Module
+    mixed = [{}, {}] if policy is None else [{"policy": policy, "loss_scale": s} for s in (64.0, 4096.0)]
+    noise, data = mx.sym.var("noise"), mx.sym.var("data")
+    made = mx.sym.FullyConnected(noise, num_hidden=4, name="g")
+    judged = mx.sym.LogisticRegressionOutput(
+        mx.sym.FullyConnected(data, num_hidden=1, name="d"), mx.sym.var("label"), name="out"
+    )
+    generator = kind(made, data_names=["noise"], label_names=None, **mixed[0])
+    critic = kind(judged, label_names=["label"], **mixed[1])
+    generator.bind([("noise", (4, 6))])
+    critic.bind([("data", (4, 4))], [("label", (4, 1))], inputs_need_grad=True)
+    start = {"g_weight": array(1, 4, 6), "g_bias": array(2, 4), "d_weight": array(3, 1, 4), "d_bias": array(4, 1)}
+    for module, name in ((generator, "g"), (critic, "d")):
+        module.init_params(arg_params={k: v for k, v in start.items() if k.startswith(name)}, aux_params={})
+        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.5, "rescale_grad": 0.25})
+    generator.forward(mx.io.DataBatch([array(0, 4, 6)], []), is_train=True)
+    critic.forward(mx.io.DataBatch(generator.get_outputs(), [mx.nd.ones((4, 1))]), is_train=True)
+    critic.backward()
+    generator.backward(critic.get_input_grads())
+    generator.update()
+    critic.update()
+    after = {**generator.get_params()[0], **critic.get_params()[0]}
+    return [(after[name] - start[name]).asnumpy() for name in start]
+
+
+@pytest.mark.parametrize("policy", DTYPES)
+def test_a_generator_s_module_under_a_critic_s(policy):
+    compare(modules, policy)
+
+
+def test_a_scaled_backward_reads_the_record_of_its_loss_once(monkeypatch):
+    """And makes its nodes only where an operator in it can be a head: for 100 nodes that is what the check costs."""
+    net = whole()
+    convert("float16", net)
+    trainer, read = trainer_of("float16", net), []
+    get_symbol = autograd.get_symbol
+    monkeypatch.setattr(autograd, "get_symbol", lambda array: read.append(array) or get_symbol(array))
+    with autograd.record():
+        out = net(array(0, 4, 6), label())
+        read.clear()
+    trainer.backward(out)
+    assert len([array for array in read if array is out]) == 1

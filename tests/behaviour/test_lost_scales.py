@@ -1,0 +1,481 @@
+"""No update divides gradients by a loss scale that they never had, or applies those that still have one, in silence."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import numpy as np
+import pytest
+from kit.twins import (
+    LOSS,
+    MASTERS,
+    SCALE,
+    array,
+    assert_close,
+    assert_same,
+    convert,
+    seeded,
+    trainer_of,
+    updates,
+    values,
+)
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+
+def dense(seed=1, units=3, **kwargs):
+    return seeded(nn.Dense(units, in_units=6, **kwargs), seed=seed)
+
+
+def loss_of(net, seed=0):
+    with autograd.record():
+        return LOSS(net(array(seed, 4, 6)), array(seed + 1, 4, 3))
+
+
+def refused(net, run, *, saying, kind=RuntimeError):
+    """``run`` raises, and no weight has changed."""
+    before = values(net)
+    with pytest.raises(kind, match=saying):
+        run()
+    assert_same(values(net), before)
+
+
+def plain_step(net, *seeds):
+    """What FP32 does with the sum of the losses."""
+    net.collect_params().setattr("grad_req", "add")
+    trainer = trainer_of(None, net)
+
+    def run():
+        for seed in seeds:
+            loss_of(net, seed).backward()
+        trainer.step(4)
+
+    return updates(net, run)
+
+
+POLICIES = [None, "float16", MASTERS]
+
+
+def converted(policy, seed=1):
+    net = dense(seed)
+    convert(policy, net)
+    return net
+
+
+# -- scale_loss and another loss --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["the loss", "a list of it", "another loss", "its own backward"])
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_backward_of_another_loss_within_scale_loss_is_refused(policy, retain, wrong):
+    net = converted(policy)
+    trainer = trainer_of("float16", net)
+    loss = loss_of(net)
+    other = loss_of(net, 5)
+
+    def run():
+        with trainer.scale_loss(loss):
+            if wrong == "its own backward":
+                loss.backward(retain_graph=retain)
+            else:
+                chosen = {"the loss": loss, "a list of it": [loss], "another loss": other}[wrong]
+                autograd.backward(chosen, retain_graph=retain)
+
+    refused(net, run, saying="scaled.backward")
+    refused(net, lambda: trainer.step(4), saying="trainer.backward")
+
+
+def test_after_that_error_training_goes_on():
+    net, twin = converted("float16"), dense()
+    trainer = trainer_of("float16", net)
+    loss = loss_of(net, 3)
+    with pytest.raises(RuntimeError), trainer.scale_loss(loss):
+        autograd.backward(loss)
+
+    def run():
+        trainer.backward(loss_of(net))
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0), "float16")
+
+
+@pytest.mark.parametrize("how", ["twice", "kept", "of a list", "a sum", "autograd.grad before"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_other_backwards_of_the_scaled_loss_are_right(policy, how):
+    net, twin = converted(policy), dense()
+    trainer = trainer_of("float16", net)
+
+    def run():
+        loss = loss_of(net)
+        with trainer.scale_loss([loss] if how == "of a list" else loss) as scaled:
+            if how == "twice":
+                scaled.backward(retain_graph=True)
+                scaled.backward()
+            elif how == "kept":
+                scaled.backward(retain_graph=True)
+            elif how == "a sum":
+                with autograd.record():
+                    total = scaled.sum()
+                total.backward()
+            elif how == "autograd.grad before":
+                weights = [p.data() for p in net.collect_params().values()]
+                found = autograd.grad(scaled, weights, retain_graph=True)
+                assert all(np.isfinite(each.asnumpy()).all() for each in found)
+                autograd.backward(scaled)
+            else:
+                autograd.backward(scaled)
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0))
+
+
+@pytest.mark.parametrize("plain", ["no", "before", "after"])
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(policy, request_, plain):
+    net, twin = converted(policy), dense()
+    net.collect_params().setattr("grad_req", request_)
+    trainer = trainer_of("float16", net)
+    loss, other = loss_of(net, 3), loss_of(net, 5)
+    with trainer.scale_loss(loss) as scaled:
+        pass
+    for each in {"no": [scaled], "before": [other, scaled], "after": [scaled, other]}[plain]:
+        each.backward()
+    refused(net, lambda: trainer.step(4), saying="call backward in the block")
+    net.collect_params().zero_grad()
+
+    def run():
+        with trainer.scale_loss(loss_of(net)) as scaled:
+            scaled.backward()
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0), "float16")
+
+
+def test_autograd_grad_alone_within_scale_loss_is_no_backward():
+    net = converted("float16")
+    trainer = trainer_of("float16", net)
+    weight = net.weight
+    loss = loss_of(net)
+    with trainer.scale_loss(loss) as scaled:
+        found = autograd.grad(scaled, [weight.data()])[0].asnumpy() / SCALE
+    twin = dense()
+    loss_of(twin).backward()
+    assert_close([found], [twin.weight.grad().asnumpy()], "float16")
+
+
+def test_an_exception_within_scale_loss_is_the_one_that_comes_out():
+    net = converted("float16")
+    trainer = trainer_of("float16", net)
+    loss = loss_of(net)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), trainer.scale_loss(loss):
+        fail(autograd.backward(loss))
+
+
+# -- a plain backward among scaled ones -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", ["step", "update", "unscale", "clip", "allreduce"])
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plain_backward_between_a_scaled_one_and_the_step_is_refused(policy, request_, last):
+    net = converted(policy)
+    net.collect_params().setattr("grad_req", request_)
+    trainer = trainer_of("float16", net)
+    ends = {
+        "step": lambda: trainer.step(4),
+        "update": lambda: trainer.update(4),
+        "unscale": trainer.unscale,
+        "clip": lambda: trainer.clip_global_norm(1.0),
+        "allreduce": trainer.allreduce_grads,
+    }
+    trainer.backward(loss_of(net))
+    loss_of(net, 5).backward()
+    refused(net, ends[last], saying=r"plain backward.*1024")
+
+
+def test_a_plain_backward_that_reaches_a_part_is_refused():
+    body, head = mxmp.convert(dense(units=6)), dense(2)
+    trainer = trainer_of("float16", body, head)
+    with autograd.record():
+        out = head(body(array(0, 4, 6)))
+    trainer.backward(out)
+    with autograd.record():
+        out = head(array(0, 4, 6))
+    out.backward()
+    refused(body, lambda: trainer.step(4), saying=f"{head.name}_weight")
+
+
+def test_a_plain_backward_before_a_scaled_one_that_adds_to_it_is_refused():
+    net = converted("float16")
+    net.collect_params().setattr("grad_req", "add")
+    trainer = trainer_of("float16", net)
+    loss_of(net).backward()
+    refused(net, lambda: trainer.backward(loss_of(net, 5)), saying="plain backward")
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_what_a_plain_backward_left_and_was_overwritten_or_cleared_is_right(request_):
+    net, twin = converted("float16"), dense()
+    net.collect_params().setattr("grad_req", request_)
+    trainer = trainer_of("float16", net)
+
+    def run():
+        loss_of(net, 5).backward()
+        net.collect_params().zero_grad()
+        trainer.backward(loss_of(net, 7))
+        loss_of(net, 5).backward()
+        net.collect_params().zero_grad()
+        trainer.backward(loss_of(net))
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0), "float16")
+
+
+def test_gradients_that_a_plain_backward_wrote_and_the_scaled_one_does_not_reach_are_refused():
+    one, two = mxmp.convert(dense()), dense(2)
+    trainer = trainer_of("float16", one, two)
+    loss_of(two).backward()
+    trainer.backward(loss_of(one))
+    refused(two, lambda: trainer.step(4, ignore_stale_grad=True), saying=two.name)
+    two.collect_params().zero_grad()
+    trainer.step(4, ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize(("scale", "unscale"), [(None, False), (1.0, False), (SCALE, True)])
+def test_a_plain_backward_adds_to_gradients_without_a_scale(scale, unscale):
+    net, twin = converted("float16"), dense()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = trainer_of("float16", net, scale=scale)
+
+    def run():
+        trainer.backward(loss_of(net))
+        if unscale:
+            trainer.unscale()
+        loss_of(net, 5).backward()
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0, 5), "float16")
+
+
+def test_gradients_of_inputs_and_autograd_grad_between_are_right():
+    net, twin = converted("float16"), dense()
+    trainer = trainer_of("float16", net)
+
+    def run():
+        trainer.backward(loss_of(net))
+        x = array(0, 4, 6)
+        x.attach_grad()
+        with autograd.record():
+            out = net(x)
+        autograd.grad(out, [x])
+        with autograd.record():
+            (x * 2).backward()
+        trainer.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0), "float16")
+
+
+def test_gradients_that_another_trainer_s_scale_is_in_are_not_applied():
+    """One loss through both, where the second Trainer was told not to scale."""
+    body, head = mxmp.convert(dense(units=6)), dense(2)
+    first, second = trainer_of("float16", body), trainer_of("float16", head, scale=None)
+    with autograd.record():
+        out = head(body(array(0, 4, 6)))
+    first.backward(out)
+    first.step(4)
+    refused(head, lambda: second.step(4), saying="has not been updated", kind=UserWarning)
+
+
+# -- a plain Trainer's step -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES[:2])
+def test_a_plain_trainer_does_not_apply_scaled_gradients(policy):
+    net = converted(policy)
+    plain = trainer_of(None, net)
+    trainer = trainer_of("float16", net)
+    trainer.backward(loss_of(net))
+    refused(net, lambda: plain.step(4), saying="has not been updated", kind=UserWarning)
+    before = values(net)
+    plain.step(4, ignore_stale_grad=True)
+    np.testing.assert_array_equal(values(net)[0], before[0])
+
+
+def test_a_plain_trainer_that_was_made_later_is_warned_of():
+    net = dense()
+    trainer = trainer_of("float16", net)
+    trainer_of(None, net)
+    with pytest.warns(UserWarning, match=r"gluon\.trainer\.Trainer.*after this"):
+        trainer.backward(loss_of(net))
+    trainer.backward(loss_of(net))
+
+
+def test_a_plain_trainer_applies_what_unscale_left():
+    net, twin = converted("float16"), dense()
+    plain = trainer_of(None, net)
+    trainer = trainer_of("float16", net)
+
+    def run():
+        trainer.backward(loss_of(net))
+        trainer.unscale()
+        plain.step(4)
+
+    assert_close(updates(net, run), plain_step(twin, 0), "float16")
+
+
+def test_a_plain_trainer_and_ours_in_turns():
+    net, twin = dense(), dense()
+    plain = trainer_of(None, net)
+    trainer = trainer_of("float16", net)
+
+    def run():
+        trainer.backward(loss_of(net))
+        trainer.step(4)
+        loss_of(net, 5).backward()
+        plain.step(4)
+
+    other = trainer_of(None, twin)
+
+    def expected():
+        for seed in (0, 5):
+            loss_of(twin, seed).backward()
+            other.step(4)
+
+    assert_close(updates(net, run), updates(twin, expected))
+
+
+# -- float16 and a plain Trainer --------------------------------------------------------------------
+
+
+def small_step(net, trainer):
+    """A loss whose gradients float16 flushes to zero, as the issue has it."""
+    with autograd.record():
+        loss = net(array(0, 4, 6)).sum() * 1e-9
+    loss.backward()
+    trainer.step(1)
+
+
+@pytest.mark.parametrize("forward_first", [False, True])
+def test_float16_under_a_plain_trainer_warns_once_and_names_ours(forward_first):
+    net = mxmp.convert(dense(), "float16")
+    if forward_first:
+        with autograd.record():
+            net(array(0, 4, 6))
+    plain = trainer_of(None, net)
+    with pytest.warns(UserWarning, match=r"mxmp\.Trainer.*bfloat16"):
+        small_step(net, plain)
+    small_step(net, plain)
+
+
+def test_the_warning_comes_also_where_the_first_parameter_has_no_trainer():
+    net = mxmp.convert(dense(), "float16,params=float32")
+    some = list(net.collect_params().values())[1:]
+    plain = gluon.Trainer(some, "sgd")
+    with pytest.warns(UserWarning, match=r"mxmp\.Trainer"):
+        small_step(net, plain)
+
+
+def silent(policy, frozen=False, recorded=True, trainer="MXNet's"):
+    net = mxmp.convert(dense(), policy)
+    if frozen:
+        net.collect_params().setattr("grad_req", "null")
+    made = None if trainer == "none" else trainer_of("float16" if trainer == "ours" else None, net)
+    x = array(0, 4, 6)
+    x.attach_grad()
+    for _ in range(2):
+        if recorded:
+            with autograd.record():
+                net(x)
+        else:
+            net(x)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"policy": "bfloat16"},
+        {"policy": "float16", "recorded": False},
+        {"policy": "float16", "frozen": True},
+        {"policy": "float16", "trainer": "ours"},
+        {"policy": "float16", "trainer": "none"},
+    ],
+    ids=["bfloat16", "inference", "frozen", "ours", "no trainer"],
+)
+def test_no_warning_where_nothing_is_lost(how):
+    silent(**how)
+
+
+# -- a scale that nothing needs ---------------------------------------------------------------------
+
+
+def lines(caplog, *nets, **kwargs):
+    trainer = trainer_of("float16", *nets, **{"scale": "dynamic", **kwargs})
+    with caplog.at_level(logging.WARNING, logger="mxmp"):
+        for _ in range(2):
+            trainer.backward([loss_of(net) for net in nets])
+            trainer.step(4)
+    return [record.getMessage() for record in caplog.records if "no net is converted" in record.getMessage()]
+
+
+@pytest.fixture
+def nothing_converted(monkeypatch):
+    """Other tests' nets may be alive."""
+    gc.collect()
+    monkeypatch.setattr("mxmp.gluon.conversion._last_forward", type(mxmp.gluon.conversion._last_forward)())
+
+
+@pytest.mark.usefixtures("nothing_converted")
+def test_a_trainer_over_a_net_that_nobody_converted_says_so_once(caplog):
+    assert len(lines(caplog, dense())) == 1
+
+
+@pytest.mark.usefixtures("nothing_converted")
+@pytest.mark.parametrize("scale", [None, 64.0, mxmp.DynamicLossScaler()])
+def test_a_scale_that_was_chosen_is_meant(caplog, scale):
+    assert lines(caplog, dense(), scale=scale) == []
+
+
+@pytest.mark.usefixtures("nothing_converted")
+def test_a_critic_that_stays_fp32_beside_a_converted_net_is_meant(caplog):
+    generator = mxmp.convert(dense(), "float16")
+    assert lines(caplog, dense(2)) == []
+    assert lines(caplog, generator, dense(3)) == []
+
+
+class Headed(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return F.MakeLoss(F.square(self.dense(x)))
+
+
+def test_a_backward_of_loss_heads_after_the_block_that_scales_them_is_refused():
+    net = Headed()
+    net.initialize()
+    mxmp.convert(net, "float16")
+    trainer = trainer_of("float16", net)
+    for late in (False, True, False):
+        with autograd.record():
+            loss = net(array(0, 4, 6))
+        with trainer.scale_loss(loss) as scaled:
+            if not late:
+                autograd.backward(scaled)
+        if late:
+            autograd.backward(scaled)
+            with pytest.raises(RuntimeError, match="call backward in the block"):
+                trainer.step(4)
+        else:
+            trainer.step(4)

@@ -1,0 +1,229 @@
+"""What users of ``mx.mod.Module`` are used to holds for ``mxmp.Module``."""
+
+from __future__ import annotations
+
+import pickle
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.modules import SHAPES, batch, bound, bucketing, mlp, train, weights
+from kit.twins import POLICIES, assert_close, assert_same
+
+import mxmp
+
+# MXNet's own Module leaves the states file open when it reads it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning"),
+]
+OPTIONS = {
+    "sgd": {"learning_rate": 0.5, "momentum": 0.9, "rescale_grad": 0.25},
+    "adam": {"learning_rate": 0.01, "rescale_grad": 0.25},
+    "rmsprop": {"learning_rate": 0.01, "rescale_grad": 0.25},
+}
+
+
+# -- an FP32 run goes on in mixed precision ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("how", ["load", "load_optimizer_states"])
+@pytest.mark.parametrize("optimizer", OPTIONS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_checkpoint_of_a_plain_module_goes_on_in_mixed_precision(policy, optimizer, how, devices, tmp_path):
+    contexts = [mx.cpu(i) for i in range(devices)]
+    plain = bound(mx.mod.Module(mlp(), context=contexts))
+    store = None if devices == 1 else "local"
+    plain.init_optimizer(kvstore=store, optimizer=optimizer, optimizer_params=OPTIONS[optimizer])
+    train(plain, range(3))
+    plain.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+
+    def resumed(kind, **mixed):
+        load = how == "load"
+        module = kind.load(str(tmp_path / "net"), 1, load_optimizer_states=load, context=contexts, **mixed)
+        bound(module)
+        # The file of a plain Module holds no counts.
+        options = {**OPTIONS[optimizer], "begin_num_update": 3}
+        module.init_optimizer(kvstore=store, optimizer=optimizer, optimizer_params=options)
+        if not load:
+            module.load_optimizer_states(str(tmp_path / "net-0001.states"))
+        before = weights(module)
+        train(module, range(3, 6))
+        return [new - old for new, old in zip(weights(module), before)]
+
+    found = resumed(mxmp.Module, policy=POLICIES[policy], loss_scale=256.0)
+    expected = resumed(mx.mod.Module)
+    if optimizer == "sgd":
+        assert_close(found, expected, policy)
+    else:  # divided by the root of what was accumulated: the file's moments make all the difference
+        for low, full in zip(found, expected):
+            assert np.median(np.abs(low - full)) <= 0.15 * np.abs(full).max()
+
+
+def test_a_states_file_of_another_optimizer_is_refused(tmp_path):
+    plain = bound(mx.mod.Module(mlp()))
+    plain.init_optimizer(optimizer="adam")
+    train(plain, range(2))
+    plain.save_optimizer_states(str(tmp_path / "s"))
+    module = bound(mxmp.Module(mlp()))
+    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS["sgd"])
+    with pytest.raises(ValueError, match=r"stat"):
+        module.load_optimizer_states(str(tmp_path / "s"))
+
+
+def test_a_states_file_that_would_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return print, ("run",)
+
+    (tmp_path / "s").write_bytes(pickle.dumps({0: Evil()}))
+    module = bound(mxmp.Module(mlp()))
+    module.init_optimizer()
+    with pytest.raises(ValueError, match="states"):
+        module.load_optimizer_states(str(tmp_path / "s"))
+
+
+# -- the wrong order --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Module", "BucketingModule"])
+def test_update_before_init_optimizer_says_so(kind):
+    module = mxmp.Module(mlp()) if kind == "Module" else bucketing()
+    bound(module)
+    module.forward_backward(batch(0))
+    before = weights(module)
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        module.update()
+    assert not isinstance(caught.value, mx.MXNetError)
+    assert_same(weights(module), before)
+    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS["sgd"])
+    module.update()
+    assert all((new != old).any() for new, old in zip(weights(module), before))
+
+
+ORDERS = {
+    "backward before bind": lambda m: m.backward(),
+    "update before bind": lambda m: m.update(),
+    "get_input_grads before bind": lambda m: m.get_input_grads(),
+    "init_optimizer before bind": lambda m: m.init_optimizer(),
+    "save_optimizer_states before init_optimizer": lambda m: m.save_optimizer_states("nowhere"),
+    "load_optimizer_states before init_optimizer": lambda m: m.load_optimizer_states("nowhere"),
+    "save_checkpoint before bind": lambda m: m.save_checkpoint("nowhere", 0, True),
+    "set_params before bind": lambda m: m.set_params({}, {}),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_other_wrong_order_fails_as_plain_mxnet_does_or_says_why(order, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception) as plain:  # noqa: PT011
+        ORDERS[order](mx.mod.Module(mlp()))
+    with pytest.raises((type(plain.value), RuntimeError)) as ours:
+        ORDERS[order](mxmp.Module(mlp()))
+    assert not isinstance(ours.value, (AttributeError, KeyError, TypeError, mx.MXNetError)) or plain.type is ours.type
+
+
+# -- the keywords of convert and cast_symbol --------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_module_takes_exclude(policy):
+    module = bound(mxmp.Module(mlp(), policy=POLICIES[policy], exclude=["fc2"]))
+    module.forward(batch(0), is_train=False)
+    found = module.get_outputs()[0].asnumpy()
+    other = POLICIES[policy] if isinstance(POLICIES[policy], str) else "float16"
+    merged = mxmp.Policy(other, params=getattr(POLICIES[policy], "params", None), exclude=["fc2"])
+    twin = bound(mxmp.Module(mlp(), policy=merged))
+    twin.forward(batch(0), is_train=False)
+    np.testing.assert_array_equal(found, twin.get_outputs()[0].asnumpy())
+    whole = bound(mxmp.Module(mlp(), policy=POLICIES[policy]))
+    whole.forward(batch(0), is_train=False)
+    assert not np.array_equal(found, whole.get_outputs()[0].asnumpy())
+
+
+def test_module_load_and_bucketing_module_take_exclude(tmp_path):
+    bound(mxmp.Module(mlp())).save_checkpoint(str(tmp_path / "net"), 1)
+    loaded = bound(mxmp.Module.load(str(tmp_path / "net"), 1, exclude=["fc2"]))
+    assert "fc2" in str(loaded.policy)
+    buckets = bucketing(exclude=["fc2"])
+    bound(buckets)
+    assert "fc2" in str(buckets._curr_module.policy)
+
+
+def test_an_exclude_of_a_module_that_matches_nothing_warns():
+    with pytest.warns(UserWarning, match=r"exclude.*fc9"):
+        bound(mxmp.Module(mlp(), exclude=["fc9"]))
+
+
+@pytest.mark.parametrize("kind", ["Module", "BucketingModule"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_explain_takes_a_module(policy, kind):
+    module = mxmp.Module(mlp(), policy=POLICIES[policy]) if kind == "Module" else bucketing(policy=POLICIES[policy])
+    bound(module)
+    report = mxmp.explain(module)
+    twin = mxmp.explain(mlp(), policy=POLICIES[policy])
+    operators = [(node.op, node.dtype) for node in report.nodes]
+    assert operators == [(node.op, node.dtype) for node in twin.nodes]
+    assert set(report.graphs[0].low_params) == (set(SHAPES) if policy == "float16 masters" else set())
+    assert "fc1" in "".join(node.name for node in report.nodes)
+    assert report.cast_bytes is not None
+    assert str(report)
+
+
+def test_explain_of_a_module_that_is_not_bound_says_to_bind():
+    with pytest.raises(ValueError, match="bind"):
+        mxmp.explain(mxmp.Module(mlp()))
+
+
+def test_explain_of_a_plain_module_says_what_it_takes():
+    with pytest.raises((TypeError, ValueError), match=r"mxmp\.Module|Symbol"):
+        mxmp.explain(bound(mx.mod.Module(mlp())))
+
+
+def plain_states(folder, store, fixed=()):
+    """After 3 steps on two devices."""
+    module = mx.mod.Module(mlp(), context=[mx.cpu(0), mx.cpu(1)], fixed_param_names=fixed)
+    bound(module).init_optimizer(kvstore=store, optimizer="adam", optimizer_params=OPTIONS["adam"])
+    train(module, range(3))
+    module.save_optimizer_states(str(folder / "s"))
+    return module
+
+
+@pytest.mark.parametrize("fixed", [(), ("fc1_weight",), ("fc1_weight", "fc1_bias", "fc2_weight")], ids=len)
+def test_states_by_weight_and_device_become_those_of_the_weights(fixed, tmp_path, monkeypatch):
+    """As a Module numbers them whose kvstore only sums."""
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    plain = plain_states(tmp_path, "local", fixed)
+    module = bound(mxmp.Module(mlp(), fixed_param_names=fixed))
+    module.init_optimizer(optimizer="adam", optimizer_params=OPTIONS["adam"])
+    module.load_optimizer_states(str(tmp_path / "s"))
+    states = module._updater[0].states
+    assert len(states) == len(SHAPES) - len(fixed)
+    for index, state in states.items():
+        for found, expected in zip(state, plain._updater.states[2 * index]):
+            np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+
+
+def test_equal_states_by_name_are_not_taken_for_those_of_several_devices(tmp_path):
+    """As a Module saves them whose kvstore updates: one state for each name, whatever the number of devices."""
+    x = mx.sym.var("data")
+    for i in range(4):
+        x = mx.sym.FullyConnected(x, num_hidden=6, no_bias=True, name=f"fc{i}")
+    states = {f"fc{i}_weight": mx.nd.full((6, 6), i // 2) for i in range(4)}
+    (tmp_path / "s").write_bytes(pickle.dumps(states))
+    module = mxmp.Module(mx.sym.SoftmaxOutput(x, name="softmax"))
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params()
+    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS["sgd"])
+    module.load_optimizer_states(str(tmp_path / "s"))
+    found = module._updater[0].states
+    assert {index: float(state.mean().asscalar()) for index, state in found.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def test_states_of_devices_that_were_trained_apart_are_refused(tmp_path):
+    plain_states(tmp_path, None)
+    module = bound(mxmp.Module(mlp()))
+    module.init_optimizer(optimizer="adam", optimizer_params=OPTIONS["adam"])
+    with pytest.raises(ValueError, match="other parameters"):
+        module.load_optimizer_states(str(tmp_path / "s"))

@@ -1,0 +1,169 @@
+"""A loss scale below 1, as of gradients above 65504: the same numbers everywhere as at a scale of 1."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.twins import assert_same
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+SCALES = [2.0**-14, 2.0**-40]
+X, Y = mx.nd.array(np.random.RandomState(1).uniform(-1, 1, (8, 6))), mx.nd.arange(8) % 3
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9, "wd": 0.01},
+    "nag": {"momentum": 0.9},
+    "adam": {"clip_gradient": 0.05},
+    "lamb": {},
+    "rmsprop": {},
+    "adagrad": {},
+    "ftrl": {},
+    "signum": {},
+}
+
+
+@mx.optimizer.register
+class HalfSGD(mx.optimizer.SGD):
+    """An optimizer of a user's own, which never reads ``rescale_grad``."""
+
+    def update(self, index, weight, grad, state):
+        weight -= 0.01 * grad
+
+
+def trained(scale, optimizer="sgd", grad_req="write", clip=None, file=None, policy=None, **options):
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))
+    net.initialize(mx.init.Xavier())
+    if policy is not None:
+        mxmp.convert(net, policy)
+    net.collect_params().setattr("grad_req", grad_req)
+    trainer = mxmp.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1, **options}, loss_scale=scale)
+    loss_fn, norms = gluon.loss.SoftmaxCrossEntropyLoss(), []
+    for step in range(4):
+        for _ in range(2 if grad_req == "add" else 1):
+            with autograd.record():
+                loss = loss_fn(net(X), Y)
+            trainer.backward(loss)
+        if clip:
+            norms.append(trainer.clip_global_norm(clip))
+        trainer.step(8)
+        if grad_req == "add":
+            net.collect_params().zero_grad()
+        if file and step == 1:
+            trainer.save_states(file)
+            trainer.load_states(file)
+    assert trainer.skipped_steps == 0
+    return [p.data().asnumpy() for p in net.collect_params().values()] + [np.array(norms)]
+
+
+def assert_equal(one, other):
+    assert_same(one, other)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "halfsgd"])
+def test_every_optimizer_divides_it_out_to_the_bit(optimizer, scale):
+    options = OPTIMIZERS.get(optimizer, {})
+    assert_equal(trained(scale, optimizer, **options), trained(1.0, optimizer, **options))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_clipping_accumulation_and_states(grad_req, scale, tmp_path):
+    given = {"grad_req": grad_req, "clip": 0.5, "momentum": 0.9}
+    found = trained(scale, file=str(tmp_path / "one"), **given), trained(1.0, file=str(tmp_path / "other"), **given)
+    for left, right in zip(*found):
+        np.testing.assert_allclose(left, right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("power", [-60, -40])
+def test_the_norm_of_gradients_whose_squares_underflow(power):
+    from mxmp.step.gradients import Gradient, norm
+
+    values = np.float32(2.0**power) * np.arange(1, 4, dtype=np.float32)
+    assert norm([Gradient("w", mx.nd.array(values))]) == pytest.approx(2.0**power * 14**0.5, rel=1e-6)
+    assert norm([Gradient("w", mx.nd.zeros(3))]) == 0
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_loss_heads_and_input_gradients_of_a_module(scale):
+    def run(scale):
+        hidden = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="a"), act_type="tanh")
+        sym = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=3, name="b"), name="softmax")
+        module = mxmp.Module(sym, policy="bfloat16", loss_scale=scale)
+        module.bind([("data", X.shape)], [("softmax_label", Y.shape)], inputs_need_grad=True)
+        rng = np.random.RandomState(0)
+        shapes = dict(zip(sym.list_arguments(), sym.infer_shape(data=X.shape)[0]))
+        values = {n: mx.nd.array(rng.uniform(-1, 1, s)) for n, s in shapes.items() if n[0] in "ab"}
+        module.init_params(arg_params=values)
+        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        for _ in range(3):
+            module.forward_backward(mx.io.DataBatch([X], [Y]))
+            inputs = module.get_input_grads()[0].asnumpy()
+            module.update()
+        return [value.asnumpy() for _, value in sorted(module.get_params()[0].items())] + [inputs]
+
+    assert_equal(run(scale), run(1.0))
+
+
+def test_a_float16_loss_that_cannot_hold_the_scale_is_refused():
+    net = nn.Dense(1, in_units=6)
+    net.initialize()
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=2.0**-25)
+    with autograd.record():
+        loss = net(X).astype("float16")
+    with pytest.raises(ValueError, match="float16, which cannot hold the loss scale"):
+        trainer.backward(loss)
+
+
+def regression():
+    rng = np.random.RandomState(1)
+    return mx.nd.array(rng.randn(256, 20)), mx.nd.array(rng.uniform(200, 600, (256, 1)))
+
+
+SCALERS = [mxmp.DynamicLossScaler, mxmp.AdaptiveLossScaler]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scaler", "guarded"), [*((each, False) for each in SCALERS), (SCALERS[0], True)])
+def test_an_unnormalized_regression_trains_at_a_scale_below_one(scaler, guarded):
+    x, y = regression()
+    mx.random.seed(1)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(64, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(1))
+    net.initialize(mx.init.Xavier())
+    mxmp.convert(net, "float16")
+    net(x)
+    trainer = mxmp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=scaler())
+    guard = mxmp.diagnose.guard(net, trainer) if guarded else None
+    losses = []
+    for _ in range(50):
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(x), y)
+        trainer.backward(loss)
+        trainer.step(256)
+        losses.append(loss.mean().asscalar())
+    assert losses[-1] < losses[0] / 5
+    assert 2**-14 <= trainer.loss_scale < 1
+    assert not guarded or not guard.moved  # no layer is at fault
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_a_module_s_too(scaler):
+    x, y = regression()
+    hidden = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=64), act_type="relu")
+    sym = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(hidden, num_hidden=1), name="out")
+    module = mxmp.Module(sym, policy="float16", label_names=["out_label"], loss_scale=scaler())
+    module.bind([("data", x.shape)], [("out_label", y.shape)])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.1})
+    for _ in range(50):
+        module.forward_backward(mx.io.DataBatch([x], [y]))
+        module.update()
+    assert ((module.get_outputs()[0] - y) ** 2).mean().asscalar() < 60_000
+    assert 2**-14 <= module.loss_scale < 1

@@ -1,0 +1,437 @@
+"""Several trainers and one loss: one scaler object shared by all, or an error; never gradients of two scales in one."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from kit.twins import (
+    LOSS,
+    POLICIES,
+    array,
+    assert_close,
+    assert_same,
+    backward,
+    convert,
+    equal_or_refused,
+    loss_of,
+    seeded,
+    step,
+    trainer_of,
+    updates,
+    value,
+)
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+
+def parts(policy, request="write"):
+    """An encoder and a decoder."""
+    nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
+    for net in nets:
+        net.collect_params().setattr("grad_req", request)
+    convert(policy, *nets)
+    return nets
+
+
+def plain(nets):
+    return [trainer_of(None, net) for net in nets]
+
+
+def mixed(nets, *scales):
+    return [trainer_of("float16", net, scale=scale) for net, scale in zip(nets, scales)]
+
+
+def both(nets):
+    return dict(enumerate(p for net in nets for p in net.collect_params().values()))
+
+
+def expected(steps=1, request="write", backwards=1):
+    """Plain FP32: one backward, a step of each."""
+    nets = parts(None, request)
+    trainers = plain(nets)
+
+    def run():
+        for i in range(steps):
+            for k in range(backwards):
+                loss_of(*nets, seed=10 * i + k).backward()
+            for trainer in trainers:
+                trainer.step(4)
+            if request == "add":
+                for net in nets:
+                    net.collect_params().zero_grad()
+
+    return updates(both(nets), run)
+
+
+# -- a scaler of its own each -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["float16", "float16 masters"])
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize(
+    "scales",
+    [
+        (64.0, 4096.0),
+        (1024.0, 1024.0),
+        ("dynamic", "dynamic"),
+        (mxmp.StaticLossScaler(64.0), mxmp.StaticLossScaler(64.0)),
+    ],
+    ids=str,
+)
+def test_the_second_backward_of_one_loss_is_an_error(scales, request_, policy):
+    nets = parts(POLICIES[policy], request_)
+    first, second = mixed(nets, *scales)
+    loss = loss_of(*nets)
+    first.backward(loss, retain_graph=True)
+    with pytest.raises(RuntimeError, match="scaler"):
+        second.backward(loss)
+
+
+def test_the_first_trainer_s_gradients_survive_the_refusal():
+    nets = parts("float16")
+    first, second = mixed(nets, 64.0, 4096.0)
+    loss = loss_of(*nets)
+
+    def run():
+        first.backward(loss, retain_graph=True)
+        with pytest.raises(RuntimeError):
+            second.backward(loss)
+        first.step(4)
+
+    assert_close(updates(both(nets[:1]), run), expected()[:2])
+
+
+def critic_loss(nets, seed):
+    """Of the second net alone."""
+    with autograd.record():
+        return LOSS(nets[1](array(seed, 4, 4)), mx.nd.ones((4, 2)))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_a_backward_through_another_trainer_s_parameters_before_its_step_is_right_or_refused(order):
+    """A GAN's discriminator whose step comes after the generator's backward."""
+
+    def run(policy):
+        nets = parts(policy)
+        trainers = plain(nets) if policy is None else mixed(nets, 64.0, 4096.0)
+
+        def steps():
+            backward(trainers[1], critic_loss(nets, 0))
+            backward(trainers[0], loss_of(*nets, seed=1))
+            for i in order:
+                trainers[i].step(4)
+
+        return updates(both(nets), steps)
+
+    full = run(None)
+    equal_or_refused(lambda: run("float16"), lambda found: assert_close(found, full), saying="scaler")
+
+
+def test_a_backward_through_another_trainer_s_parameters_after_its_step_is_right():
+    """The usual GAN: the critic's gradients from the generator's backward are overwritten by its own."""
+
+    def run(policy):
+        nets = parts(policy)
+        trainers = plain(nets) if policy is None else mixed(nets, 64.0, 4096.0)
+
+        def steps():
+            for i in range(2):
+                step(trainers[1], critic_loss(nets, i))
+                step(trainers[0], loss_of(*nets, seed=i))
+
+        return updates(both(nets), steps)
+
+    assert_close(run("float16"), run(None))
+
+
+def one_backward_two_steps():
+    nets = parts("float16")
+    first, second = mixed(nets, 64.0, 4096.0)
+
+    def run():
+        first.backward(loss_of(*nets))
+        first.step(4)
+        second.step(4)
+
+    return updates(both(nets), run)
+
+
+def test_one_backward_and_the_steps_of_two_scalers_is_right_or_refused():
+    equal_or_refused(one_backward_two_steps, lambda found: assert_close(found, expected()))
+
+
+def nested(order):
+    nets = parts("float16")
+    trainers = mixed(nets, 64.0, 4096.0)
+
+    def run():
+        loss = loss_of(*nets)
+        if order == "of the scaled loss":
+            with trainers[0].scale_loss(loss) as once, trainers[1].scale_loss(once) as twice:
+                autograd.backward(twice)
+        elif order == "of the loss":
+            with trainers[0].scale_loss(loss), trainers[1].scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+        else:
+            with trainers[0].scale_loss(loss):
+                trainers[1].backward(loss)
+        for trainer in trainers:
+            trainer.step(4)
+
+    return updates(both(nets), run)
+
+
+@pytest.mark.parametrize("order", ["of the scaled loss", "of the loss", "around backward"])
+def test_nested_scale_loss_is_right_or_refused(order):
+    equal_or_refused(lambda: nested(order), lambda found: assert_close(found, expected()), saying="scale")
+
+
+def nested_in_itself(how):
+    nets = parts("float16")
+    (trainer,) = mixed([nets[0]], 64.0)
+
+    def run():
+        loss = loss_of(*nets)
+        with trainer.scale_loss(loss) as once:
+            if how == "backward inside":
+                trainer.backward(loss)
+            elif how == "backward of the scaled":
+                trainer.backward(once)
+            else:
+                with trainer.scale_loss(once) as twice:
+                    autograd.backward(twice)
+        trainer.step(4)
+
+    return updates(both(nets[:1]), run)
+
+
+@pytest.mark.parametrize("how", ["backward inside", "backward of the scaled", "twice"])
+def test_scale_loss_inside_its_own_scale_loss_is_right_or_refused(how):
+    equal_or_refused(lambda: nested_in_itself(how), lambda found: assert_close(found, expected()[:2]))
+
+
+# -- one scaler for all -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_backward_through_any_trainer_serves_all_that_share_the_scaler(policy, through):
+    nets = parts(POLICIES[policy])
+    scaler = mxmp.StaticLossScaler(1024.0)
+    trainers = mixed(nets, scaler, scaler)
+
+    def run():
+        for i in range(3):
+            trainers[through].backward(loss_of(*nets, seed=10 * i))
+            for trainer in trainers:
+                trainer.step(4)
+
+    assert_close(updates(both(nets), run), expected(3), policy)
+
+
+def test_a_backward_through_each_is_as_good():
+    """``A.backward(loss, retain_graph=True); B.backward(loss)`` writes the same gradients twice."""
+    nets = parts("float16")
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
+    trainers = mixed(nets, scaler, scaler)
+
+    def run():
+        for i in range(2):
+            loss = loss_of(*nets, seed=10 * i)
+            trainers[0].backward(loss, retain_graph=True)
+            trainers[1].backward(loss)
+            for trainer in trainers:
+                trainer.step(4)
+
+    assert_close(updates(both(nets), run), expected(2))
+    assert scaler.loss_scale == 4096.0
+
+
+def test_scale_loss_through_any_trainer_serves_all():
+    nets = parts("float16")
+    scaler = mxmp.StaticLossScaler(1024.0)
+    trainers = mixed(nets, scaler, scaler)
+
+    def run():
+        with trainers[1].scale_loss(loss_of(*nets)) as scaled:
+            scaled.backward()
+        for trainer in trainers:
+            trainer.step(4)
+
+    assert_close(updates(both(nets), run), expected())
+
+
+def test_accumulated_backwards_through_both_serve_all():
+    nets = parts("float16", "add")
+    scaler = mxmp.StaticLossScaler(1024.0)
+    trainers = mixed(nets, scaler, scaler)
+
+    def run():
+        for i in range(2):
+            for k in range(2):
+                trainers[k].backward(loss_of(*nets, seed=10 * i + k))
+            for trainer in trainers:
+                trainer.step(4)
+            for net in nets:
+                net.collect_params().zero_grad()
+
+    assert_close(updates(both(nets), run), expected(2, "add", 2))
+
+
+def test_the_scale_is_frozen_until_each_has_stepped_and_adjusts_once():
+    nets = parts("float16")
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
+    trainers = mixed(nets, scaler, scaler)
+    seen = []
+
+    def run():
+        for i in range(3):
+            trainers[0].backward(loss_of(*nets, seed=10 * i))
+            for trainer in trainers:
+                trainer.step(4)
+                seen.append(scaler.loss_scale)
+
+    assert_close(updates(both(nets), run), expected(3))
+    assert seen == [1024.0, 2048.0, 2048.0, 4096.0, 4096.0, 8192.0]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)], ids=str)
+def test_each_skips_by_its_own_gradients_and_the_scale_backs_off_once(bad, order):
+    nets = parts("float16")
+    scaler = mxmp.DynamicLossScaler(1024.0)
+    trainers = mixed(nets, scaler, scaler)
+    before = [value(net.weight) for net in nets]
+    trainers[0].backward(loss_of(*nets))
+    for i in bad:
+        nets[i].weight.grad()[:] = float("inf")
+    for i in order:
+        trainers[i].step(4)
+    assert scaler.loss_scale == 512.0
+    assert [t.last_step_skipped for t in trainers] == [i in bad for i in range(2)]
+    full = expected()
+    for i, net in enumerate(nets):
+        delta = value(net.weight) - before[i]
+        if i in bad:
+            assert not delta.any()
+        else:
+            assert_close([delta], [full[2 * i]])
+
+
+def test_a_clean_step_of_one_does_not_undo_the_overflow_of_the_other():
+    """The overflow counts as one, whoever steps last, also for ``hysteresis`` and clean steps in a row."""
+    nets = parts("float16")
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=2, hysteresis=2)
+    trainers = mixed(nets, scaler, scaler)
+    seen = []
+    for i, bad in enumerate([None, 0, None, 1, None]):
+        trainers[0].backward(loss_of(*nets, seed=i))
+        if bad is not None:
+            nets[bad].weight.grad()[:] = float("nan")
+        for trainer in trainers:
+            trainer.step(4)
+        seen.append(scaler.loss_scale)
+    assert seen == [1024.0, 1024.0, 1024.0, 512.0, 512.0]
+
+
+@pytest.mark.parametrize("through", ["backward", "scale_loss"])
+def test_trainers_with_losses_of_their_own_adjust_a_shared_scale_at_each_step(through):
+    """As in a GAN: waiting for a step of the other would leave the scale as it is for ever."""
+    nets = [seeded(nn.Dense(4, in_units=6), seed=k) for k in (1, 2)]
+    convert("float16", *nets)
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
+    trainers = mixed(nets, scaler, scaler)
+    seen = []
+    for i, bad in enumerate([False, False, True, True, False]):
+        net, trainer = nets[i % 2], trainers[i % 2]
+        loss = loss_of(net, seed=i)
+        if through == "backward":
+            trainer.backward(loss)
+        else:
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        if bad:
+            net.weight.grad()[:] = float("inf")
+        trainer.step(4)
+        assert trainer.last_step_skipped == bad
+        seen.append(scaler.loss_scale)
+    assert seen == [2048.0, 4096.0, 2048.0, 1024.0, 2048.0]
+
+
+def test_a_trainer_that_a_backward_does_not_reach_may_save_its_states(tmp_path):
+    nets = [seeded(nn.Dense(4, in_units=6), seed=k) for k in (1, 2)]
+    convert("float16", *nets)
+    scaler = mxmp.DynamicLossScaler(1024.0)
+    trainers = mixed(nets, scaler, scaler)
+    step(trainers[0], loss_of(nets[0]))
+    trainers[1].save_states(str(tmp_path / "states"))
+    trainers[0].backward(loss_of(nets[1]))  # its own step has nothing to do
+    for trainer in trainers:
+        trainer.step(4, ignore_stale_grad=True)
+    scaler.loss_scale = 8
+    assert trainers[0].loss_scale == 8
+
+
+def test_a_loss_through_both_whose_gradients_one_drops_leaves_the_scale_until_the_other_steps():
+    """The critic's gradients of the generator's loss are overwritten by its own."""
+    nets = parts("float16")
+    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
+    trainers = mixed(nets, scaler, scaler)
+    seen = []
+    for i in range(3):
+        step(trainers[0], loss_of(*nets, seed=i))
+        seen.append(scaler.loss_scale)
+        step(trainers[1], critic_loss(nets, i))
+        seen.append(scaler.loss_scale)
+    assert seen == [1024.0, 2048.0, 2048.0, 4096.0, 4096.0, 8192.0]
+
+
+def test_unscale_and_clipping_of_one_leave_the_other_alone():
+    def run(policy):
+        nets = parts(policy)
+        scaler = mxmp.StaticLossScaler(1024.0)
+        trainers = plain(nets) if policy is None else mixed(nets, scaler, scaler)
+
+        def step():
+            backward(trainers[1], loss_of(*nets))
+            if policy is None:
+                norm = gluon.utils.clip_global_norm([p.grad() for p in nets[0].collect_params().values()], 0.1)
+            else:
+                norm = trainers[0].clip_global_norm(0.1)
+                trainers[1].unscale()
+            assert norm > 0.1
+            for trainer in trainers:
+                trainer.step(4)
+
+        return updates(both(nets), step)
+
+    assert_close(run("float16"), run(None))
+
+
+def test_trainers_that_share_a_scaler_resume_to_the_bit(tmp_path):
+    def run(steps, resume_at=None):
+        nets = parts("float16")
+        scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=2)
+        trainers = mixed(nets, scaler, scaler)
+        for i in range(steps):
+            if i == resume_at:
+                for k, (net, trainer) in enumerate(zip(nets, trainers)):
+                    trainer.save_states(str(tmp_path / f"{k}.states"))
+                    net.save_parameters(str(tmp_path / f"{k}.params"))
+                nets = parts("float16")
+                scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=2)
+                trainers = mixed(nets, scaler, scaler)
+                for k, (net, trainer) in enumerate(zip(nets, trainers)):
+                    net.load_parameters(str(tmp_path / f"{k}.params"))
+                    trainer.load_states(str(tmp_path / f"{k}.states"))
+            trainers[i % 2].backward(loss_of(*nets, seed=i))
+            for trainer in trainers:
+                trainer.step(4)
+        return [value(p) for p in both(nets).values()], scaler.state_dict()
+
+    (weights, state), (resumed, resumed_state) = run(7), run(7, 3)
+    assert state == resumed_state
+    assert state["scale"] == 1024.0 * 2**3
+    assert_same(resumed, weights)
