@@ -32,4 +32,6 @@ if ! [ -e "$MXMP_SIMGPU_HOME/index.sqlite" ]; then
     python -m simgpu.cubin
 fi
 exec 9>&-
+SIMGPU_TRANSLATOR="$(python -m simgpu.kernel)"
+export SIMGPU_TRANSLATOR
 stub_run tests/simgpu "$@"

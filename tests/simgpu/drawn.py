@@ -1,6 +1,6 @@
 """Graphs of about ten operators, drawn by a seed: mxmp's emulation against the machine code of MXNet's kernels.
 
-    bash scripts/simgpu.sh python -m simgpu.drawn 0 1000    # counts, and says what differs; MXNET_USE_FUSION=0
+    bash scripts/simgpu.sh python -m simgpu.drawn 10000    # into drawn.json; goes on where it was ended
 
 An error is in units in the last place of a tensor's largest value. Two sums in another order may round to two different
 numbers, which a norm or the kink of a relu makes a large difference of; and some gradients, as of a bias in front of a
@@ -10,13 +10,16 @@ counts as ill-conditioned where every error is within four times what that chang
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
+from pathlib import Path
 from typing import Any, Callable, Tuple
 
 import mxnet as mx
 import numpy as np
+from support.results import read, write
 from sweep.operators.errors import largest_error
 
 import mxmp
@@ -28,6 +31,7 @@ LIMIT = 2.0  # units in the last place
 CHANCE = 4.0  # the controls may miss the largest change by as much
 CONTROLS, LAST_BITS = 6, 2.0**-21
 ROWS = 4
+RESULTS = Path(__file__).with_name("drawn.json")
 Shape = Tuple[int, ...]
 Tensor = Tuple[Any, Shape]  # a Symbol and its shape
 
@@ -324,38 +328,50 @@ FOUR_AXES += [_excited, _softmax, _flat, _transposed, _padded, _enlarged]
 TWO_AXES = [*EVERY, _dense, _dense, _dense, _dot, _layer_norm, _softmax, _image, _attention]
 
 
-def main(first: int, last: int, at_once: int = 20) -> None:
-    """Judge the graphs, ``at_once`` in a process, and count them."""
-    counts: dict[str, int] = {}
-    start = first
-    while start < last:
-        stop = min(start + at_once, last)
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            for seed in range(start, stop):
+def judged_apart(first: int, last: int) -> list[list[str]]:
+    """Verdict and details of the graphs from ``first``, judged in a process of their own; fewer if it ended early."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(write, "w") as told:
+            for seed in range(first, last):
                 graph = Drawn(seed)
                 try:
                     verdict, error, where = graph.judged()
                 except (mx.MXNetError, ValueError) as raised:
                     verdict, error, where = "fails", 0.0, str(raised).strip().splitlines()[-1][:150]
-                if verdict != "agrees":
-                    print(f"{seed}: {verdict}, {error:.3g} in {where}: {' '.join(graph.kinds)}", flush=True)
-                os.write(write, f"{verdict}\n".encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as told:
-            verdicts = told.read().split("\n")[:-1]
-        os.waitpid(child, 0)
-        if start + len(verdicts) < stop:
-            print(f"{start + len(verdicts)}: ends its process")
-            verdicts.append("ends its process")
-        for verdict in verdicts:
-            counts[verdict] = counts.get(verdict, 0) + 1
-        start += len(verdicts)
-        print(f"{start}: {counts}", flush=True)
+                told.write(json.dumps([verdict, f"{error:.3g} in {where}: {' '.join(graph.kinds)}"]) + "\n")
+                told.flush()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        found = [json.loads(line) for line in told if line.endswith("\n")]
+    os.waitpid(child, 0)
+    return found
+
+
+def main(last: int, results: Path = RESULTS, at_once: int = 20) -> None:
+    """Judge the graphs that ``results`` has not, ``at_once`` in a process, and add them."""
+    found: dict[str, Any] = {"graphs": 0, "agrees": 0, "ill-conditioned": [], "ends its process": [], **read(results)}
+    while found["graphs"] < last:
+        first = found["graphs"]
+        stop = min(first + at_once, last)
+        judged = judged_apart(first, stop)
+        if first + len(judged) < stop:
+            judged.append(["ends its process", ""])
+        for seed, (verdict, details) in enumerate(judged, first):
+            if verdict == "agrees":
+                found["agrees"] += 1
+                continue
+            print(f"{seed}: {verdict} {details}", flush=True)
+            if verdict in ("differs", "fails"):
+                found.setdefault(verdict, {})[str(seed)] = details
+            else:
+                found[verdict].append(seed)
+        found["graphs"] += len(judged)
+        write(results, found)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MXNET_USE_FUSION", "0")
-    main(*map(int, sys.argv[1:3]))
+    os.environ.update(MXNET_USE_FUSION="0", MXMP_WITH="rounded_products,rounded_outputs")
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:3]))

@@ -1,5 +1,6 @@
 """One kernel of a cubin -> C -> a library that the stub of CUDA's runtime loads.
 
+    python -m simgpu.kernel                   # makes and prints the name of this translator's folder of links
     python -m simgpu.kernel MANGLED           # of MXNet's; prints the library's path
     python -m simgpu.kernel MANGLED CUBIN     # of a file
 
@@ -97,6 +98,11 @@ def compiled(source: Path, made: Path, *flags: str) -> None:
 
 def main() -> None:
     home = Path(os.environ["MXMP_SIMGPU_HOME"])
+    if len(sys.argv) == 1:
+        made = home / "cache" / hashlib.sha256(_own_source()).hexdigest()[:16]
+        made.mkdir(parents=True, exist_ok=True)
+        print(made.name)
+        return
     name, path = sys.argv[1], "".join(sys.argv[2:])
     try:
         cubin = Path(path) if path else find(home, name)

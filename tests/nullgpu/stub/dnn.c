@@ -10,6 +10,7 @@
 enum { DEFAULT_MATH, TENSOR_OP, TENSOR_OP_CONVERSION };  // cudnnMathType_t
 enum { NHWC = 1 };                                       // cudnnTensorFormat_t
 enum { LSTM = 2, GRU = 3 };                              // cudnnRNNMode_t
+enum { BATCH_MAJOR = 2 };                                // cudnnRNNDataLayout_t
 enum { WORKSPACE = 1 << 20 };
 
 static const char *dtype_name(int dtype) {
@@ -85,7 +86,9 @@ API Status cudnnDeriveBNTensorDescriptor(D d, D x, int mode) {
     for (int i = 0; i < d->dims; i++) d->sizes[i] = i == 1 ? x->sizes[1] : 1;
     return 0;
 }
-API Status cudnnSetRNNDataDescriptor(D d, int dtype, int layout, int steps, int batch, int width) {
+API Status cudnnSetRNNDataDescriptor(D d, int dtype, int layout, int steps, int batch, int width, const int *lengths) {
+    d->padded = layout == BATCH_MAJOR;
+    for (int i = 0; i < batch; i++) d->padded |= lengths[i] != steps;
     return set(d, dtype, 3, (int[]){steps, batch, width}, 0);
 }
 API Status cudnnSetConvolutionNdDescriptor(D d, int dims, const int *pads, const int *steps, const int *dilations,
@@ -188,8 +191,10 @@ API Status cudnnSetRNNDescriptor_v6(Handle h, D d, int hidden, int layers, D dro
     d->directions = 1 + both;
     d->cell = cell;
     d->compute = compute;
+    d->coefficient = dropout->coefficient;
     return 0;
 }
+API Status cudnnRNNSetClip(Handle h, D d, int mode, int nan, double low, double high) { return d->clipped = mode, 0; }
 API Status cudnnSetRNNMatrixMathType(D d, int math) { return d->math = math, 0; }
 API Status cudnnSetRNNProjectionLayers(Handle h, D d, int size) { return d->projected = size, 0; }
 static int gates_of(D d) { return d->cell == LSTM ? 4 : d->cell == GRU ? 3 : 1; }
@@ -202,19 +207,37 @@ API Status cudnnGetRNNParamsSize(Handle h, D d, D x, size_t *bytes, int dtype) {
     return *bytes = weights * (dtype == F16 ? 2 : dtype == F64 ? 8 : 4), 0;
 }
 API Status cudnnGetRNNWorkspaceSize(Handle h, D d, int steps, P x, size_t *size) { return *size = WORKSPACE, 0; }
-API Status cudnnGetRNNTrainingReserveSize(Handle h, D d, int steps, P x, size_t *size) { return *size = WORKSPACE, 0; }
+API Status cudnnGetRNNTrainingReserveSize(Handle h, D d, int steps, D *x, size_t *size) {
+    return *size = computing ? recurrent_reserve(d, steps, x[0]->sizes[0]) : WORKSPACE, 0;
+}
 
-#define RECURRENT(name)                                                                             \
-    API Status name(Handle h, D d, D x) {                                                           \
+// The tensor that is shown, and the arguments: descriptors and data. Those that only attention has are not read.
+#define RECURRENT(name, x, arguments, computed)                                                               \
+    API Status name(Handle h, D d, UNPACKED arguments) {                                                      \
         record("call", #name, "x=%s compute=%s math=%s hidden=%d layers=%d directions=%d gates=%d", show(x),  \
                dtype_name(d->compute), math_name(d->math), d->hidden, d->layers, d->directions, gates_of(d)); \
-        if (computing) cannot(#name, show(x));                                                      \
-        return 0;                                                                                   \
+        if (computing) computed;                                                                              \
+        return 0;                                                                                             \
     }
-RECURRENT(cudnnRNNForwardTrainingEx)
-RECURRENT(cudnnRNNForwardInferenceEx)
-RECURRENT(cudnnRNNBackwardDataEx)
-RECURRENT(cudnnRNNBackwardWeightsEx)
+#define WITH_DATA(x) D x, P x##_
+#define UNPACKED(...) __VA_ARGS__
+#define FORWARD_DATA                                                                                                 \
+    WITH_DATA(x), WITH_DATA(hx), WITH_DATA(cx), WITH_DATA(w), WITH_DATA(y), WITH_DATA(hy), WITH_DATA(cy), P k, P k_, \
+        P c, P c_, P i, P i_, P q, P q_, P workspace, size_t size
+RECURRENT(cudnnRNNForwardTrainingEx, x, (FORWARD_DATA, P reserve, size_t reserved),
+          recurrent_forward(d, x, x_, hx, hx_, cx, cx_, w, w_, y, y_, hy, hy_, cy, cy_, reserve))
+RECURRENT(cudnnRNNForwardInferenceEx, x, (FORWARD_DATA),
+          recurrent_forward(d, x, x_, hx, hx_, cx, cx_, w, w_, y, y_, hy, hy_, cy, cy_, NULL))
+RECURRENT(cudnnRNNBackwardDataEx, y,
+          (WITH_DATA(y), WITH_DATA(dy), P dc, P dc_, WITH_DATA(dhy), WITH_DATA(dcy), WITH_DATA(w), WITH_DATA(hx),
+           WITH_DATA(cx), WITH_DATA(dx), WITH_DATA(dhx), WITH_DATA(dcx), P dk, P dk_, P workspace, size_t size,
+           P reserve, size_t reserved),
+          recurrent_backward(d, y, dy, dy_, dhy, dhy_, dcy, dcy_, w, w_, hx, hx_, cx, cx_, dx, dx_, dhx, dhx_, dcx, dcx_,
+                             reserve))
+RECURRENT(cudnnRNNBackwardWeightsEx, x,
+          (WITH_DATA(x), WITH_DATA(hx), WITH_DATA(y), P workspace, size_t size, WITH_DATA(dw), P reserve,
+           size_t reserved),
+          recurrent_backward_weights(d, x, x_, hx, hx_, dw, dw_, reserve))
 
 // ---- All else that reads a tensor --------------------------------------------------------------------------------
 
@@ -224,7 +247,6 @@ RECURRENT(cudnnRNNBackwardWeightsEx)
         if (computing) compute;                                                                 \
         return 0;                                                                               \
     }
-#define UNPACKED(...) __VA_ARGS__
 NORM(cudnnBatchNormalizationForwardTraining, y,
      (D x, P x_, D y, P y_, D parameters, P gamma, P bias, double factor, float *mean, float *var, double eps,
       float *saved_mean, float *saved_inverse),

@@ -9,7 +9,7 @@ enum { MAX_DIMS = 8 };
 typedef struct {
     int dtype, dims, sizes[MAX_DIMS], strides[MAX_DIMS], channels_last;
     int compute, math, groups;
-    int hidden, layers, directions, cell, projected;
+    int hidden, layers, directions, cell, projected, clipped, padded;
     int pads[MAX_DIMS], steps[MAX_DIMS], dilations[MAX_DIMS], window[MAX_DIMS], mode;
     double coefficient;
     unsigned long seed;

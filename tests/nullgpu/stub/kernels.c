@@ -1,8 +1,9 @@
-// Runs kernels from their machine code: each is translated when it is first launched, by a child process.
+// Runs kernels from their machine code: each is translated when it is first launched, by a child process, or was once.
 #define _GNU_SOURCE
 #include "kernels.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,14 +37,35 @@ static void ask(const char *command, char *answer, int room) {
     answer[strcspn(answer, "\n")] = 0;
 }
 
+static unsigned long hash_of(const char *text, unsigned long hash) {
+    for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211ul;
+    return hash;
+}
+static const unsigned long HASH_OF_NOTHING = 14695981039346656037ul;
+
 static int number(void *library, const char *name) { return *(int *)dlsym(library, name); }
 
+// The path of a kernel's library. That of a kernel of before is a link, for a child process takes 0.2 s to say the same.
+static void find_library(const char *cubin, const char *mangled, char *path, int room) {
+    char *command, *link;
+    unsigned long hash = hash_of(mangled, hash_of(cubin ? cubin : "", HASH_OF_NOTHING));
+    if (asprintf(&link, "%s/cache/%s/%016lx.so", getenv("MXMP_SIMGPU_HOME"), getenv("SIMGPU_TRANSLATOR"), hash) < 0 ||
+        asprintf(&command, "\"$SIMGPU_PYTHON\" -m simgpu.kernel '%s' '%s'", mangled, cubin ? cubin : "") < 0)
+        abort();
+    if (!access(link, R_OK)) {
+        snprintf(path, room, "%s", link);
+    } else {
+        ask(command, path, room);
+        if (!path[0]) cannot("kernel", mangled);
+        unlink(link);
+        if (symlink(path, link) && errno != EEXIST) cannot("link", link);
+    }
+    free(command), free(link);
+}
+
 static Translated *translate(const char *cubin, const char *mangled) {
-    char *command, path[4096];
-    if (asprintf(&command, "\"$SIMGPU_PYTHON\" -m simgpu.kernel '%s' '%s'", mangled, cubin ? cubin : "") < 0) abort();
-    ask(command, path, sizeof path);
-    free(command);
-    if (!path[0]) cannot("kernel", mangled);
+    char path[4096];
+    find_library(cubin, mangled, path, sizeof path);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) cannot("kernel", dlerror());
     Translated *kernel = calloc(1, sizeof *kernel);
@@ -80,9 +102,8 @@ void run_kernel(Translated *kernel, Sides grid, Sides block, size_t shared, void
 
 // The driver compiles modules for its GPU; ptxas does it here, and what it made is kept under the module's hash.
 char *assembled(const char *ptx) {
-    unsigned long hash = 14695981039346656037ul;
-    for (const char *c = ptx; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211ul;
     char *cubin, *source, *command;
+    unsigned long hash = hash_of(ptx, HASH_OF_NOTHING);
     if (asprintf(&cubin, "%s/cache/%016lx.cubin", getenv("MXMP_SIMGPU_HOME"), hash) < 0) abort();
     if (!access(cubin, R_OK)) return cubin;
     if (asprintf(&source, "%s.%d.ptx", cubin, (int)getpid()) < 0) abort();

@@ -20,3 +20,10 @@ void bias_backward(P alpha, D dy, P dy_, P beta, D db, P db_);
 void add_tensor(P alpha, D a, P a_, P beta, D c, P c_);
 void dropout_forward(D d, D x, P x_, D y, P y_, unsigned char *reserve);
 void dropout_backward(D d, D dy, P dy_, D dx, P dx_, unsigned char *reserve);
+// recurrent.c: a forward pass without a reserve space is inference; bytes of the reserve space.
+size_t recurrent_reserve(D d, int steps, int batch);
+void recurrent_forward(D d, D x, P x_, D hx, P hx_, D cx, P cx_, D w, P w_, D y, P y_, D hy, P hy_, D cy, P cy_,
+                       P reserve);
+void recurrent_backward(D d, D y, D dy, P dy_, D dhy, P dhy_, D dcy, P dcy_, D w, P w_, D hx, P hx_, D cx, P cx_, D dx,
+                        P dx_, D dhx, P dhx_, D dcx, P dcx_, P reserve);
+void recurrent_backward_weights(D d, D x, P x_, D hx, P hx_, D dw, P dw_, P reserve);
