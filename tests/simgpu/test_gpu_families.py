@@ -45,7 +45,8 @@ def trained_by_contrib_amp(name: str, count: int = 3) -> Training:
     run = Training(SMOOTH[name], None, GPU)
     amp.init()
     amp.init_trainer(run.trainer)
-    run.trainer._amp_loss_scaler.loss_scale = 128.0
+    scaler = run.trainer._amp_loss_scaler
+    scaler._loss_scale = scaler._next_loss_scale = 128.0
     for number in range(count):
         x, y = (mx.nd.array(each, ctx=GPU) for each in run.family.batch(number))
         with autograd.record():
@@ -56,7 +57,7 @@ def trained_by_contrib_amp(name: str, count: int = 3) -> Training:
     return run
 
 
-@pytest.mark.parametrize("name", ["residual", "words"])
+@pytest.mark.parametrize("name", ["residual", "depthwise"])  # its batch_dot sums in float16
 def test_the_weights_are_as_near_fp32s_as_those_of_contrib_amp(name):
     exact, ours = (trained(SMOOTH[name], *run).change() for run in ((None, CPU), ("float16", GPU)))
     theirs = trained_by_contrib_amp(name).change()

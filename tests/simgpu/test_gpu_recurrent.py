@@ -39,12 +39,12 @@ def computed(
     """Outputs and last states, in inference too, and the gradients of all inputs."""
     arrays = {name: mx.nd.array(value, ctx=ctx, dtype=dtype) for name, value in values(mode, layers, both).items()}
     options = {"mode": mode, "state_size": HIDDEN, "num_layers": layers, "bidirectional": both, "state_outputs": True}
-    for array in arrays.values():
-        array.attach_grad(request)
+    for name, array in arrays.items():
+        array.attach_grad(request if name == "parameters" else "write")  # MXNet adds to no other gradient
     outputs = mx.nd.RNN(**arrays, **options)
     found = {f"inference {i}": out for i, out in enumerate(outputs)}
     rng = np.random.RandomState(0)
-    for _ in range(2 if request == "add" else 1):
+    for _ in range(1 + (request == "add")):
         with autograd.record():
             outputs = mx.nd.RNN(**arrays, **options)
         heads = [mx.nd.array(rng.randn(*out.shape), ctx=ctx, dtype=dtype) for out in outputs]
@@ -71,7 +71,7 @@ def test_a_layer_is_the_cpus_in_fp32(mode, layers, both):
 @pytest.mark.parametrize(("layers", "both"), SHAPES[1:])
 def test_a_float16_layer_is_fp32s_but_for_roundings(mode, layers, both):
     errors = largest_errors(computed(mode, layers, both, GPU, "float16"), computed(mode, layers, both, CPU))
-    assert 2**-13 < max(errors.values()) < 2**-8, errors
+    assert 2**-13 < max(errors.values()) < 2**-7, errors
 
 
 @pytest.mark.parametrize("mode", GATES)
@@ -89,3 +89,33 @@ class LanguageModel(gluon.HybridBlock):
 
     def hybrid_forward(self, F: Any, words: Any) -> Any:  # noqa: N803
         return self.decoder(self.layer(self.embedding(words)))
+
+
+LAYERS = {
+    "lstm": lambda: LanguageModel(rnn.LSTM, num_layers=2),
+    "gru": lambda: LanguageModel(rnn.GRU),
+    "both directions": lambda: LanguageModel(rnn.LSTM, bidirectional=True),
+    "tanh": lambda: LanguageModel(rnn.RNN, activation="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_language_model_trains_as_in_the_emulation(name):
+    family = Family(LAYERS[name], (6,), (6,), axis=2)
+    exact, emulated, found = (trained(family, *run).change() for run in ((None, CPU), ("float16", CPU), ("float16", GPU)))
+    own = distance(emulated, exact)
+    assert 0 < own < 4e-3
+    assert distance(found, emulated) < own
+    assert distance(found, exact) < 1.5 * own
+
+
+def test_an_overflow_in_a_language_model_changes_no_bit():
+    run = Training(Family(LAYERS["lstm"], (6,), (6,), axis=2), "float16", GPU, scale=mxmp.DynamicLossScaler(2.0**24))
+    skipped = []
+    for number in range(14):
+        before = run.weights()
+        run.step(number)
+        skipped.append(run.trainer.last_step_skipped)
+        assert (differing(before, run.weights()) == []) is skipped[-1]
+    assert skipped[0]
+    assert not skipped[-1]
