@@ -7,6 +7,7 @@
 #
 #   MXMP_SIMGPU_HOME  where MXNet's kernels and the translated ones live (default: ~/.cache/mxmp-simgpu)
 #   SIMGPU_TRACE      1 prints the name of every kernel that is launched
+#   SIMGPU_SHUFFLE    a number: the blocks of each launch run in an order drawn by it, not in the grid's
 #   MXMP_NULLGPU, MXMP_PYTHON, NG_DEVICES: as for scripts/nullgpu.sh, with which it shares an environment
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -216,6 +216,25 @@ def of_simulated_gpu():
     }
 
 
+def of_drawn_graphs():
+    found = read(ROOT / "tests/simgpu/drawn.json")
+    assert set(found) == {"graphs", "agrees", "ill-conditioned", "ends its process"}  # none differs or fails
+    graphs, agree, ill, ends = (
+        found["graphs"],
+        found["agrees"],
+        len(found["ill-conditioned"]),
+        found["ends its process"],
+    )
+    assert graphs == agree + ill + len(ends)
+    table, page = "tests/simgpu/README.md", "docs/emulated-float16.md"
+    yield table, f"Of {graphs:,} drawn graphs of about ten operators"
+    yield table, f"| {agree:,} | agree to two units"
+    yield table, f"| {ill:,} | do not, and change"
+    yield table, f"| {len(ends)} | end their process on the CPU, in plain FP32 too ({', '.join(map(str, ends))}) |"
+    yield page, f"of {graphs:,} graphs {agree:,} agree to two units in the last place, {ill:,} are so ill-conditioned"
+    yield page, f"and {len(ends)} end their process, in plain FP32 too"
+
+
 TITLES = ("FP32, CPU", "FP32, CPU, without oneDNN", "FP32, simulated GPU", "float16, CPU, emulated",
           "float16, simulated GPU")  # fmt: skip
 
@@ -236,6 +255,7 @@ def of_trainer_steps():
 SAID = (
     *(of_trainer_steps, of_benchmarks, of_parity, of_gpu_graphs, of_the_model_of_a_gpu, of_models, of_inference),
     of_simulated_gpu,
+    of_drawn_graphs,
 )
 
 

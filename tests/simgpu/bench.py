@@ -104,8 +104,8 @@ class Launch(ctypes.Structure):
     )
 
 
-def program(lines: str, threads: int, words: list[int], shared: int = 256) -> list[int]:
-    """Runs a program in one block on an array of words, whose address is at c[0x0][0x160]; what it leaves there."""
+def program(lines: str, threads: int, words: list[int], shared: int = 256, blocks: int = 1) -> list[int]:
+    """Runs a program on an array of words, whose address is at c[0x0][0x160]; what it leaves there."""
     texts = [line.strip() for line in lines.strip().splitlines()]
     kernel = Kernel("a program", b"", {}, {}, {}, [(0, 8)], 0x160, shared, 0)
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +116,8 @@ def program(lines: str, threads: int, words: list[int], shared: int = 256) -> li
     data = (ctypes.c_uint32 * len(words))(*words)
     bank0 = bytearray(512)
     bank0[0x160:0x168] = ctypes.addressof(data).to_bytes(8, "little")
-    launch = Launch((ctypes.c_uint32 * 3)(1, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1), shared, 512, bytes(bank0))
+    launch = Launch(
+        (ctypes.c_uint32 * 3)(blocks, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1), shared, 512, bytes(bank0)
+    )
     loaded.simgpu_launch(ctypes.byref(launch))
     return list(data)

@@ -20,7 +20,7 @@ SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 class Lambda(gluon.HybridBlock):
-    """Children by name, and what they compute: ``compute(F, block, x)``."""
+    """Children by name, and what they compute: ``compute(mx.nd or mx.sym, block, x)``."""
 
     def __init__(self, compute: Callable[..., Any], **children: gluon.HybridBlock) -> None:
         super().__init__()
@@ -47,20 +47,20 @@ def conv(channels: int, kernel: int = 3, act: str | None = "softsign", **options
 
 def residual(act: str = "softsign") -> gluon.HybridBlock:
     body = chain(conv(8, act=act), conv(8, act=None))
-    added = Lambda(lambda F, b, x: F.Activation(x + b.body(x), act_type=act), body=body)
+    added = Lambda(lambda f, b, x: f.Activation(x + b.body(x), act_type=act), body=body)
     pool = nn.MaxPool2D if act == "relu" else nn.AvgPool2D
     return chain(conv(8, act=act), added, pool(), conv(16, act=act), nn.GlobalAvgPool2D(), nn.Dense(CLASSES))
 
 
 def relu6() -> gluon.HybridBlock:
-    return Lambda(lambda F, b, x: F.clip(x, 0, 6))
+    return Lambda(lambda f, b, x: f.clip(x, 0, 6))
 
 
 def depthwise(relu: bool = False) -> gluon.HybridBlock:
     """MobileNet: inverted bottlenecks, of which one has squeeze and excitation."""
     act = None if relu else "swish"
     gate = chain(nn.GlobalAvgPool2D(), nn.Conv2D(4, 1), nn.Activation("softsign"), nn.Conv2D(16, 1))
-    excited = Lambda(lambda F, b, x: F.broadcast_mul(x, F.sigmoid(b.gate(x))), gate=gate)
+    excited = Lambda(lambda f, b, x: f.broadcast_mul(x, f.sigmoid(b.gate(x))), gate=gate)
     body = [conv(16, 1, act=act), conv(16, groups=16, strides=2, act=act), excited, conv(8, 1, act=None)]
     body = [layer for each in body for layer in ((each, relu6()) if relu else (each,))]
     return chain(conv(8, act=act), *body, nn.GlobalAvgPool2D(), nn.Dense(CLASSES))
@@ -71,7 +71,7 @@ def dense() -> gluon.HybridBlock:
 
     def grows() -> gluon.HybridBlock:
         body = chain(nn.BatchNorm(), nn.Activation("softsign"), nn.Conv2D(4, 3, padding=1))
-        return Lambda(lambda F, b, x: F.concat(x, b.body(x), dim=1), body=body)
+        return Lambda(lambda f, b, x: f.concat(x, b.body(x), dim=1), body=body)
 
     return chain(nn.Conv2D(6, 3, padding=1), grows(), grows(), nn.AvgPool2D(), grows(), nn.Flatten(), nn.Dense(CLASSES))
 
@@ -79,7 +79,7 @@ def dense() -> gluon.HybridBlock:
 def u_net() -> gluon.HybridBlock:
     """A class for each pixel."""
     across = Lambda(
-        lambda F, b, x: F.concat(x, b.up(b.low(b.down(x))), dim=1),
+        lambda f, b, x: f.concat(x, b.up(b.low(b.down(x))), dim=1),
         down=nn.AvgPool2D(),
         low=conv(12),
         up=nn.Conv2DTranspose(6, 2, strides=2),
@@ -88,10 +88,10 @@ def u_net() -> gluon.HybridBlock:
 
 
 def attention() -> gluon.HybridBlock:
-    def compute(F: Any, b: Any, x: Any) -> Any:  # noqa: N803
-        queries, keys, values = F.split(b.parts(x), num_outputs=3, axis=2)
-        scores = F.softmax(F.batch_dot(queries, keys, transpose_b=True) / UNITS**0.5, axis=-1)
-        return b.out(F.batch_dot(scores, values))
+    def compute(f: Any, b: Any, x: Any) -> Any:
+        queries, keys, values = f.split(b.parts(x), num_outputs=3, axis=2)
+        scores = f.softmax(f.batch_dot(queries, keys, transpose_b=True) / UNITS**0.5, axis=-1)
+        return b.out(f.batch_dot(scores, values))
 
     return Lambda(compute, parts=nn.Dense(3 * UNITS, flatten=False), out=nn.Dense(UNITS, flatten=False))
 
@@ -100,10 +100,10 @@ def encoder() -> gluon.HybridBlock:
     """A transformer's encoder, its norms first, over vectors."""
 
     def added(body: gluon.HybridBlock) -> gluon.HybridBlock:
-        return Lambda(lambda F, b, x: x + b.body(b.norm(x)), body=body, norm=nn.LayerNorm())
+        return Lambda(lambda f, b, x: x + b.body(b.norm(x)), body=body, norm=nn.LayerNorm())
 
     wide = chain(nn.Dense(2 * UNITS, flatten=False), nn.GELU(), nn.Dense(UNITS, flatten=False))
-    mean = Lambda(lambda F, b, x: F.mean(x, axis=1))
+    mean = Lambda(lambda f, b, x: f.mean(x, axis=1))
     first = nn.Dense(UNITS, flatten=False)
     return chain(first, added(attention()), added(wide), nn.LayerNorm(), mean, nn.Dense(CLASSES))
 
@@ -113,7 +113,7 @@ def words() -> gluon.HybridBlock:
     embedding = nn.Embedding(WORDS, UNITS)
     decoder = nn.Dense(WORDS, flatten=False, params=embedding.params, use_bias=False, in_units=UNITS)
     return Lambda(
-        lambda F, b, x: b.decoder(b.norm(b.read(b.embedding(x)))),
+        lambda f, b, x: b.decoder(b.norm(b.read(b.embedding(x)))),
         embedding=embedding, read=attention(), norm=nn.LayerNorm(), decoder=decoder,
     )  # fmt: skip
 

@@ -32,6 +32,29 @@ typedef struct {
     const u8 *bank0;  // the constants of the launch: sizes and parameters
 } Launch;
 
+// ---- The order of blocks: the grid's, or by SIMGPU_SHUFFLE, a seed, another one in each launch ---------------------
+
+static u32 random_below(u64 *state, u32 count) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return (*state >> 32) % count;
+}
+// Numbers of blocks; NULL for the grid's order.
+static u32 *order_of_blocks(u32 count) {
+    static u64 state;
+    const char *seed = getenv("SIMGPU_SHUFFLE");
+    if (!seed || count < 2) return NULL;
+    if (!state) state = (strtoull(seed, NULL, 10) + 1) * 0x9e3779b97f4a7c15ull;
+    u32 *order = malloc(count * sizeof *order);
+    for (u32 i = 0; i < count; i++) {
+        u32 other = random_below(&state, i + 1);
+        order[i] = order[other], order[other] = i;
+    }
+    return order;
+}
+static void place_block(u32 number, const u32 *grid, u32 *at) {
+    at[0] = number % grid[0], at[1] = number / grid[0] % grid[1], at[2] = number / grid[0] / grid[1];
+}
+
 // ---- Bits -------------------------------------------------------------------------------------------------------
 
 #define PAIR(low, high) ((u64)(u32)(low) | (u64)(u32)(high) << 32)

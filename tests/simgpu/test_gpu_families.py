@@ -15,20 +15,22 @@ import mxmp
 from .families import CPU, GPU, KINKED, ROWS, SMOOTH, Training, chain, distance, trained
 
 
-def assert_trains_alike(exact: Any, emulated: Any, computed: Any) -> None:
-    """The weights' change, to float16's own error: what the emulation changes of FP32's."""
+def assert_trains_alike(exact: Any, emulated: Any, computed: Any, room: float = 1.0) -> None:
+    """The weights' change, to float16's own error times ``room``: what the emulation changes of FP32's."""
     own = distance(emulated.change(), exact.change())
     assert 0 < own < 4e-3
-    assert distance(computed.change(), emulated.change()) < own
+    assert distance(computed.change(), emulated.change()) < room * own
     assert distance(computed.change(), exact.change()) < 1.5 * own
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"), [*((name, "float16") for name in SMOOTH), ("depthwise", "float16-fast"), ("words", "float16-fast")]
+    ("name", "policy"),
+    [*((name, "float16") for name in SMOOTH), ("depthwise", "float16-fast"), ("words", "float16-fast")],
 )
 def test_the_weights_of_a_smooth_network_change_as_in_the_emulation(name, policy):
     runs = (None, CPU), (policy, CPU), (policy, GPU)
-    assert_trains_alike(*(trained(SMOOTH[name], *run) for run in runs))
+    # Where no norm or bias makes much of a sum's last bit, nearly all bits are the same.
+    assert_trains_alike(*(trained(SMOOTH[name], *run) for run in runs), room=0.05 if name == "words" else 1.0)
 
 
 @pytest.mark.parametrize("name", KINKED)
@@ -93,7 +95,10 @@ class Adversaries:
     def weights(self) -> list[dict[str, np.ndarray]]:
         found = (net._collect_params_with_prefix() for net in self.nets)
         return [
-            {name: (p.masters()[0] if hasattr(p, "masters") else p.data(self.ctx)).asnumpy() for name, p in each.items()}
+            {
+                name: (p.masters()[0] if hasattr(p, "masters") else p.data(self.ctx)).asnumpy()
+                for name, p in each.items()
+            }
             for each in found
         ]
 

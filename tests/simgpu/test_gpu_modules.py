@@ -40,7 +40,11 @@ def sentences(length: int) -> tuple[mx.sym.Symbol, list[str], list[str]]:
     cells.add(mx.rnn.GRUCell(UNITS, prefix="l1_"))
     outputs, _ = cells.unroll(length, x, merge_outputs=True, layout="NTC")
     x = mx.sym.FullyConnected(outputs.reshape((-1, UNITS)), num_hidden=WORDS, name="outer")
-    return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label").reshape((-1,)), name="softmax"), ["data"], ["softmax_label"]
+    return (
+        mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label").reshape((-1,)), name="softmax"),
+        ["data"],
+        ["softmax_label"],
+    )
 
 
 def image_batch(number: int, times: Any = 1.0) -> mx.io.DataBatch:
@@ -59,7 +63,9 @@ def sentence_batch(number: int) -> mx.io.DataBatch:
 class Run:
     """A module that is bound, with its parameters and optimizer."""
 
-    def __init__(self, batch: Any, policy: str | None, context: Any, kvstore: str = "device", scale: Any = None) -> None:
+    def __init__(
+        self, batch: Any, policy: str | None, context: Any, kvstore: str = "device", scale: Any = None
+    ) -> None:
         self.batch = batch
         own = {"policy": policy, "loss_scale": scale or mxmp.DynamicLossScaler(64.0)} if policy else {}
         home = mxmp if policy else mx.mod

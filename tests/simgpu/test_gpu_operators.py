@@ -61,6 +61,7 @@ def test_casts_round_once(dtype):
 
 RNG = np.random.RandomState(5)
 X, ROWS = RNG.randn(4, 6, 8, 8), RNG.randn(12, 40)
+VOLUMES = np.random.RandomState(6).randn(2, 4, 4, 5, 6)
 # Inputs, of which those with a name in PLAIN keep FP32 in float16; and the operator.
 OPERATORS: dict[str, tuple[dict[str, np.ndarray], Callable[..., Any]]] = {
     "FullyConnected": (
@@ -82,6 +83,28 @@ OPERATORS: dict[str, tuple[dict[str, np.ndarray], Callable[..., Any]]] = {
     ),
     "Pooling max": ({"x": X}, lambda x: nd.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="max")),
     "Pooling avg": ({"x": X}, lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="avg")),
+    "Convolution of volumes": (
+        {"x": VOLUMES, "w": RNG.randn(6, 2, 2, 3, 3) * 0.2, "b": RNG.randn(6)},
+        lambda x, w, b: nd.Convolution(
+            x, w, b, kernel=(2, 3, 3), num_filter=6, pad=(1, 0, 1), stride=(2, 1, 2), dilate=(1, 2, 1), num_group=2
+        ),
+    ),
+    "Deconvolution of volumes": (
+        {"x": VOLUMES, "w": RNG.randn(4, 3, 2, 2, 2) * 0.2},
+        lambda x, w: nd.Deconvolution(x, w, kernel=(2, 2, 2), num_filter=3, stride=(2, 2, 2)),
+    ),
+    "Pooling max of volumes": (
+        {"x": VOLUMES},
+        lambda x: nd.Pooling(x, kernel=(2, 3, 2), stride=(1, 2, 2), pad=(1, 1, 0), pool_type="max"),
+    ),
+    "Pooling avg of volumes": (
+        {"x": VOLUMES},
+        lambda x: nd.Pooling(x, kernel=(2, 3, 2), pad=(0, 1, 1), pool_type="avg", count_include_pad=False),
+    ),
+    "Convolution of sequences": (
+        {"x": RNG.randn(4, 6, 9), "w": RNG.randn(5, 6, 3) * 0.2, "b": RNG.randn(5)},
+        lambda x, w, b: nd.Convolution(x, w, b, kernel=(3,), num_filter=5, pad=(1,)),
+    ),
     "relu": ({"x": ROWS}, lambda x: nd.Activation(x, act_type="relu")),
     "tanh": ({"x": ROWS}, lambda x: nd.Activation(x, act_type="tanh")),
     "softmax": ({"x": ROWS}, nd.softmax),

@@ -1,4 +1,4 @@
-"""Recurrent layers on the simulated GPU: our stub of cuDNN against MXNet's CPU, and language models that train on it."""
+"""Recurrent layers on the simulated GPU: the stub of cuDNN against MXNet's CPU, and language models on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mxnet.gluon import nn, rnn
 
 import mxmp
 
-from .families import CPU, GPU, UNITS, WORDS, Family, Lambda, Training, differing, distance, trained
+from .families import CPU, GPU, UNITS, WORDS, Family, Training, differing, distance, trained
 
 TESTS_PER_PROCESS = 20
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 7, 6
@@ -102,7 +102,9 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_language_model_trains_as_in_the_emulation(name):
     family = Family(LAYERS[name], (6,), (6,), axis=2)
-    exact, emulated, found = (trained(family, *run).change() for run in ((None, CPU), ("float16", CPU), ("float16", GPU)))
+    exact, emulated, found = (
+        trained(family, *run).change() for run in ((None, CPU), ("float16", CPU), ("float16", GPU))
+    )
     own = distance(emulated, exact)
     assert 0 < own < 4e-3
     assert distance(found, emulated) < own

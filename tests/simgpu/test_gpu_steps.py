@@ -149,6 +149,7 @@ def test_mxnets_two_kernels_of_nag_may_differ_in_the_last_bit():
 
 def test_a_run_resumed_after_an_overflow_is_bit_equal(tmp_path):
     """Adam's states and counts, the scale and its count of steps; parameters of two names and one value."""
+
     def begun() -> Training:
         scaler = mxmp.DynamicLossScaler(256.0, growth_interval=2)
         return Training(WORDS, "float16", GPU, optimizer="adam", options={"learning_rate": 0.01}, scale=scaler)

@@ -116,3 +116,33 @@ def test_lanes_that_wait_for_a_mask_go_on_together():
         NOP
     """
     assert run(middle, WORDS) == [WORDS[i] + (0xFFFF if i < 16 else 0) for i in range(32)]
+
+
+# Each block takes the next free place of the array, and writes its number there.
+QUEUE = """
+S2R R0, SR_CTAID.X
+MOV R2, 0x1
+MOV R8, c[0x0][0x160]
+MOV R9, c[0x0][0x164]
+ATOMG.E.ADD.STRONG.GPU PT, R4, [R8.64], R2
+IMAD.WIDE.U32 R10, R4, 0x4, RZ
+IADD3 R10, P0, R10, R8, RZ
+IADD3.X R11, R11, R9, RZ, P0, !PT
+STG.E [R10.64+0x4], R0
+EXIT
+"""
+
+
+@pytest.mark.parametrize("meets", ["", "BAR.SYNC 0x0"])
+def test_blocks_run_in_the_grids_order_or_in_one_that_a_seed_draws(meets, monkeypatch):
+    def order() -> list[int]:
+        return program(f"{meets}{QUEUE}", 1, [0] * 41, blocks=40)[1:]
+
+    assert order() == list(range(40))
+    found = {}
+    for seed in "78":
+        monkeypatch.setenv("SIMGPU_SHUFFLE", seed)
+        found[seed] = order()
+        assert sorted(found[seed]) == list(range(40))
+        assert order() == found[seed]
+    assert list(range(40)) != found["7"] != found["8"]

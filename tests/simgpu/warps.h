@@ -135,19 +135,18 @@ void simgpu_launch(const Launch *launch) {
     Warp *warps = aligned_alloc(64, (sizeof(Warp) * count + 63) / 64 * 64);
     Block block = {launch->bank0, {0}, {sides[0], sides[1]}, .local_bytes = launch->local_bytes, .shared = (u64)shared};
     block.local = malloc(block.local_bytes * count * 32);
-    u32 *at = block.ctaid;
-    for (at[2] = 0; at[2] < grid[2]; at[2]++)
-        for (at[1] = 0; at[1] < grid[1]; at[1]++)
-            for (at[0] = 0; at[0] < grid[0]; at[0]++) {
-                memset(shared, 0xff, launch->shared_bytes);  // what nobody has written is no number
-                block.all = 1, block.any = block.count = 0;
-                for (u32 k = 0; k < count; k++) {
-                    Warp *w = &warps[k];
-                    memset(w, 0, sizeof *w);
-                    w->first = 32 * k;
-                    w->exited = threads - 32 * k >= 32 ? 0 : ~0u << (threads - 32 * k);
-                }
-                run_block(warps, count, &block);
-            }
-    free(warps), free(block.local);
+    u32 blocks = grid[0] * grid[1] * grid[2], *order = order_of_blocks(blocks);
+    for (u32 number = 0; number < blocks; number++) {
+        place_block(order ? order[number] : number, grid, block.ctaid);
+        memset(shared, 0xff, launch->shared_bytes);  // what nobody has written is no number
+        block.all = 1, block.any = block.count = 0;
+        for (u32 k = 0; k < count; k++) {
+            Warp *w = &warps[k];
+            memset(w, 0, sizeof *w);
+            w->first = 32 * k;
+            w->exited = threads - 32 * k >= 32 ? 0 : ~0u << (threads - 32 * k);
+        }
+        run_block(warps, count, &block);
+    }
+    free(warps), free(block.local), free(order);
 }

@@ -232,8 +232,8 @@ RECURRENT(cudnnRNNBackwardDataEx, y,
           (WITH_DATA(y), WITH_DATA(dy), P dc, P dc_, WITH_DATA(dhy), WITH_DATA(dcy), WITH_DATA(w), WITH_DATA(hx),
            WITH_DATA(cx), WITH_DATA(dx), WITH_DATA(dhx), WITH_DATA(dcx), P dk, P dk_, P workspace, size_t size,
            P reserve, size_t reserved),
-          recurrent_backward(d, y, dy, dy_, dhy, dhy_, dcy, dcy_, w, w_, hx, hx_, cx, cx_, dx, dx_, dhx, dhx_, dcx, dcx_,
-                             reserve))
+          recurrent_backward(d, y, dy, dy_, dhy, dhy_, dcy, dcy_, w, w_, hx, hx_, cx, cx_, dx, dx_, dhx, dhx_, dcx,
+                             dcx_, reserve))
 RECURRENT(cudnnRNNBackwardWeightsEx, x,
           (WITH_DATA(x), WITH_DATA(hx), WITH_DATA(y), P workspace, size_t size, WITH_DATA(dw), P reserve,
            size_t reserved),

@@ -45,7 +45,7 @@ static const unsigned long HASH_OF_NOTHING = 14695981039346656037ul;
 
 static int number(void *library, const char *name) { return *(int *)dlsym(library, name); }
 
-// The path of a kernel's library. That of a kernel of before is a link, for a child process takes 0.2 s to say the same.
+// The path of a kernel's library: a link where it was asked for before, as a child process takes 0.2 s to answer.
 static void find_library(const char *cubin, const char *mangled, char *path, int room) {
     char *command, *link;
     unsigned long hash = hash_of(mangled, hash_of(cubin ? cubin : "", HASH_OF_NOTHING));

@@ -125,31 +125,36 @@ void activation_backward(D d, P alpha, D y, P y_, D dy, P dy_, D x, P x_, P beta
 
 // ---- Pooling ----------------------------------------------------------------------------------------------------
 
-// Either the results of x, or the gradients of dy, added to dx.
+// Either the results of x, or the gradients of dy, added to dx. Images have a depth of 1.
 static void pool(D d, D x, D y, const float *values, float *results, const float *grads, float *sums) {
-    if (x->dims != 4) cannot("pooling that is not of images", show(x));
-    int height = x->sizes[2], width = x->sizes[3], rows = y->sizes[2], columns = y->sizes[3];
+    if (x->dims != 4 && x->dims != 5) cannot("pooling that is not of images or volumes", show(x));
+    int in[3] = {1, 1, 1}, out[3] = {1, 1, 1}, window[3] = {1, 1, 1};
     int is_max = d->mode == MAX_POOL || d->mode == MAX_POOL_AGAIN;
-    for (int plane = 0; plane < x->sizes[0] * x->sizes[1]; plane++)
-        for (int out = 0; out < rows * columns; out++) {
-            int top = out / columns * d->steps[0] - d->pads[0], left = out % columns * d->steps[1] - d->pads[1];
-            int bottom = top + d->window[0], right = left + d->window[1], count = d->window[0] * d->window[1];
-            top = top < 0 ? 0 : top, left = left < 0 ? 0 : left;
-            bottom = bottom > height ? height : bottom, right = right > width ? width : right;
-            if (d->mode == AVERAGE) count = (bottom - top) * (right - left);
-            size_t at = (size_t)plane * rows * columns + out, best = 0;
-            float most = -INFINITY, sum = 0;
-            int first = 1;
-            for (int h = top; h < bottom; h++)
-                for (int w = left; w < right; w++) {
-                    size_t i = ((size_t)plane * height + h) * width + w;
+    for (int i = 2; i < x->dims; i++) {
+        int to = i + 3 - x->dims;
+        in[to] = x->sizes[i], out[to] = y->sizes[i], window[to] = d->window[i - 2];
+    }
+    size_t image = (size_t)in[0] * in[1] * in[2], count_out = (size_t)out[0] * out[1] * out[2];
+    for (size_t at = 0; at < count_out * x->sizes[0] * x->sizes[1]; at++) {
+        size_t rest = at % count_out, best = 0;
+        int low[3], high[3], inside = 1, all = window[0] * window[1] * window[2], first = 1;
+        for (int k = 2; k >= 0; rest /= out[k--]) {
+            int own = k + x->dims - 5;
+            low[k] = own < 0 ? 0 : (int)(rest % out[k]) * d->steps[own] - d->pads[own], high[k] = low[k] + window[k];
+            low[k] = low[k] < 0 ? 0 : low[k], high[k] = high[k] > in[k] ? in[k] : high[k], inside *= high[k] - low[k];
+        }
+        float most = -INFINITY, sum = 0, count = d->mode == AVERAGE ? inside : all;
+        for (int z = low[0]; z < high[0]; z++)
+            for (int h = low[1]; h < high[1]; h++)
+                for (int w = low[2]; w < high[2]; w++) {
+                    size_t i = at / count_out * image + ((size_t)z * in[1] + h) * in[2] + w;
                     if (grads && !is_max) sums[i] += grads[at] / count;
                     sum += values[i];
                     if (first || values[i] > most || values[i] != values[i]) most = values[i], best = i, first = 0;
                 }
-            if (results) results[at] = is_max ? most : sum / count;
-            if (grads && is_max) sums[best] += grads[at];
-        }
+        if (results) results[at] = is_max ? most : sum / count;
+        if (grads && is_max) sums[best] += grads[at];
+    }
 }
 void pooling_forward(D d, P alpha, D x, P x_, P beta, D y, P y_) {
     float *values = take(x, x_), *results = zeros(count_of(y));

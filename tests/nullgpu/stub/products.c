@@ -61,49 +61,69 @@ void multiply(int m, int n, int k, const float *a, long a_row, long a_column, co
 // ---- Convolutions: products of filters and unrolled windows ------------------------------------------------------
 
 typedef struct {
-    int channels, filters, h, w, r, s, p, q;  // of one group: channels, filters; sides of image, window and output
-    const Descriptor *how;
+    int channels, filters;  // of one group
+    int in[3], window[3], out[3];
+    int steps[3], pads[3], dilations[3];
 } Shape;
 
-// columns[channels * r * s][p * q], from an image or back to its gradient.
+// Of images, whose depth is 1, or of volumes.
+static Shape shape_of(D x, D w, D y, D how) {
+    Shape v = {x->sizes[1] / how->groups, y->sizes[1] / how->groups, {1}, {1}, {1}, {1}, {0}, {1}};
+    for (int i = 2, to = 5 - x->dims; i < x->dims; i++, to++) {
+        v.in[to] = x->sizes[i], v.window[to] = w->sizes[i], v.out[to] = y->sizes[i];
+        v.steps[to] = how->steps[i - 2], v.pads[to] = how->pads[i - 2], v.dilations[to] = how->dilations[i - 2];
+    }
+    return v;
+}
+
+static long volume(const int *sides) { return (long)sides[0] * sides[1] * sides[2]; }
+
+// One row of outputs: what its windows read at one of their places. ``row`` is the image's, NULL outside of it.
+static void unroll_row(const Shape *v, float *row, int left, float *columns, int back) {
+    int step = v->steps[2], wide = v->in[2], count = v->out[2];
+    int first = left < 0 ? (step - 1 - left) / step : 0, end = wide > left ? (wide - 1 - left) / step + 1 : 0;
+    if (!row || first > count) first = count;
+    if (!row || end < first) end = first;
+    if (end > count) end = count;
+    if (row) row += left;
+    if (back) {
+        for (int q = first; q < end; q++) row[q * step] += columns[q];
+        return;
+    }
+    for (int q = 0; q < first; q++) columns[q] = 0;
+    if (step == 1 && end > first)
+        memcpy(columns + first, row + first, (end - first) * sizeof *columns);
+    else
+        for (int q = first; q < end; q++) columns[q] = row[q * step];
+    for (int q = end; q < count; q++) columns[q] = 0;
+}
+
+// columns[channels * window][out], from an image or back to its gradient.
 static void unroll(const Shape *v, float *image, float *columns, int back) {
-    const int *steps = v->how->steps, *pads = v->how->pads, *dilations = v->how->dilations;
-    for (int c = 0; c < v->channels; c++, image += v->h * v->w)
-        for (int r = 0; r < v->r; r++)
-            for (int s = 0; s < v->s; s++)
-                for (int p = 0; p < v->p; p++, columns += v->q) {
-                    int h = p * steps[0] - pads[0] + r * dilations[0], w = s * dilations[1] - pads[1];
-                    int in_rows = h >= 0 && h < v->h;
-                    int first = w < 0 ? (steps[1] - 1 - w) / steps[1] : 0;
-                    int end = v->w > w ? (v->w - 1 - w) / steps[1] + 1 : 0;
-                    if (!in_rows || first > v->q) first = v->q;
-                    if (!in_rows || end < first) end = first;
-                    if (end > v->q) end = v->q;
-                    float *row = image + (long)h * v->w + w;
-                    if (back) {
-                        for (int q = first; q < end; q++) row[q * steps[1]] += columns[q];
-                        continue;
-                    }
-                    for (int q = 0; q < first; q++) columns[q] = 0;
-                    if (steps[1] == 1)
-                        memcpy(columns + first, row + first, (end - first) * sizeof *columns);
-                    else
-                        for (int q = first; q < end; q++) columns[q] = row[q * steps[1]];
-                    for (int q = end; q < v->q; q++) columns[q] = 0;
+    for (int c = 0; c < v->channels; c++, image += volume(v->in))
+        for (int at = 0; at < volume(v->window); at++) {
+            int from[3], rest = at;
+            for (int k = 2; k >= 0; rest /= v->window[k--])
+                from[k] = rest % v->window[k] * v->dilations[k] - v->pads[k];
+            for (int o = 0; o < v->out[0]; o++)
+                for (int p = 0; p < v->out[1]; p++, columns += v->out[2]) {
+                    int d = o * v->steps[0] + from[0], h = p * v->steps[1] + from[1];
+                    int inside = d >= 0 && d < v->in[0] && h >= 0 && h < v->in[1];
+                    unroll_row(v, inside ? image + ((long)d * v->in[1] + h) * v->in[2] : NULL, from[2], columns, back);
                 }
+        }
 }
 
 void compute_convolution(int kind, D x, P x_, D w, P w_, D y, P y_, D how, P alpha, P beta) {
-    if (x->dims != 4 || how->mode != 1) cannot("a convolution that is no cross-correlation of images", show(x));
-    Shape v = {x->sizes[1] / how->groups, y->sizes[1] / how->groups, x->sizes[2], x->sizes[3],
-               w->sizes[2], w->sizes[3], y->sizes[2], y->sizes[3], how};
-    long out = (long)v.p * v.q, window = (long)v.channels * v.r * v.s;
+    if ((x->dims != 4 && x->dims != 5) || how->mode != 1) cannot("a convolution that is no cross-correlation", show(x));
+    Shape v = shape_of(x, w, y, how);
+    long out = volume(v.out), window = v.channels * volume(v.window);
     float *from_x = kind == BACKWARD_DATA ? zeros(count_of(x)) : take(x, x_);
     float *from_w = kind == BACKWARD_FILTER ? zeros(count_of(w)) : take(w, w_);
     float *from_y = kind == FORWARD ? zeros(count_of(y)) : take(y, y_);
     float *columns = zeros(out * window);
     for (int n = 0; n < x->sizes[0] * how->groups; n++) {
-        float *image = from_x + (long)n * v.channels * v.h * v.w, *result = from_y + (long)n * v.filters * out;
+        float *image = from_x + n * v.channels * volume(v.in), *result = from_y + n * v.filters * out;
         float *filter = from_w + n % how->groups * v.filters * window;
         if (kind == BACKWARD_DATA) {
             memset(columns, 0, out * window * sizeof *columns);
