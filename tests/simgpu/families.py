@@ -38,14 +38,14 @@ def chain(*blocks: gluon.HybridBlock) -> nn.HybridSequential:
     return net
 
 
-def conv(channels: int, kernel: int = 3, act: str | None = "softsign", **options: Any) -> nn.HybridSequential:
+def conv(channels: int, kernel: int = 3, act: str | None = "tanh", **options: Any) -> nn.HybridSequential:
     found = chain(nn.Conv2D(channels, kernel, padding=kernel // 2, use_bias=False, **options), nn.BatchNorm())
     if act:
         found.add(nn.Swish() if act == "swish" else nn.Activation(act))
     return found
 
 
-def residual(act: str = "softsign") -> gluon.HybridBlock:
+def residual(act: str = "tanh") -> gluon.HybridBlock:
     body = chain(conv(8, act=act), conv(8, act=None))
     added = Lambda(lambda f, b, x: f.Activation(x + b.body(x), act_type=act), body=body)
     pool = nn.MaxPool2D if act == "relu" else nn.AvgPool2D
@@ -59,7 +59,7 @@ def relu6() -> gluon.HybridBlock:
 def depthwise(relu: bool = False) -> gluon.HybridBlock:
     """MobileNet: inverted bottlenecks, of which one has squeeze and excitation."""
     act = None if relu else "swish"
-    gate = chain(nn.GlobalAvgPool2D(), nn.Conv2D(4, 1), nn.Activation("softsign"), nn.Conv2D(16, 1))
+    gate = chain(nn.GlobalAvgPool2D(), nn.Conv2D(4, 1), nn.Activation("tanh"), nn.Conv2D(16, 1))
     excited = Lambda(lambda f, b, x: f.broadcast_mul(x, f.sigmoid(b.gate(x))), gate=gate)
     body = [conv(16, 1, act=act), conv(16, groups=16, strides=2, act=act), excited, conv(8, 1, act=None)]
     body = [layer for each in body for layer in ((each, relu6()) if relu else (each,))]
@@ -70,7 +70,7 @@ def dense() -> gluon.HybridBlock:
     """DenseNet: each layer reads all before it, and norms come first."""
 
     def grows() -> gluon.HybridBlock:
-        body = chain(nn.BatchNorm(), nn.Activation("softsign"), nn.Conv2D(4, 3, padding=1))
+        body = chain(nn.BatchNorm(), nn.Activation("tanh"), nn.Conv2D(4, 3, padding=1))
         return Lambda(lambda f, b, x: f.concat(x, b.body(x), dim=1), body=body)
 
     return chain(nn.Conv2D(6, 3, padding=1), grows(), grows(), nn.AvgPool2D(), grows(), nn.Flatten(), nn.Dense(CLASSES))
@@ -102,7 +102,7 @@ def encoder() -> gluon.HybridBlock:
     def added(body: gluon.HybridBlock) -> gluon.HybridBlock:
         return Lambda(lambda f, b, x: x + b.body(b.norm(x)), body=body, norm=nn.LayerNorm())
 
-    wide = chain(nn.Dense(2 * UNITS, flatten=False), nn.GELU(), nn.Dense(UNITS, flatten=False))
+    wide = chain(nn.Dense(2 * UNITS, flatten=False), nn.Swish(), nn.Dense(UNITS, flatten=False))
     mean = Lambda(lambda f, b, x: f.mean(x, axis=1))
     first = nn.Dense(UNITS, flatten=False)
     return chain(first, added(attention()), added(wide), nn.LayerNorm(), mean, nn.Dense(CLASSES))

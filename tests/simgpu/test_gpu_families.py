@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
@@ -12,7 +12,66 @@ from mxnet.gluon import nn
 
 import mxmp
 
-from .families import CPU, GPU, KINKED, ROWS, SMOOTH, Training, chain, distance, trained
+from .families import CPU, GPU, IMAGE, KINKED, ROWS, SEQUENCE, SMOOTH, Lambda, attention, chain, distance, trained
+
+TESTS_PER_PROCESS = 20
+
+
+def _dense(units: int) -> nn.Dense:
+    return nn.Dense(units, flatten=False)
+
+
+def _conv() -> nn.Conv2D:
+    return nn.Conv2D(8, 3, padding=1)
+
+
+def _around(*middle: gluon.HybridBlock) -> gluon.HybridBlock:
+    return chain(_dense(16), *middle, _dense(12))
+
+
+BLOCKS: dict[str, tuple[Callable[[], gluon.HybridBlock], tuple[int, ...]]] = {
+    "tanh": (lambda: _around(nn.Activation("tanh")), SEQUENCE),
+    "sigmoid": (lambda: _around(nn.Activation("sigmoid")), SEQUENCE),
+    "mean": (lambda: chain(_dense(12), Lambda(lambda f, b, x: f.mean(x, axis=1)), _dense(5)), SEQUENCE),
+    "added": (lambda: _around(Lambda(lambda f, b, x: x + b.body(x), body=_dense(16))), SEQUENCE),
+    "norm": (lambda: _around(nn.LayerNorm()), SEQUENCE),
+    "attention": (attention, SEQUENCE),
+    "convolutions": (lambda: chain(_conv(), nn.Activation("tanh"), _conv()), IMAGE),
+    "batch norm": (lambda: chain(_conv(), nn.BatchNorm(), nn.Activation("tanh"), nn.Dense(5)), IMAGE),
+    "pooling": (lambda: chain(_conv(), nn.AvgPool2D(), _conv(), nn.GlobalAvgPool2D(), nn.Dense(5)), IMAGE),
+    "deconvolution": (lambda: chain(_conv(), nn.Conv2DTranspose(6, 2, strides=2), nn.Conv2D(5, 1)), IMAGE),
+    "concat": (lambda: chain(_conv(), Lambda(lambda f, b, x: f.concat(x, b.body(x), dim=1), body=_conv())), IMAGE),
+}
+
+
+def gradients(name: str, policy: str | None, ctx: mx.Context) -> dict[str, np.ndarray]:
+    """A block's output, and the gradients of its input and parameters."""
+    make, shape = BLOCKS[name]
+    mx.random.seed(3)
+    net, rng = make(), np.random.RandomState(0)
+    net.initialize(mx.init.Xavier(magnitude=2), ctx=CPU)
+    net(mx.nd.ones((2, *shape)))
+    net.collect_params().reset_ctx(ctx)
+    if policy:
+        mxmp.convert(net, policy)
+    net.hybridize()
+    x = mx.nd.array(rng.randn(ROWS, *shape), ctx=ctx)
+    x.attach_grad()
+    with autograd.record():
+        y = net(x)
+    y.backward(mx.nd.array(rng.randn(*y.shape), ctx=ctx))
+    params = {key: param for key, param in net._collect_params_with_prefix().items() if param.grad_req != "null"}
+    found = {"output": y, "x": x.grad, **{key: param.grad(ctx) for key, param in params.items()}}
+    return {key: value.asnumpy() for key, value in found.items()}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_blocks_gradients_are_the_emulations_but_for_a_rare_last_bit(name):
+    """In deep networks each such bit turns many others, until they are as far apart as float16 is from FP32."""
+    runs = (None, CPU), ("float16,params=float32", CPU), ("float16,params=float32", GPU)
+    exact, emulated, computed = (gradients(name, *run) for run in runs)
+    for key, value in emulated.items():
+        assert distance(computed[key], value) < 0.2 * distance(value, exact[key]), key
 
 
 def assert_trains_alike(exact: Any, emulated: Any, computed: Any, room: float = 1.0) -> None:
@@ -29,7 +88,7 @@ def assert_trains_alike(exact: Any, emulated: Any, computed: Any, room: float = 
 )
 def test_the_weights_of_a_smooth_network_change_as_in_the_emulation(name, policy):
     runs = (None, CPU), (policy, CPU), (policy, GPU)
-    # Where no norm or bias makes much of a sum's last bit, nearly all bits are the same.
+    # A language model's few roundings of sums are nearly all the same.
     assert_trains_alike(*(trained(SMOOTH[name], *run) for run in runs), room=0.05 if name == "words" else 1.0)
 
 
@@ -40,40 +99,13 @@ def test_the_losses_of_a_network_with_kinks_are_fp32s(name):
     assert computed[-1] < computed[1]
 
 
-def trained_by_contrib_amp(name: str, count: int = 3) -> Training:
-    """MXNet's own mixed precision, at the same loss scale. Patches MXNet."""
-    from mxnet.contrib import amp
-
-    run = Training(SMOOTH[name], None, GPU)
-    amp.init()
-    amp.init_trainer(run.trainer)
-    scaler = run.trainer._amp_loss_scaler
-    scaler._loss_scale = scaler._next_loss_scale = 128.0
-    for number in range(count):
-        x, y = (mx.nd.array(each, ctx=GPU) for each in run.family.batch(number))
-        with autograd.record():
-            loss = run.family.loss(run.net(x), y)
-            with amp.scale_loss(loss, run.trainer) as scaled:
-                autograd.backward(scaled)
-        run.trainer.step(ROWS)
-    return run
-
-
-@pytest.mark.parametrize("name", ["residual", "depthwise"])  # its batch_dot sums in float16
-def test_the_weights_are_as_near_fp32s_as_those_of_contrib_amp(name):
-    exact, ours = (trained(SMOOTH[name], *run).change() for run in ((None, CPU), ("float16", GPU)))
-    theirs = trained_by_contrib_amp(name).change()
-    assert 0 < distance(theirs, exact) < 2e-2
-    assert distance(ours, exact) < 1.5 * distance(theirs, exact)
-
-
 class Adversaries:
     """DCGAN in small: each network has its trainer and its scale."""
 
     def __init__(self, policy: str | None, ctx: mx.Context) -> None:
         up, down = {"strides": 2, "padding": 1, "use_bias": False}, {"strides": 2, "padding": 1, "use_bias": False}
-        generator = chain(nn.Conv2DTranspose(8, 2, use_bias=False), nn.BatchNorm(), nn.Activation("softsign"))
-        generator.add(nn.Conv2DTranspose(8, 4, **up), nn.BatchNorm(), nn.Activation("softsign"))
+        generator = chain(nn.Conv2DTranspose(8, 2, use_bias=False), nn.BatchNorm(), nn.Activation("tanh"))
+        generator.add(nn.Conv2DTranspose(8, 4, **up), nn.BatchNorm(), nn.Activation("tanh"))
         generator.add(nn.Conv2DTranspose(1, 4, **up), nn.Activation("tanh"))
         critic = chain(nn.Conv2D(8, 4, **down), nn.Swish(), nn.Conv2D(8, 4, **down), nn.BatchNorm(), nn.Swish())
         critic.add(nn.Dense(1))

@@ -12,7 +12,8 @@ from mxnet.gluon import nn
 
 import mxmp
 
-GPU = mx.gpu(0)
+from .families import CPU, GPU, ROWS, SMOOTH, Training, differing, distance, trained
+
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 DATA = [(np.random.RandomState(i).randn(8, 3, 8, 8), np.random.RandomState(i).randint(0, 5, 8)) for i in range(4)]
 
@@ -73,14 +74,6 @@ def change(run: Run) -> np.ndarray:
     return np.concatenate([(after[name] - run.before[name]).ravel() for name in sorted(after) if "running" not in name])
 
 
-def distance(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
-
-
-def same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:
-    return [name for name in a if a[name].tobytes() != b[name].tobytes()]
-
-
 def test_float16_trains_as_fp32_does():
     """The change of the weights after eight steps: FP32 on the GPU is the CPU's, and float16 is near both."""
     runs = {"cpu": Run(None, mx.cpu()), "gpu": Run(None), "float16": Run("float16"), "fast": Run("float16-fast")}
@@ -101,11 +94,11 @@ def test_an_overflow_changes_no_bit_and_halves_the_scale(policy):
     weights, scale = run.weights(), run.trainer.loss_scale
     run.step(3, times=1e6)
     assert run.trainer.last_step_skipped
-    assert same_bits(weights, run.weights()) == []
+    assert differing(weights, run.weights()) == []
     assert run.trainer.loss_scale == scale / 2
     run.step(0)
     assert not run.trainer.last_step_skipped
-    assert len(same_bits(weights, run.weights())) > 0
+    assert len(differing(weights, run.weights())) > 0
 
 
 def test_after_an_overflow_a_run_goes_on_as_one_that_never_had_it():
@@ -117,7 +110,7 @@ def test_after_an_overflow_a_run_goes_on_as_one_that_never_had_it():
             run.step(3, times=1e6)
             assert run.trainer.last_step_skipped
         run.steps(2, first=2)
-    assert same_bits(runs[0].weights(), runs[1].weights()) == []
+    assert differing(runs[0].weights(), runs[1].weights()) == []
 
 
 def test_a_loss_scale_beyond_the_range_is_found_and_halved_until_it_fits():
@@ -140,7 +133,7 @@ def test_masters_of_float16_weights_are_the_fp32_stored_weights():
     assert np.float16 in {p.data(GPU).dtype for p in runs[0].net._collect_params_with_prefix().values()}
     for run in runs:
         mxmp.restore(run.net)
-    assert same_bits(runs[0].weights(), runs[1].weights()) == []
+    assert differing(runs[0].weights(), runs[1].weights()) == []
 
 
 def test_a_restored_net_computes_in_fp32_what_it_trained():
@@ -167,7 +160,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path):
     again.trainer.load_states(str(tmp_path / "trainer"))
     assert again.steps(4, first=4) == losses
     assert again.trainer.loss_scale == through.trainer.loss_scale
-    assert same_bits(through.weights(), again.weights()) == []
+    assert differing(through.weights(), again.weights()) == []
 
 
 def module(policy: str | None) -> Any:
@@ -190,7 +183,7 @@ def batch(number: int, times: float = 1.0) -> mx.io.DataBatch:
     return mx.io.DataBatch([mx.nd.array(x * times)], [mx.nd.array(y)])
 
 
-def trained(made: Any, count: int) -> dict[str, np.ndarray]:
+def fitted(made: Any, count: int) -> dict[str, np.ndarray]:
     for i in range(count):
         made.forward_backward(batch(i))
         made.update()
@@ -201,14 +194,41 @@ def test_a_module_trains_as_fp32_does_and_skips_an_overflow():
     plain, mixed = module(None), module("float16")
     before = {name: value.asnumpy() for name, value in plain.get_params()[0].items()}
     mixed.set_params(*plain.get_params())
-    wanted, found = trained(plain, 6), trained(mixed, 6)
+    wanted, found = fitted(plain, 6), fitted(mixed, 6)
     moved = [np.concatenate([(each[n] - before[n]).ravel() for n in sorted(before)]) for each in (found, wanted)]
     assert distance(*moved) < 1e-2
     scale = mixed.loss_scale
     mixed.forward_backward(batch(0, times=1e6))
     mixed.update()
     assert mixed.loss_scale == scale / 2
-    assert same_bits(found, {name: value.asnumpy() for name, value in mixed.get_params()[0].items()}) == []
+    assert differing(found, {name: value.asnumpy() for name, value in mixed.get_params()[0].items()}) == []
+
+
+def trained_by_contrib_amp(name: str, count: int = 3) -> Training:
+    """MXNet's own mixed precision, at the same loss scale. Patches MXNet."""
+    from mxnet.contrib import amp
+
+    run = Training(SMOOTH[name], None, GPU)
+    amp.init()
+    amp.init_trainer(run.trainer)
+    scaler = run.trainer._amp_loss_scaler
+    scaler._loss_scale = scaler._next_loss_scale = 128.0
+    for number in range(count):
+        x, y = (mx.nd.array(each, ctx=GPU) for each in run.family.batch(number))
+        with autograd.record():
+            loss = run.family.loss(run.net(x), y)
+            with amp.scale_loss(loss, run.trainer) as scaled:
+                autograd.backward(scaled)
+        run.trainer.step(ROWS)
+    return run
+
+
+@pytest.mark.parametrize("name", ["residual", "depthwise"])  # its batch_dot sums in float16
+def test_the_weights_are_as_near_fp32s_as_those_of_contrib_amp(name):
+    exact, ours = (trained(SMOOTH[name], *run).change() for run in ((None, CPU), ("float16", GPU)))
+    theirs = trained_by_contrib_amp(name).change()
+    assert 0 < distance(theirs, exact) < 2e-2
+    assert distance(ours, exact) < 1.5 * distance(theirs, exact)
 
 
 class LongSums(gluon.HybridBlock):
