@@ -12,7 +12,21 @@ from mxnet.gluon import nn
 
 import mxmp
 
-from .families import CPU, GPU, IMAGE, KINKED, ROWS, SEQUENCE, SMOOTH, Lambda, attention, chain, distance, trained
+from .families import (
+    CPU,
+    GPU,
+    IMAGE,
+    KINKED,
+    ROWS,
+    SEQUENCE,
+    SMOOTH,
+    Lambda,
+    attention,
+    chain,
+    differing,
+    distance,
+    trained,
+)
 
 TESTS_PER_PROCESS = 20
 
@@ -177,3 +191,12 @@ def test_an_overflow_of_the_critic_leaves_the_generator_its_step_and_its_scale()
     trained_names = [name for name in critic if "running" not in name]
     assert all(np.array_equal(critic[name], after[1][name]) for name in trained_names)
     assert not any(np.array_equal(generator[name], after[0][name]) for name in generator if name.endswith("weight"))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_order_of_blocks_changes_no_bit(name, monkeypatch):
+    runs = [trained(SMOOTH[name], "float16", GPU)]
+    monkeypatch.setenv("SIMGPU_SHUFFLE", "1")
+    runs.append(trained(SMOOTH[name], "float16", GPU))
+    assert runs[0].losses == runs[1].losses
+    assert differing(runs[0].weights(), runs[1].weights()) == []
