@@ -74,6 +74,19 @@ def test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs(ac
         assert found[3] == 0 or act == "sigmoid"
 
 
+@pytest.mark.parametrize("operator", ["softsign", "sigmoid"])
+def test_a_pointwise_gradient_is_rounded_twice_on_a_gpu_and_once_in_the_emulation(operator):
+    """MXNet's kernel rounds the slope, then its product with the gradient."""
+    x, heads = np.random.RandomState(0).randn(2, 400).astype(H).astype("float32")
+    y = (1 / (1 + np.exp(-x.astype("float64")))).astype(H).astype("float64")
+    slope = y * (1 - y) if operator == "sigmoid" else 1 / (1 + np.abs(x.astype("float64"))) ** 2
+    once, twice = (slope * heads).astype(H), (slope.astype(H).astype("float32") * heads).astype(H)
+    symbol = getattr(mx.sym, operator)(mx.sym.Variable("x"))
+    assert (once != twice).sum() > 50
+    np.testing.assert_array_equal(gradient(symbol, CPU, "x", heads, operator, x=x), once)
+    np.testing.assert_array_equal(gradient(symbol, GPU, "x", heads, operator, x=x), twice)
+
+
 WIDE = np.array([2049, 70000, 3], "float32")
 ROUNDED = [2048.0, np.inf, 3.0]
 
