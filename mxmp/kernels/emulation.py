@@ -78,8 +78,8 @@ def round_constants(fitted: LowGraph) -> list[Node]:
     """Round the constants that a GPU's kernel reads in float16, such as 0.3 in ``x * 0.3``; return these operators."""
     found = []
     for node, rule in fitted.low.items():
-        names = _SLOPES.get(node.op, () if node.op in _BOUNDED else rule.scalars)
-        given = {name: node.attrs.get(name, _DEFAULTS.get((node.op, name), "")) for name in names}
+        names = _SLOPES.get(node.op, () if node.op in _FULL_CONSTANTS else rule.scalars)
+        given = {name: node.attrs.get(name, "") for name in names}
         rounded = {name: _in_float16(text) for name, text in given.items() if _is_inexact(text)}
         if rounded:
             replace_operator(node, node.op, **{**node.attrs, **rounded})
@@ -87,9 +87,9 @@ def round_constants(fitted: LowGraph) -> list[Node]:
     return found
 
 
-_DEFAULTS = {("hard_sigmoid", "alpha"): "0.2"}
 _SLOPES = {"LeakyReLU": ("slope",), "_npx_leaky_relu": ("slope",)}
-_BOUNDED = frozenset(["clip", "_sparse_clip", "_npi_clip"])  # whose kernel compares with FP32 bounds
+# Their kernels have FP32 constants. A slope of 0.19995 would not make hard_sigmoid 1 at 2.5.
+_FULL_CONSTANTS = frozenset(["clip", "_sparse_clip", "_npi_clip", "hard_sigmoid"])
 
 
 def _is_inexact(text: str) -> bool:

@@ -389,7 +389,6 @@ def test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs(ac
         (lambda x: 1.1 - x, "_rminus_scalar", 1, half(1.1) - 1),
         (lambda x: x * 1e-3, "_mul_scalar", 60000, half(half(1e-3) * 60000)),
         (lambda x: S.LeakyReLU(x, slope=0.1), "LeakyReLU", -10, half(half(0.1) * -10)),
-        (lambda x: S.hard_sigmoid(x), "hard_sigmoid", 1.5, half(half(0.2) * 1.5 + 0.5)),
     ],
 )
 def test_a_constant_is_float16(make, op, x, expected):
@@ -397,6 +396,15 @@ def test_a_constant_is_float16(make, op, x, expected):
     low = mxmp.cast_symbol(symbol, Policy(low_ops=[op]))
     assert by_symbol(low, {"x": np.array([x], "float32")}).outputs[0] == expected
     assert strip(Graph.from_symbol(low)).to_json() == Graph.from_symbol(symbol).to_json()
+
+
+def test_a_hard_sigmoid_has_fp32_constants():
+    """Rounded ones would give a slope at 2.5 and -2.5, where there is none."""
+    low = mxmp.cast_symbol(S.hard_sigmoid(S.var("x")), Policy(low_ops=["hard_sigmoid"]))
+    x = half(np.concatenate([np.linspace(-4, 4, 4097), [2.5, -2.5]]))
+    got = by_symbol(low, {"x": x}, heads=[np.full(len(x), 3)])
+    np.testing.assert_array_equal(got.outputs[0], half(np.clip(np.float32(0.2) * x + np.float32(0.5), 0, 1)))
+    np.testing.assert_array_equal(got.grads["x"], half(np.where(np.abs(x) < 2.5, np.float32(0.2) * 3, 0)))
 
 
 def test_a_sum_of_more_than_four_tensors_rounds_after_each():

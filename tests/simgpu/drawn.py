@@ -5,7 +5,7 @@
 An error is in units in the last place of a tensor's largest value. Two sums in another order may round to two different
 numbers, which a norm or the kink of a relu makes a large difference of; and some gradients, as of a bias in front of a
 norm, are zero but for roundings. So each graph that disagrees runs again on the CPU with FP32's last bits changed, and
-counts as ill-conditioned where every error is within four times what that changes.
+counts as ill-conditioned where every error is within four times what that changes, or what FP32 differs by on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -29,7 +29,7 @@ from mxmp.precision.graph import Entry, Graph, Node
 S = mx.sym
 LIMIT = 2.0  # units in the last place
 CHANCE = 4.0  # the controls may miss the largest change by as much
-CONTROLS, LAST_BITS = 6, 2.0**-21
+CONTROLS, LAST_BITS = 24, 2.0**-21
 ROWS = 4
 RESULTS = Path(__file__).with_name("drawn.json")
 Shape = Tuple[int, ...]
@@ -103,9 +103,13 @@ class Drawn:
         for name, shape in zip(symbol.list_auxiliary_states(), states):
             self.values[name] = np.full(shape, float("var" in name), "float32")
 
-    def run(self, ctx: mx.Context, control: int = 0) -> dict[str, np.ndarray]:
-        """The outputs and the gradients, by name. Each ``control`` but 0 changes FP32's last bits at the casts."""
-        low = mxmp.cast_symbol(self.symbol, mxmp.Policy("float16", params="float32"), ctx=ctx)
+    def run(self, ctx: mx.Context, control: int = 0, full: bool = False) -> dict[str, np.ndarray]:
+        """The outputs and the gradients, by name. Each ``control`` but 0 changes FP32's last bits at the casts.
+
+        ``full``: in FP32.
+        """
+        policy = mxmp.Policy("float16", params="float32")
+        low = self.symbol if full else mxmp.cast_symbol(self.symbol, policy, ctx=ctx)
         low, values = _changed(low, control) if control else low, self.values
         names = low.list_arguments()
         arguments = {name: mx.nd.array(values[name], ctx=ctx) for name in names}
@@ -128,10 +132,18 @@ class Drawn:
         worst = max(errors, key=lambda name: errors[name])
         if errors[worst] <= LIMIT:
             return "agrees", errors[worst], worst
-        controls = [self.run(mx.cpu(), number) for number in range(1, CONTROLS + 1)]
-        moved = {name: max(largest_error(each[name], emulated[name]) for each in controls) for name in emulated}
-        ill = all(error <= max(LIMIT, CHANCE * moved[name]) for name, error in errors.items())
-        return "ill-conditioned" if ill else "differs", errors[worst], worst
+        moved = dict.fromkeys(errors, 0.0)
+        for other, own in self._moved(emulated):
+            moved = {name: max(most, largest_error(other[name], own[name])) for name, most in moved.items()}
+            if all(error <= max(LIMIT, CHANCE * moved[name]) for name, error in errors.items()):
+                return "ill-conditioned", errors[worst], worst
+        return "differs", errors[worst], worst
+
+    def _moved(self, emulated: dict[str, np.ndarray]) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+        """Pairs of runs that differ in last bits only: those of the controls, and FP32 on both devices."""
+        for number in range(1, CONTROLS + 1):
+            yield self.run(mx.cpu(), number), emulated
+        yield self.run(mx.gpu(), full=True), self.run(mx.cpu(), full=True)
 
 
 def _changed(symbol: Any, seed: int) -> Any:
@@ -351,15 +363,19 @@ def judged_apart(first: int, last: int) -> list[list[str]]:
 
 
 def main(last: int, results: Path = RESULTS, at_once: int = 20) -> None:
-    """Judge the graphs that ``results`` has not, ``at_once`` in a process, and add them."""
+    """Judge the graphs that ``results`` has not, ``at_once`` in a process, and add them; first again what differs."""
     found: dict[str, Any] = {"graphs": 0, "agrees": 0, "ill-conditioned": [], "ends its process": [], **read(results)}
-    while found["graphs"] < last:
-        first = found["graphs"]
-        stop = min(first + at_once, last)
-        judged = judged_apart(first, stop)
-        if first + len(judged) < stop:
+    again = sorted(map(int, [*found.pop("differs", {}), *found.pop("fails", {})]))
+    todo = [range(seed, seed + 1) for seed in again]
+    todo += [range(first, min(first + at_once, last)) for first in range(found["graphs"], last, at_once)]
+    while todo:
+        seeds = todo.pop(0)
+        judged = judged_apart(seeds.start, seeds.stop)
+        if len(judged) < len(seeds):
             judged.append(["ends its process", ""])
-        for seed, (verdict, details) in enumerate(judged, first):
+            todo.insert(0, seeds[len(judged) :])
+        for seed, (verdict, details) in zip(seeds, judged):
+            found["graphs"] += seed not in again
             if verdict == "agrees":
                 found["agrees"] += 1
                 continue
@@ -367,9 +383,9 @@ def main(last: int, results: Path = RESULTS, at_once: int = 20) -> None:
             if verdict in ("differs", "fails"):
                 found.setdefault(verdict, {})[str(seed)] = details
             else:
-                found[verdict].append(seed)
-        found["graphs"] += len(judged)
-        write(results, found)
+                found[verdict] = sorted([*found[verdict], seed])
+        if seeds.stop > max(again, default=-1):
+            write(results, found)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,21 @@ def test_a_pointwise_gradient_is_rounded_twice_on_a_gpu_and_once_in_the_emulatio
     np.testing.assert_array_equal(gradient(symbol, GPU, "x", heads, operator, x=x), twice)
 
 
+def test_a_hard_sigmoid_has_fp32_constants_and_on_a_gpu_rounds_its_product():
+    """Every number. Rounded constants would give the emulation a slope at 2.5 and -2.5."""
+    x = np.arange(1 << 16, dtype="uint16").view(H)
+    x = x[np.isfinite(x)].astype("float32")
+    heads = np.random.RandomState(0).randn(len(x)).astype(H).astype("float32")
+    symbol, alpha = mx.sym.hard_sigmoid(mx.sym.Variable("x")), np.float32(0.2)
+    with np.errstate(over="ignore"):
+        once, twice = (alpha * x + H(0.5)).astype(H), ((alpha * x).astype(H) + H(0.5)).astype(H)
+    np.testing.assert_array_equal(output(symbol, CPU, "hard_sigmoid", x=x), np.clip(once, 0, 1))
+    np.testing.assert_array_equal(output(symbol, GPU, "hard_sigmoid", x=x), np.clip(twice, 0, 1))
+    for ctx in (CPU, GPU):
+        slopes = np.where(np.abs(x) < 2.5, alpha * heads, 0).astype(H)
+        np.testing.assert_array_equal(gradient(symbol, ctx, "x", heads, "hard_sigmoid", x=x), slopes)
+
+
 WIDE = np.array([2049, 70000, 3], "float32")
 ROUNDED = [2048.0, np.inf, 3.0]
 
@@ -109,7 +124,6 @@ def test_without_fusion_they_round_as_the_emulation_does():
         (lambda x: 1.1 - x, "_rminus_scalar", 1, H(1.1) - H(1)),
         (lambda x: x * 0.3, "_mul_scalar", 1002, H(0.3) * H(1002)),
         (lambda x: mx.sym.LeakyReLU(x, slope=0.1), "LeakyReLU", -10, H(0.1) * H(-10)),
-        (mx.sym.hard_sigmoid, "hard_sigmoid", 1.5, H(0.2) * H(1.5) + H(0.5)),
     ],
 )
 def test_a_constant_is_float16(make, operator, x, expected):
