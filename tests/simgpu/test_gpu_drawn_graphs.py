@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 
 import pytest
-
 from support.results import read
 
 from .drawn import LIMIT, RESULTS, Drawn
