@@ -13,6 +13,7 @@ from .graph import Entry, Graph, Node, Reader
 from .rules import Kind, Rule
 
 BEHIND = "nothing behind it computes in low precision, and a cast in front of it costs no more than one behind"
+_RESIDUAL = "one term is FP32, and FP32 alone reads the sum: a cast of the other term costs no more than one behind"
 _DISTANCE = "it cancels in a sum with squares of its operands, as in a² + b² - 2ab"
 _SUMS = frozenset(
     ["broadcast_add", "broadcast_sub", "elemwise_add", "elemwise_sub", "add_n", "_npi_add", "_npi_subtract"]
@@ -74,7 +75,9 @@ class _Walk:
         # Behind the last matrix operator, rounding what only FP32 reads, or its gradient, saves nothing. What rounds
         # nothing stays: its values are rounded already. So do sums of several tensors: they would need a cast for each.
         elif self._is_read_full_alone(node):
-            if _rounds_nothing(node, rule) or rule.shrinks or not _is_cheaper_before(node, draft, fine):
+            if self._adds_to_fp32(node):
+                self.found[node] = _RESIDUAL
+            elif _rounds_nothing(node, rule) or rule.shrinks or not _is_cheaper_before(node, draft, fine):
                 self._through.add(node)
                 if rule.shrinks or not self._shrunk.isdisjoint(users):
                     self._shrunk.add(node)
@@ -99,6 +102,12 @@ class _Walk:
         """Return whether all that reads ``node`` does so in FP32, perhaps behind what is not worth a cast."""
         readers = self._readers.get(node, ())
         return node not in self._low_heads and all(self._reads_full(r) or r[0] in self._through for r in readers)
+
+    def _adds_to_fp32(self, node: Node) -> bool:
+        """Return whether ``node`` adds to what FP32 computes at most one term in low precision, as behind LayerNorm."""
+        terms = dict.fromkeys(deciding_inputs(node, self._draft.rules[node]))
+        count = sum(map(self.is_full, terms))
+        return node.op in _SUMS and count > 0 and len(terms) - count <= 1
 
     def _is_low_matrix(self, node: Node) -> bool:
         """Return whether ``node`` is in low precision whatever reads it: a matrix operator, or by a plan."""

@@ -186,9 +186,8 @@ def of_models():
     measured = models.measured(read(DOCS / "models.json"))
     passing = [sum(bool(models.holds(r, dtype)) for r in measured.values()) for dtype in models.DTYPES]
     run = [sum("outputs_db" in r.get(f"{d}.mxmp", {}) for r in measured.values()) for d in models.DTYPES]
-    assert run == [len(measured)] * 2, "measurements.md says that all run"
-    both = f"{passing[0]} in float16 and {passing[1]} in bfloat16 are as precise as perfect kernels allow"
-    yield LINES, f"Of {len(measured)} models, all run in both dtypes, and {both}"
+    ran, exact = (f"{found[0]} in float16 and {found[1]} in bfloat16" for found in (run, passing))
+    yield LINES, f"Of {len(measured)} models {ran} run, and {exact} are as precise as perfect kernels allow"
 
 
 def of_inference():

@@ -171,6 +171,22 @@ def test_attention_with_a_mask_stays_low():
     assert "scores" in low_of(S.dot(S.softmax(masked), Z, name="read"))
 
 
+def residual(norm):
+    x = fc(S.var("data"), "into")
+    for name in ("first", "second"):
+        x = norm(S.elemwise_add(fc(x, f"{name}_fc"), x, name=f"{name}_sum"), name=f"{name}_norm")
+    return fc(x, "last")
+
+
+def test_a_norm_and_a_product_that_an_fp32_norm_reads_are_added_in_fp32():
+    """As in a transformer: a cast of the product costs what one of the sum does. The first sum has no norm in it."""
+    assert low_of(residual(S.LayerNorm)) & {"first_sum", "second_sum"} == {"first_sum"}
+
+
+def test_a_norm_and_a_product_that_cudnn_s_norm_reads_are_added_low():
+    assert {"first_sum", "second_sum"} <= low_of(residual(S.BatchNorm))
+
+
 def test_outputs_that_the_policy_leaves_low_are_low():
     assert low_of(S.sigmoid(Z, name="p"), "float16,output=compute") == {"z", "p"}
 
