@@ -13,7 +13,6 @@ from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
 from ..precision.rule import is_exact
 from ..precision.rules import spatial_axes
-from ..precision.subgraphs import rows, set_bodies
 from .inserting import beside
 
 
@@ -36,29 +35,6 @@ def round_every_node(fitted: LowGraph) -> list[Node]:
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
     return list(low)
-
-
-def widen_before_loops(fitted: LowGraph) -> list[Node]:
-    """Cast to FP32 in front of a foreach what each iteration would cast, in place; return these loops."""
-    changed = []
-    for loop in [node for node in fitted.graph.nodes() if node.op == "_foreach"]:
-        ((body, low),) = fitted.bodies[fitted.source[loop]]
-        (iterated, _), readers = rows(loop, body), low.graph.consumers()
-        variables = {node.name: Entry(node) for node in low.graph.nodes() if node.is_variable}
-        for name in {each.name for each in body.castable} - iterated:
-            casts = [Entry(user) for user, _ in readers.get(variables[name], ())]
-            # The gradients of all iterations would be summed in FP32.
-            is_fixed = low.grad_req.get(name) == "null"
-            if not (is_fixed and casts and all(cast.node in low.widenings for cast in casts)):
-                continue
-            for cast in casts:
-                for user, position in readers.get(cast, ()):
-                    user.rewire(position, variables[name])
-            at = next(position for each, position in body.positions.items() if each.name == name)
-            loop.rewire(at, _widen(fitted, loop.inputs[at], f"{loop.name}_{name}_to_{FULL}"))
-            changed.append(loop)
-        set_bodies(loop, [low.graph])
-    return list(dict.fromkeys(changed))
 
 
 def _is_native(node: Node) -> bool:

@@ -164,16 +164,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=emulation.round_every_node,
     ),
     Workaround(
-        name="casts_before_loops",
-        dtypes=_FLOAT16,
-        effect="fails",
-        fault="in inference FullyConnected and Convolution change the layout of the weight that they read, some time "
-        "after they have run; where a foreach casts its weights in each iteration, that memory may hold another tensor",
-        source="MXNet 1.9.1, src/operator/nn/mkldnn/mkldnn_fully_connected.cc: MKLDNNDataReorderAsync; GluonNLP's ELMo",
-        test=f"{_TESTS}/test_emulation.py::test_a_loop_in_inference_reads_weights_that_are_cast_before_it",
-        rewrite=emulation.widen_before_loops,
-    ),
-    Workaround(
         name="deconvolution_in_float64",
         dtypes=_FLOAT16,
         effect="fails",

@@ -17,10 +17,9 @@ from kit.oracle import S, assert_same_bits, by_symbol, filled, half, native, nod
 import mxmp
 from mxmp import Policy
 from mxmp.kernels.fit import SWITCH
-from mxmp.pipeline import emitted, low_graph
+from mxmp.pipeline import low_graph
 from mxmp.precision import plan
 from mxmp.precision.casts import strip
-from mxmp.precision.decide import decide
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.rules import RULES, Kind, rule_of
 
@@ -501,29 +500,3 @@ def test_a_chain_of_20000_nodes_is_lowered_and_stripped():
     low, plan = low_graph(graph, Policy(), "cpu")
     assert plan.num_low == 20_002
     assert [n.name for n in strip(low).nodes()] == [n.name for n in graph.nodes()]
-
-
-# -- Loops ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("request_", "reads"), [("null", "weight"), ("write", "cast")])
-def test_a_loop_in_inference_reads_weights_that_are_cast_before_it(request_, reads):
-    """oneDNN changes the layout of a cast's memory when another tensor may be there: ELMo failed in half its calls."""
-
-    def step(x, state):
-        found = S.FullyConnected(x, S.var("weight"), num_hidden=4, no_bias=True, name="fc")
-        return found, S.tanh(found + state)
-
-    out, state = S.contrib.foreach(step, S.var("data"), S.var("state"))
-    full = Graph.from_symbol(S.Group([out, state]))
-    low = emitted(full, decide(full, Policy("float16"), "cpu"), dict.fromkeys(["data", "state", "weight"], request_))
-    ((_, body),) = next(iter(low.bodies.values()))
-    (product,) = (node for node in body.graph.nodes() if node.op == "FullyConnected")
-    assert ("weight" if product.inputs[1].node.is_variable else "cast") == reads
-    values = {"data": mx.nd.full((3, 2, 4), 0.3), "state": mx.nd.zeros((2, 4)), "weight": mx.nd.full((4, 4), 0.7)}
-    found, expected = (
-        [each.asnumpy() for each in graph.to_symbol().bind(mx.cpu(), dict(values)).forward()]
-        for graph in (low.graph, full)
-    )
-    for a, b in zip(found, expected):
-        np.testing.assert_allclose(a, b, rtol=2e-3)

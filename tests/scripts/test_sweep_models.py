@@ -38,7 +38,7 @@ def swept(tmp_path_factory):
 @pytest.mark.parametrize("name", FEW)
 def test_models_are_as_near_to_fp32_as_perfect_kernels(swept, name, dtype):
     result = swept[name]
-    assert result.keys() == {"reference", *STAGES}
+    assert result.keys() == {"mxmp", "reference", *STAGES}
     floor = 30 if dtype == "float16" else 15
     assert result[f"{dtype}.mxmp"]["outputs_db"] > floor
     assert sweep_models.within(result, dtype, "ideal"), result

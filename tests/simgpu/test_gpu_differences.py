@@ -87,7 +87,7 @@ def test_a_pointwise_gradient_is_rounded_twice_on_a_gpu_and_once_in_the_emulatio
     np.testing.assert_array_equal(gradient(symbol, GPU, "x", heads, operator, x=x), twice)
 
 
-def test_a_hard_sigmoid_has_fp32_constants_and_on_a_gpu_rounds_its_product():
+def test_a_hard_sigmoid_has_fp32_constants_and_on_a_gpu_rounds_its_product_and_its_slope():
     """Every number. Rounded constants would give the emulation a slope at 2.5 and -2.5."""
     x = np.arange(1 << 16, dtype="uint16").view(H)
     x = x[np.isfinite(x)].astype("float32")
@@ -97,8 +97,8 @@ def test_a_hard_sigmoid_has_fp32_constants_and_on_a_gpu_rounds_its_product():
         once, twice = (alpha * x + H(0.5)).astype(H), ((alpha * x).astype(H) + H(0.5)).astype(H)
     np.testing.assert_array_equal(output(symbol, CPU, "hard_sigmoid", x=x), np.clip(once, 0, 1))
     np.testing.assert_array_equal(output(symbol, GPU, "hard_sigmoid", x=x), np.clip(twice, 0, 1))
-    for ctx in (CPU, GPU):
-        slopes = np.where(np.abs(x) < 2.5, alpha * heads, 0).astype(H)
+    for ctx, slope in ((CPU, alpha), (GPU, np.float32(H(alpha)))):
+        slopes = np.where(np.abs(x) < 2.5, slope * heads, 0).astype(H)
         np.testing.assert_array_equal(gradient(symbol, ctx, "x", heads, "hard_sigmoid", x=x), slopes)
 
 
