@@ -48,13 +48,13 @@ def measured(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def age(models: dict[str, Any]) -> str:
-    """Return how many figures are of this version, if not all: a result names the tree that it measured."""
+    """Return how many results are of a recent version, if not all: these name the code that they measured."""
     new = sum("mxmp" in result for result in models.values())
     if new == len(models):
         return ""
     return (
-        f"**{new} of {len(models)} models, with one of each family among them, were measured by this version.** The\n"
-        "others are older: since then casts moved right around BatchNorm in float16, and the emulation keeps in FP32\n"
+        f"**{new} of {len(models)} models, with one of each family among them, are measured anew.** The others\n"
+        "are older: since then casts moved right around BatchNorm in float16, and the emulation keeps in FP32\n"
         "what a GPU keeps there (`batch_dot`, `take` and others)."
     )
 

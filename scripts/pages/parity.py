@@ -84,11 +84,11 @@ def beginnings(known: dict[str, Any]) -> str:
     """Return the sentence on runs that begin as stored, and on those that do not."""
     every = dict(all_of(known))
     others = {run: found for run, found in every.items() if found["stored"] != found.get("now")}
-    same = f"{len(every) - len(others)} of {len(every)} runs begin as they did, to four digits"
+    same = f"{len(every) - len(others)} of {len(every)} runs began as stored, to four digits"
     if not others:
-        return f"With the code of this version {same}."
+        return f"When this was last tried, {same}."
     rows = ([run, *map(losses, (found["stored"], found.get("now", ())))] for run, found in others.items())
-    return f"With the code of this version {same}. The others:\n\n{table('run | loss, stored | loss, now', rows)}"
+    return f"When this was last tried, {same}. The others:\n\n{table('run | loss, stored | loss, now', rows)}"
 
 
 def losses(curve: Sequence[Sequence[float]]) -> str:
