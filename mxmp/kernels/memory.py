@@ -1,9 +1,31 @@
-"""The order in which MXNet computes gradients, on which the memory of a backward depends."""
+"""How MXNet plans the memory of a graph: the order of gradients, and tensors that share memory."""
 
 from __future__ import annotations
 
-from ..precision.casts import is_ours
-from ..precision.graph import Graph
+import os
+
+import mxnet as mx
+
+from ..precision.casts import LowGraph, is_ours
+from ..precision.graph import Graph, Node
+from ..precision.subgraphs import control_flow
+
+# MXNet gives a tensor the memory of one that is no longer read, if that is at most so many times larger or smaller
+# (src/nnvm/plan_memory.cc); 0 stands for never. It reads the variable when it plans a graph.
+MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
+
+
+def keep_memory_apart(fitted: LowGraph) -> list[Node]:
+    """Let no tensors share memory in graphs that MXNet plans from now on, if this one has loops; return its loops.
+
+    It is a variable of the environment, so it stands for the whole process. One that the user has set stays. With a
+    GPU in the machine it would cost that one's memory too: there loops on the CPU are left as they are in FP32.
+    """
+    loops = control_flow(fitted.graph)
+    if loops and MATCH_RANGE not in os.environ and not mx.context.num_gpus():
+        mx.nd.waitall()  # oneDNN reads the environment in the engine's threads: beside a write, glibc crashes
+        os.environ[MATCH_RANGE] = "0"
+    return loops
 
 
 def write_gradients_early(graph: Graph) -> None:

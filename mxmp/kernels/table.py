@@ -11,7 +11,7 @@ from typing import Callable, Sequence
 
 from ..precision.casts import LowGraph
 from ..precision.graph import Node
-from . import cuda, emulation, layouts, norms, padding, rounding, unwritten
+from . import cuda, emulation, layouts, memory, norms, padding, rounding, unwritten
 
 _BFLOAT16 = ("bfloat16",)
 _FLOAT16 = ("float16",)
@@ -235,6 +235,19 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=layouts.block_inputs,
     ),
     # -- plain FP32 has these too -------------------------------------------------------------------
+    Workaround(
+        name="memory_of_loops",
+        dtypes=_ALL,
+        effect="wrong",
+        fault="the thread that calls a graph runs foreach, while_loop and cond by itself, and looks there in which "
+        "layout oneDNN keeps their inputs before these are computed. Where the memory of an input held another "
+        "tensor, it may read that one: wrong numbers, an error or a crash, in some calls. NNVM_EXEC_MATCH_RANGE=0 in "
+        "the environment gives every tensor memory of its own, for the rest of the process; not set where MXNet sees a "
+        "GPU",
+        source="MXNet 1.9.1, src/imperative/imperative_utils.h: CreateDefaultInputs for kSubgraphExec",
+        test=f"{_TESTS}/test_memory.py::test_a_loop_behind_convolutions_gives_the_same_numbers_in_each_call",
+        rewrite=memory.keep_memory_apart,
+    ),
     Workaround(
         name="padded_volumes",
         dtypes=_ALL,

@@ -55,12 +55,17 @@ def bodies(node: Node) -> Iterator[Body]:
         yield Body(role, graph, steers, dict(zip(variables, _positions(node, number))), castable)
 
 
+def control_flow(graph: Graph) -> list[Node]:
+    """Return the nodes of ``graph`` that are ``foreach``, ``while_loop`` or ``cond``."""
+    return [node for node in graph.nodes() if node.op in _ROLES]
+
+
 def has_control_flow(graph: Graph) -> bool:
     """Return whether ``graph`` has control flow: then its CachedOp must not get the flag ``static_shape``."""
     # With the flag, MXNet 1.9.1 counts control flow as done before its bodies have run (CreateEngineOpSeg in
     # src/imperative/imperative_utils.h): what reads its outputs may run too early, in FP32 too. What oneDNN fused has a
     # subgraph as well, but needs the flag: without it, each call prepares the weights anew.
-    return any(node.op in _ROLES for node in graph.nodes())
+    return bool(control_flow(graph))
 
 
 def wrongly_differentiated(graph: Graph, grad_req: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,11 @@
-"""The order of gradients in a backward: the inputs of training graphs in reverse, with the same numbers."""
+"""The order of gradients in a backward: the inputs of training graphs in reverse, with the same numbers. And loops,
+which read memory of their own.
+"""
 
 from __future__ import annotations
+
+import os
+from typing import Iterator
 
 import mxnet as mx
 import numpy as np
@@ -9,7 +14,7 @@ from kit.twins import assert_same
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.kernels.memory import write_gradients_early
+from mxmp.kernels.memory import MATCH_RANGE, write_gradients_early
 from mxmp.precision.graph import Graph
 
 
@@ -59,3 +64,73 @@ def trained(policy: str, monkeypatch: pytest.MonkeyPatch, reverse: bool) -> list
 @pytest.mark.parametrize("policy", ["bfloat16", "float16", "float16,params=float16"])
 def test_the_order_changes_no_bit_of_training(policy, monkeypatch):
     assert_same(trained(policy, monkeypatch, True), trained(policy, monkeypatch, False))
+
+
+# -- Loops ------------------------------------------------------------------------------------------
+
+
+class LoopBehindConvolutions(gluon.HybridBlock):
+    """oneDNN keeps the convolutions' outputs in blocks, whose memory the loop's input would have."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.before, self.behind = gluon.nn.HybridSequential(), gluon.nn.HybridSequential()
+            for block in [self.before] * 20 + [self.behind] * 4:
+                block.add(gluon.nn.Conv1D(64, 3, padding=1, in_channels=64))
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        rows = F.transpose(self.before(x), (2, 0, 1))
+        step = lambda row, states: (F.tanh(row + states[0] * 0.5), [F.tanh(row)])  # noqa: E731
+        start = [F.zeros_like(F.squeeze(F.slice_axis(rows, axis=0, begin=0, end=1), axis=0))]
+        out, _ = F.contrib.foreach(step, rows, start)
+        return self.behind(F.transpose(out, (1, 2, 0)))
+
+
+def values(net: gluon.Block, data: mx.nd.NDArray, trains: bool) -> Iterator[np.ndarray]:
+    """Yield the outputs and, if ``trains``, the gradients of a call."""
+    if not trains:
+        yield net(data).asnumpy()
+        return
+    with autograd.record():
+        out = net(data).astype("float32")
+        loss = (out * out).sum()
+    loss.backward()
+    yield out.asnumpy()
+    yield from (param.grad().asnumpy() for param in net.collect_params().values())
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_a_loop_behind_convolutions_gives_the_same_numbers_in_each_call(policy, trains):
+    net = LoopBehindConvolutions()
+    net.initialize(mx.init.Xavier())
+    data = mx.nd.array(np.random.RandomState(0).normal(0, 1, (4, 64, 40)))
+    exact = list(values(net, data, trains))  # not hybridized: no tensors share memory
+    mxmp.convert(net, policy)
+    first, *others = [list(values(net, data, trains)) for _ in range(30)]
+    for found, wanted in zip(first, exact):
+        assert np.linalg.norm(found - wanted) <= 0.2 * np.linalg.norm(wanted)
+    for other in others:
+        assert_same(other, first)
+
+
+def converted_loop() -> None:
+    net = LoopBehindConvolutions()
+    net.initialize()
+    mxmp.convert(net, "bfloat16")(mx.nd.ones((1, 64, 4)))
+
+
+def test_graphs_without_loops_may_share_memory_and_a_user_s_choice_stays(monkeypatch):
+    trained("bfloat16", monkeypatch, True)
+    assert MATCH_RANGE not in os.environ
+    monkeypatch.setenv(MATCH_RANGE, "4")
+    converted_loop()
+    assert os.environ[MATCH_RANGE] == "4"
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_machine_with_a_gpu_keeps_sharing(gpus, monkeypatch):
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: gpus)
+    converted_loop()
+    assert (MATCH_RANGE in os.environ) == (not gpus)
