@@ -30,7 +30,7 @@ stub_setup() {
     mxmp_cuda_path "$stub_venv"
     python tests/nullgpu/stub/build.py build/nullgpu
     export LD_LIBRARY_PATH="$PWD/build/nullgpu:$LD_LIBRARY_PATH"
-    export PYTHONPATH="$PWD:$PWD/scripts:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
+    export PYTHONPATH="$PWD:$PWD/scripts:$PWD/scripts/lab:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
     export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 MXNET_CUDNN_AUTOTUNE_DEFAULT=0
 }
 

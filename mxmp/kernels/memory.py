@@ -16,11 +16,8 @@ MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
 
 
 def keep_memory_apart(fitted: LowGraph) -> list[Node]:
-    """Let no tensors share memory in graphs that MXNet plans from now on, if this one has loops; return its loops.
-
-    It is a variable of the environment, so it stands for the whole process. One that the user has set stays. With a
-    GPU in the machine it would cost that one's memory too: there loops on the CPU are left as they are in FP32.
-    """
+    """Let no tensors share memory in graphs that MXNet plans from now on, if this one has loops; return its loops."""
+    # In the whole process. With a GPU it would cost that one's memory too: loops on its CPU are left as in FP32.
     loops = control_flow(fitted.graph)
     if loops and MATCH_RANGE not in os.environ and not mx.context.num_gpus():
         mx.nd.waitall()  # oneDNN reads the environment in the engine's threads: beside a write, glibc crashes

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = [ROOT / "scripts", ROOT / "scripts" / "lab"]  # what their processes need on PYTHONPATH
 DOCS = ROOT / "docs"
 
 

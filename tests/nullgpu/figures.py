@@ -84,7 +84,7 @@ def resized(case: Case, batch: int | None, size: int | None) -> Case:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", help="networks of scripts/zoo, families of the tests, bert_4_base")
+    parser.add_argument("names", nargs="+", help="networks of scripts/lab/zoo, families of the tests, bert_4_base")
     parser.add_argument("--how", nargs="+", default=list(VARIANTS))
     parser.add_argument("--batch", type=int)
     parser.add_argument("--size", type=int, help="height and width of pictures")

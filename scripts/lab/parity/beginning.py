@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from support.options import parse
-from support.results import DOCS, ROOT, in_parallel, read, tree, write
+from support.results import DOCS, ROOT, SCRIPTS, in_parallel, read, tree, write
 
 from parity.families import FAMILIES
 from parity.run import DTYPES, RESULTS, Job, load
@@ -46,7 +46,7 @@ def all_of(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def begun(job: Job) -> dict[str, Any]:
     """Train for the steps of the first points; return the stored ones and those of now, or an error."""
     stored = load(RESULTS, job.family)[job.key]["curve"][:POINTS]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), *map(str, SCRIPTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     steps = ",".join(str(step) for step, _ in stored)
     command = [sys.executable, "-W", "ignore", "-m", "parity.beginning", steps, *job.command]

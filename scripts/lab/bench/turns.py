@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from support.pages import show
+from support.results import SCRIPTS
 
 
 def timed(
@@ -129,7 +130,7 @@ class Worker:
     """
 
     def __init__(self, script: Path, config: dict[str, Any], *, threads: int, seconds: float) -> None:
-        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [*map(str, SCRIPTS), os.environ.get("PYTHONPATH")]))
         settings = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
         self._seconds = seconds
         self._process = subprocess.Popen(
