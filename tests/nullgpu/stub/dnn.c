@@ -293,8 +293,16 @@ READER(cudnnDropoutForward, x, (D d, D x, P x_, D y, P y_, unsigned char *reserv
        dropout_forward(d, x, x_, y, y_, reserve))
 READER(cudnnDropoutBackward, dy, (D d, D dy, P dy_, D dx, P dx_, unsigned char *reserve),
        dropout_backward(d, dy, dy_, dx, dx_, reserve))
-READER(cudnnSpatialTfSamplerForward, x, (P d, P alpha, D x), cannot("cudnnSpatialTfSamplerForward", show(x)))
-READER(cudnnSpatialTfSamplerBackward, x, (P d, P alpha, D x), cannot("cudnnSpatialTfSamplerBackward", show(x)))
+API Status cudnnSetSpatialTransformerNdDescriptor(D d, int sampler, int dtype, int dims, const int *sizes) {
+    return set(d, dtype, dims, sizes, 0);
+}
+READER(cudnnSpatialTfGridGeneratorForward, d, (D d, P theta, P grid), grid_forward(d, theta, grid))
+READER(cudnnSpatialTfGridGeneratorBackward, d, (D d, P dgrid, P dtheta), grid_backward(d, dgrid, dtheta))
+READER(cudnnSpatialTfSamplerForward, x, (D d, P alpha, D x, P x_, P grid, P beta, D y, P y_),
+       sampler_forward(d, alpha, x, x_, grid, beta, y, y_))
+READER(cudnnSpatialTfSamplerBackward, x,
+       (D d, P alpha, D x, P x_, P beta, D dx, P dx_, P alpha_grid, D dy, P dy_, P grid, P beta_grid, P dgrid),
+       sampler_backward(d, alpha, x, x_, beta, dx, dx_, alpha_grid, dy, dy_, grid, beta_grid, dgrid))
 
 API Status cudnnDropoutGetStatesSize(Handle h, size_t *size) { return *size = 1 << 16, 0; }
 API Status cudnnDropoutGetReserveSpaceSize(D x, size_t *size) {

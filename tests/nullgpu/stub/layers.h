@@ -27,3 +27,9 @@ void recurrent_forward(D d, D x, P x_, D hx, P hx_, D cx, P cx_, D w, P w_, D y,
 void recurrent_backward(D d, D y, D dy, P dy_, D dhy, P dhy_, D dcy, P dcy_, D w, P w_, D hx, P hx_, D cx, P cx_, D dx,
                         P dx_, D dhx, P dhx_, D dcx, P dcx_, P reserve);
 void recurrent_backward_weights(D d, D x, P x_, D hx, P hx_, D dw, P dw_, P reserve);
+// spatial.c
+void grid_forward(D d, P theta_, P grid_);
+void grid_backward(D d, P dgrid_, P dtheta_);
+void sampler_forward(D d, P alpha, D x, P x_, P grid_, P beta, D y, P y_);
+void sampler_backward(D d, P alpha, D x, P x_, P beta, D dx, P dx_, P alpha_grid, D dy, P dy_, P grid_, P beta_grid,
+                      P dgrid_);
