@@ -19,6 +19,7 @@ from ..files import replacing_all
 from ..frontend import instead
 from ..gluon.graphs import traced_call
 from ..gluon.parameter import weight_of
+from ..kernels.memory import keep_memory_apart
 from ..precision._mxnet import dtype_name
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
@@ -72,6 +73,8 @@ def read_target(
         if node.op in _REFUSED:
             raise ValueError(f"{node.name!r} is a {_REFUSED[node.op]}: optimize what is before and behind it")
     _check_values(subject, any_device)
+    if not any_device:
+        keep_memory_apart(subject.graph)  # here, and in the process that measures
     for number, batch in enumerate(subject.batches):
         if reason := _refusal(subject, batch):
             raise ValueError(f"calibration batch {number} {reason}")

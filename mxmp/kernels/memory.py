@@ -6,7 +6,7 @@ import os
 
 import mxnet as mx
 
-from ..precision.casts import LowGraph, is_ours
+from ..precision.casts import is_ours
 from ..precision.graph import Graph, Node
 from ..precision.subgraphs import control_flow
 
@@ -15,10 +15,10 @@ from ..precision.subgraphs import control_flow
 MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
 
 
-def keep_memory_apart(fitted: LowGraph) -> list[Node]:
+def keep_memory_apart(graph: Graph) -> list[Node]:
     """Let no tensors share memory in graphs that MXNet plans from now on, if this one has loops; return its loops."""
     # In the whole process. With a GPU it would cost that one's memory too: loops on its CPU are left as in FP32.
-    loops = control_flow(fitted.graph)
+    loops = control_flow(graph)
     if loops and MATCH_RANGE not in os.environ and not mx.context.num_gpus():
         mx.nd.waitall()  # oneDNN reads the environment in the engine's threads: beside a write, glibc crashes
         os.environ[MATCH_RANGE] = "0"

@@ -246,7 +246,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "GPU",
         source="MXNet 1.9.1, src/imperative/imperative_utils.h: CreateDefaultInputs for kSubgraphExec",
         test=f"{_TESTS}/test_memory.py::test_a_loop_behind_convolutions_gives_the_same_numbers_in_each_call",
-        rewrite=memory.keep_memory_apart,
+        rewrite=lambda fitted: memory.keep_memory_apart(fitted.graph),
     ),
     Workaround(
         name="padded_volumes",

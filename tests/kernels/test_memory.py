@@ -121,6 +121,17 @@ def converted_loop() -> None:
     mxmp.convert(net, "bfloat16")(mx.nd.ones((1, 64, 4)))
 
 
+@pytest.mark.slow
+def test_a_served_loop_in_fp32_gives_the_same_numbers_in_each_call():
+    net = LoopBehindConvolutions()
+    net.initialize(mx.init.Xavier())
+    data = mx.nd.array(np.random.RandomState(0).normal(0, 1, (4, 64, 40)))
+    exact = net(data).asnumpy()
+    served = mxmp.optimize_for_inference(net, [data], dtypes=())
+    for _ in range(30):
+        assert np.linalg.norm(served(data).asnumpy() - exact) <= 1e-4 * np.linalg.norm(exact)
+
+
 def test_graphs_without_loops_may_share_memory_and_a_user_s_choice_stays(monkeypatch):
     trained("bfloat16", monkeypatch, True)
     assert MATCH_RANGE not in os.environ

@@ -10,11 +10,13 @@ from support.pages import filled, table
 from support.results import DOCS, read
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES, DTYPES, emitted, is_allowed
+from sweep.operators.errors import FEW, ONE
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
 Results = Dict[str, Dict[str, Dict[str, Any]]]
 COMPUTED = DOCS / "kernels-gpu.json"
+_KEYS = {"added gradients": "add", "fused": "fused", "safe sums": "safe"}  # of ``variants`` in the file
 
 # Verdicts that an emitted operator must not have.
 FAULTS = ("biased", "inaccurate", "NaN", "infinity", "uninitialised", "wrong gradient", "error", "crash")
@@ -40,6 +42,7 @@ def render(results: Results) -> str:
         parts[dtype] = table(f"{head} | computed of a GPU's code" if dtype == "float16" else head, rows)
     far = "operator | case | largest error, forward | backward | used"
     parts["far"] = table(far, _far(computed))
+    parts["variants"] = table("way | operator | cases | largest difference, in the case", _variants(computed))
     groups: dict[str, list[str]] = {}
     for op, why in not_measured().items():
         groups.setdefault(why, []).append(op)
@@ -77,6 +80,23 @@ def _far(computed: Results) -> Iterator[list[Any]]:
                 used = "yes" if emitted(cases[name], "float16") else "no"
                 yield [f"`{op}`", f"`{name}`", f"{record['forward']:g}", f"{record['backward']:g}", used]
                 break
+
+
+def _variants(computed: Results) -> Iterator[list[str]]:
+    """Yield each operator whose kernel gives other numbers in another way of running: the count, and the worst case."""
+    for way, limit in (("added gradients", FEW), ("fused", ONE), ("safe sums", 0.0)):
+        for op in sorted(computed):
+            runs = {name: record.get("variants", {}).get(_KEYS[way]) for name, record in computed[op].items()}
+            sizes = {name: max(found) if isinstance(found, list) else found for name, found in runs.items() if found}
+            large = {name: size for name, size in sizes.items() if size > limit}
+            if large:
+                worst = max(large, key=lambda name: large[name])
+                of_all = sum(found is not None for found in runs.values()) if way != "safe sums" else len(runs)
+                yield [way, f"`{op}`", f"{len(large)} of {of_all}", f"{_size(runs[worst])}: `{worst}`"]
+
+
+def _size(found: Any) -> str:
+    return " and ".join(f"{size:g}" for size in found) if isinstance(found, list) else f"{found:g}"
 
 
 def _worst(pairs: list[list[float]]) -> str:

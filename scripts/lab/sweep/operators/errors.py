@@ -8,6 +8,9 @@ import numpy as np
 
 _BITS = {"bfloat16": (7, -126), "float16": (10, -14)}  # of the mantissa, and the smallest normal exponent
 _LARGEST = {"bfloat16": 3.3895e38, "float16": 65504.0}
+# The largest error of one rounding, in units of each value's last place, with what FP32 adds; and of a few, in units of
+# the last place of a tensor's largest value.
+ONE, FEW = 0.51, 2.0
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:

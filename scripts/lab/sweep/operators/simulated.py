@@ -3,7 +3,8 @@
     bash scripts/simgpu.sh python scripts/dev.py sweep simulated    # continues where it was ended
 
 Each operator that a rule lets compute low runs in float16, whether or not mxmp uses the kernel, forward and backward,
-against FP32 on a CPU, on the same rounded inputs and constants; and against mxmp's emulation.
+against FP32 on a CPU, on the same rounded inputs and constants; and against mxmp's emulation. ``variants.py`` has the
+other ways in which the same kernels run.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES, Case, as_read, digest, is_allowed
-from sweep.operators.errors import largest_error, ulp
+from sweep.operators.errors import FEW, ONE, largest_error, ulp
 from sweep.operators.measure import reason_of
+from sweep.operators.variants import run, variants
 
 RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
-# The largest error of one rounding, in units of each value's last place, with what FP32 adds; and of a few, in units of
-# the last place of a tensor's largest value.
-ONE, FEW = 0.51, 2.0
 _SECONDS = 120
 _RANDOM = ("Dropout",)
 
@@ -46,13 +45,17 @@ def main(arguments: list[str] | None = None) -> None:
         cases = [each for each in CASES[op] if not each.empty and not is_allowed(each, "float16")]
         before = {} if args.operators else results.get(op, {})
         digests = {case.name: digest(case, "float16") for case in cases}
-        kept = {name: r for name, r in before.items() if r.get("graph") == digests.get(name)}
+        kept = {name: r for name, r in before.items() if r.get("graph") == digests.get(name) and _is_whole(r)}
         todo = [case for case in cases if case.name not in kept]
         found = {case.name: {"graph": digests[case.name], **record} for case, record in _computed(op, todo)}
         results[op] = dict(sorted({**kept, **found}.items()))
         if todo:
             write(RESULTS, dict(sorted(results.items())), depth=2)
             print(op, _counts(results[op]), flush=True)
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    return "forward" not in record or "variants" in record
 
 
 def _counts(records: dict[str, Any]) -> dict[str, int]:
@@ -92,13 +95,14 @@ def _record(case: Case) -> dict[str, Any]:
     values = [v.astype("float16").astype("float32") if s.grad else v for v, s in zip(values, case.inputs)]
     try:
         plain = as_read(case, "float16").graph()
-        shapes = [out.shape for out in _run(plain, case, mx.cpu(), values, None)[0]]
+        shapes = [out.shape for out in run(plain, case, mx.cpu(), values, None)[0]]
         heads = [rng.normal(0, 1, shape).astype("float16").astype("float32") for shape in shapes]
-        exact = _run(plain, case, mx.cpu(), values, heads)
+        exact = run(plain, case, mx.cpu(), values, heads)
     except mx.MXNetError as error:
         return {"verdict": "unmeasurable", "why": reason_of(error)}
+    low = _low(case, "gpu")
     try:
-        found = _run(_low(case, "gpu"), case, mx.gpu(), values, heads)
+        found = run(low, case, mx.gpu(), values, heads)
     except mx.MXNetError as error:
         return {"verdict": "error", "why": reason_of(error)}
     each = max(largest_error(*pair, ulp(pair[1], "float16")) for way in zip(found, exact) for pair in zip(*way))
@@ -106,8 +110,9 @@ def _record(case: Case) -> dict[str, Any]:
     record: dict[str, Any] = {"forward": _short(forward), "backward": _short(backward)}
     few = max(forward, backward) <= FEW
     record["verdict"] = "one rounding" if each <= ONE else "a few roundings" if few else "more"
+    record["variants"] = variants(case, plain, low, values, heads, exact, found)
     try:
-        emulated = _run(_low(case, "cpu"), case, mx.cpu(), values, heads)
+        emulated = run(_low(case, "cpu"), case, mx.cpu(), values, heads)
     except mx.MXNetError:
         return record
     apart = (largest_error(*pair) for way in zip(found, emulated) for pair in zip(*way))
@@ -117,22 +122,6 @@ def _record(case: Case) -> dict[str, Any]:
 def _low(case: Case, device: str) -> Graph:
     policy = Policy("float16", params="float32", norm="compute")
     return low_graph(case.graph(), Plan(policy, device, {"op": Decision(case.op, True, "computed")}), device)[0]
-
-
-def _run(graph: Graph, case: Case, ctx: mx.Context, values: list[np.ndarray], heads: Any) -> Any:
-    """Return the outputs and the gradients; without ``heads`` no gradients."""
-    symbol = graph.to_symbol()
-    arrays = {f"in{i}": mx.nd.array(v, ctx=ctx, dtype=s.dtype) for i, (v, s) in enumerate(zip(values, case.inputs))}
-    names = symbol.list_arguments()
-    trained = [f"in{i}" for i, s in enumerate(case.inputs) if s.grad and heads is not None and f"in{i}" in names]
-    grads = {name: mx.nd.zeros(arrays[name].shape, ctx=ctx) for name in trained}
-    requests = {name: "write" if name in grads else "null" for name in names}
-    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
-    executor = symbol.bind(ctx, {name: arrays[name] for name in names}, grads or None, requests, states)
-    outputs = executor.forward(is_train=True)
-    if grads:
-        executor.backward([mx.nd.array(head, ctx=ctx, dtype=out.dtype) for head, out in zip(heads, outputs)])
-    return [out.astype("float32").asnumpy() for out in outputs], [grads[name].asnumpy() for name in trained]
 
 
 def _short(error: float) -> float:

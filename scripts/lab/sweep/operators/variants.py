@@ -1,0 +1,113 @@
+"""The other ways in which a GPU may run an operator: added gradients, fused with its casts, safe sums."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import mxnet as mx
+import numpy as np
+
+from mxmp.precision.graph import Graph
+from sweep.operators.case import Case
+from sweep.operators.errors import largest_error
+
+Arrays = "list[np.ndarray]"
+
+
+def run(
+    graph: Graph,
+    case: Case,
+    ctx: mx.Context,
+    values: Arrays,
+    heads: Any,
+    *,
+    dtypes: dict[str, Any] | None = None,
+    start: Arrays | None = None,
+) -> tuple[Arrays, Arrays]:
+    """Return the outputs and the gradients; without ``heads`` no gradients. They are added to ``start``, if given."""
+    symbol = graph.to_symbol()
+    dtypes = dtypes or {f"in{i}": spec.dtype for i, spec in enumerate(case.inputs)}
+    arrays = {f"in{i}": mx.nd.array(v, ctx=ctx, dtype=dtypes[f"in{i}"]) for i, v in enumerate(values)}
+    names = symbol.list_arguments()
+    trained = [f"in{i}" for i, s in enumerate(case.inputs) if s.grad and heads is not None and f"in{i}" in names]
+    begun = start or [np.zeros(arrays[name].shape, "float32") for name in trained]
+    grads = {n: mx.nd.array(value, ctx=ctx, dtype=arrays[n].dtype) for n, value in zip(trained, begun)}
+    requests = {name: ("add" if start else "write") if name in grads else "null" for name in names}
+    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    executor = symbol.bind(ctx, {name: arrays[name] for name in names}, grads or None, requests, states)
+    outputs = executor.forward(is_train=True)
+    if grads:
+        executor.backward([mx.nd.array(head, ctx=ctx, dtype=out.dtype) for head, out in zip(heads, outputs)])
+    return [out.astype("float32").asnumpy() for out in outputs], [g.astype("float32").asnumpy() for g in grads.values()]
+
+
+def variants(case: Case, plain: Graph, low: Graph, values: Arrays, heads: Arrays, exact: Any, found: Any) -> dict:
+    """Return largest errors in units in the last place of each array's largest value.
+
+    ``add``: of gradients that the operator's float16 kernel adds to an array, from the rounded sum. ``fused``: how far
+    the graph with casts is from ``found`` where MXNet may fuse it. ``safe``: forward and backward from ``exact`` with
+    ``MXNET_SAFE_ACCUMULATION``, where that changes a bit of the kernel's. What MXNet refuses is left out.
+    """
+    record: dict[str, Any] = {}
+    with _refusals(), _environment("MXNET_USE_FUSION", "1"):
+        record["fused"] = _apart(run(low, case, mx.gpu(), values, heads), found)
+    dtypes = _native(plain, case)
+    if dtypes is None:
+        return record
+    with _refusals():
+        written = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes)
+        with _refusals():
+            rng = np.random.RandomState(9)
+            start = [rng.normal(0, 1, grad.shape).astype("float16").astype("float32") for grad in written[1]]
+            added = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes, start=start)[1]
+            with np.errstate(over="ignore", invalid="ignore"):
+                sums = [(s + g).astype("float16").astype("float32") for s, g in zip(start, written[1])]
+            if start:
+                record["add"] = _apart(([], added), ([], sums))
+        with _refusals(), _environment("MXNET_SAFE_ACCUMULATION", "1"):
+            safe = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes)
+            if _apart(safe, written):
+                record["safe"] = [_apart((way, []), (wanted, [])) for way, wanted in zip(safe, exact)]
+    return record
+
+
+def _native(plain: Graph, case: Case) -> dict[str, Any] | None:
+    """Return the dtype of each input where those with a gradient are float16, or None if MXNet takes no float16."""
+    symbol = plain.to_symbol()
+    half = {f"in{i}": np.float16 for i, spec in enumerate(case.inputs) if spec.grad}
+    for given in (half, dict(list(half.items())[:1])):  # a norm's scale and shift are FP32
+        try:
+            found = symbol.infer_type(**given)
+        except mx.MXNetError:
+            continue
+        names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+        return dict(zip(names, [*found[0], *found[2]]))
+    return None
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except mx.MXNetError:
+        mx.nd.waitall()
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _apart(found: Any, wanted: Any) -> float:
+    errors = (largest_error(*pair) for way in zip(found, wanted) for pair in zip(*way))
+    return float(f"{min(max(errors, default=0.0), 1e9):.3g}")
