@@ -121,6 +121,10 @@ class NetConversion(Conversion):
             stacklevel=4,
         )
 
+    def starts_at(self, block: Block) -> bool:
+        """Return whether ``convert`` was called with this block, or found it outermost in Python code."""
+        return id(block) in self._roots
+
     def build_graph(
         self,
         block: HybridBlock,
@@ -139,7 +143,7 @@ class NetConversion(Conversion):
         self.statistics.update({name: params[name] for name in statistics if name in params})
         _check_dtypes(params.values(), allow_float64=False)
         tuned = None if self.plan is None else self.plan.tuned
-        strict = id(block) in self._roots and not self._fits
+        strict = self.starts_at(block) and not self._fits
         strict = strict and (tuned is None or tuned.training == autograd.is_training())
         # How the graphs of any of a parameter's nets have stored it. What this net's graphs decided overrules the rest.
         conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}

@@ -206,11 +206,17 @@ class Hook:
     def _refuse_unconverted_trace(self) -> None:
         """Raise ``ValueError`` if MXNet traces an unconverted block around this one, which would lose the casts."""
         outer = None if is_tracing() else _mxnet.block_being_traced()
-        if outer is not None and hook_of(outer) is None:
+        if outer is not None and hook_of(outer) is None and not self._has_nothing_to_lose():
             raise ValueError(
                 f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
                 f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
             )
+
+    def _has_nothing_to_lose(self) -> bool:
+        """Return whether the block came with a net that was converted, and has no parameters: FP32 nets may have it."""
+        # GluonNLP's MLPAttentionCell(act=nn.Activation("tanh")): a default argument is one block in all nets.
+        is_root = any(conversion.starts_at(self._block) for conversion in self.conversions)
+        return not is_root and not self._block.collect_params().keys()
 
 
 def _refuse_wrong_arguments(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> None:

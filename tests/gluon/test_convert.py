@@ -536,6 +536,30 @@ def test_a_converted_child_of_an_unconverted_graph_is_an_error_that_names_both()
     net(mx.nd.array(x))
 
 
+class SharedByDefault(gluon.HybridBlock):
+    """As GluonNLP's MLPAttentionCell: a default argument is one block in all nets."""
+
+    def __init__(self, act: gluon.HybridBlock = gluon.nn.Activation("tanh")) -> None:  # noqa: B008
+        super().__init__()
+        with self.name_scope():
+            self.body, self.act = gluon.nn.Dense(6, in_units=6), act
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.act(self.body(x))
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_an_fp32_net_may_share_a_block_without_parameters_with_a_converted_one(hybridized):
+    nets, x = [SharedByDefault() for _ in range(2)], mx.nd.random.normal(shape=(3, 6))
+    for net in nets:
+        net.initialize()
+    want = nets[1](x).asnumpy()
+    mxmp.convert(nets[0], "bfloat16")(x)
+    nets[1].hybridize(hybridized)
+    np.testing.assert_array_equal(nets[1](x).asnumpy(), want)
+    assert not np.array_equal(nets[0](x).asnumpy(), mxmp.restore(nets[0])(x).asnumpy())
+
+
 def test_a_child_of_a_converted_net_can_be_called_alone():
     net, x = made("mlp")
     want = net[0](mx.nd.array(x)).asnumpy()
