@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from mxmp.kernels.memory import MATCH_RANGE
 from mxmp.pipeline import _log_that_float16_is_emulated
 
 os.environ.pop("MXNET_SAFE_ACCUMULATION", None)  # tests that need it set it
@@ -73,10 +72,3 @@ def _environment_as_it_was():
             del os.environ[name]
         elif os.environ.get(name) != before[name]:
             os.environ[name] = before[name]
-
-
-@pytest.fixture(autouse=True)
-def _sharing_memory(monkeypatch):
-    """A graph with loops ends the sharing of memory for the whole process: in each test anew."""
-    monkeypatch.setenv(MATCH_RANGE, "")
-    monkeypatch.delenv(MATCH_RANGE)
