@@ -37,6 +37,7 @@ NOT_OURS = (
     "dtype incompatible expected",
     "misaligned address",
     "Segmentation fault",
+    "Check failed: ret.ptr_->shandle.size",
     "InferShape pass cannot decide shapes",
     "InferType pass cannot decide dtypes",
     "invalid load key, 'P'",
