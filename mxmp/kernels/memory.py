@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from functools import lru_cache
 
 import mxnet as mx
 
@@ -17,12 +19,25 @@ MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
 
 def keep_memory_apart(graph: Graph) -> list[Node]:
     """Let no tensors share memory in graphs that MXNet plans from now on, if this one has loops; return its loops."""
-    # In the whole process. With a GPU it would cost that one's memory too: loops on its CPU are left as in FP32.
     loops = control_flow(graph)
-    if loops and MATCH_RANGE not in os.environ and not mx.context.num_gpus():
+    if not loops or MATCH_RANGE in os.environ:
+        return loops
+    if mx.context.num_gpus():  # the variable stands for the whole process: it would cost the GPU's memory too
+        _warn_of_shared_memory()
+    else:
         mx.nd.waitall()  # oneDNN reads the environment in the engine's threads: beside a write, glibc crashes
         os.environ[MATCH_RANGE] = "0"
     return loops
+
+
+@lru_cache(maxsize=None)
+def _warn_of_shared_memory() -> None:
+    warnings.warn(
+        "a loop or branch (foreach, while_loop, cond) on a CPU: MXNet may read its inputs before they are computed, in "
+        f"FP32 too. Set {MATCH_RANGE}=0 in the environment if you need its results; mxmp does so where there is no "
+        "GPU, whose memory it would cost",
+        stacklevel=4,
+    )
 
 
 def write_gradients_early(graph: Graph) -> None:
