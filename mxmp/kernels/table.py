@@ -306,10 +306,12 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         dtypes=_ALL,
         effect="wrong",
         fault="the backward of clip, mean, reverse, cumsum, linalg_gemm2 and others cannot add to a gradient: it "
-        'overwrites what is there, or divides that too. MXNet lets it add to a variable with grad_req="add" and, with '
-        "static_alloc, to a tensor with eight or more readers",
+        "overwrites what is there, or divides that too. On a GPU those of Activation, Pooling, Dropout, LRN and Pad by "
+        'a constant cannot, either. MXNet lets them add to a variable with grad_req="add" and, with static_alloc, to a '
+        "tensor with eight or more readers",
         source="MXNet 1.9.1, src/operator/tensor/matrix_op-inl.h: clip_grad; broadcast_reduce_op.h: "
-        "ReduceAxesBackwardUseNoneImpl; la_op.h: LaOpBackward",
+        "ReduceAxesBackwardUseNoneImpl; la_op.h: LaOpBackward; nn/cudnn/cudnn_activation-inl.h; seen on the simulated "
+        "GPU",
         test=f"{_TESTS}/test_fit.py::test_a_kernel_that_cannot_add_to_a_gradient",
         rewrite=unwritten.copy_before_kernels_that_cannot_add,
         devices=("cpu", "gpu"),

@@ -24,12 +24,22 @@ _CANNOT_ADD = {
     **dict.fromkeys(
         ("clip", "mean", "moments", "reverse", "_split_v2", "_np_cumsum", "Crop", "_contrib_boolean_mask"), 1
     ),
-    **dict.fromkeys(("_npi_mean", "_npi_flip", "_npi_rot90", "_npi_hsplit", "_npi_diff", "_np_moveaxis"), 1),
+    **dict.fromkeys(
+        ("_npi_mean", "_npi_flip", "_npi_rot90", "_npi_hsplit", "_npi_dsplit", "_npi_diff", "_np_moveaxis"), 1
+    ),
     **dict.fromkeys(("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput"), 1),
     **dict.fromkeys(("MAERegressionOutput", "SVMOutput", "_linalg_inverse", "_linalg_gelqf"), 1),
     **dict.fromkeys(("_linalg_gemm2", "_npi_tensordot", "_npi_solve"), 2),
     **dict.fromkeys(("SpatialTransformer", "_contrib_DeformableConvolution"), 2),
-    "_linalg_gemm": 3,
+    **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), 2),
+    **dict.fromkeys(("_linalg_gemm", "_npi_where"), 3),
+}
+# cuDNN's calls get a beta of 0 whatever is requested (src/operator/nn/cudnn/cudnn_activation-inl.h and others); RNN
+# refuses to run, and the constant Pad and Correlation have kernels of their own (pad.cu, correlation.cu).
+_CANNOT_ADD_ON_A_GPU = {
+    **_CANNOT_ADD,
+    **dict.fromkeys(("Activation", "Pooling", "LRN", "SoftmaxActivation", "Dropout", "RNN", "Pad"), 1),
+    "Correlation": 2,
 }
 
 
@@ -76,14 +86,15 @@ def copy_summands(fitted: LowGraph) -> list[Node]:
 
 
 def copy_before_kernels_that_cannot_add(fitted: LowGraph) -> list[Node]:
-    """Let the operators of ``_CANNOT_ADD`` read copies where MXNet may add to a gradient; return these operators."""
+    """Let operators whose kernels cannot add read copies where MXNet may add to a gradient; return these operators."""
     if not fitted.has_gradients:
         return []
+    counts = _CANNOT_ADD_ON_A_GPU if fitted.planned.plan.device == "gpu" else _CANNOT_ADD
     readers = fitted.graph.consumers()
     added = [
         (node, position)
         for node in fitted.graph.nodes()
-        for position, entry in enumerate(node.inputs[: _CANNOT_ADD.get(node.op, 0)])
+        for position, entry in enumerate(node.inputs[: counts.get(node.op, 0)])
         if fitted.may_be_added_to(entry, len(readers[entry]))
     ]
     return _copy_inputs(added, "added")

@@ -245,6 +245,12 @@ def test_a_sum_with_a_variable_to_whose_gradient_backwards_add(bias, policy):
             assert sqnr(expected, grad.asnumpy()) > (24 if "bfloat16" in policy else 45), (name, times)
 
 
+def where(*values: object) -> S.Symbol:
+    """NumPy's ``where`` under a condition that broadcasts."""
+    read = [each.as_np_ndarray() if isinstance(each, S.Symbol) else each for each in (S.ones((3, 1, 1)), *values)]
+    return S.np.where(*read).as_nd_ndarray()
+
+
 # Operators of a square matrix whose backward in MXNet cannot add to a gradient.
 CANNOT_ADD = {
     "clip": lambda x: S.clip(x, -0.2, 0.2),
@@ -253,6 +259,9 @@ CANNOT_ADD = {
     "reverse": lambda x: S.reverse(x, axis=1),
     "_split_v2": lambda x: S.split_v2(x, 2, axis=1)[0],
     "_np_cumsum": lambda x: S.cumsum(x, axis=1),
+    "_npi_where": lambda x: where(x, S.ones((1,))),
+    "_npi_where_lscalar": lambda x: where(0.5, x),
+    "_npi_where_rscalar": lambda x: where(x, 0.5),
     "_linalg_gemm": lambda x: S.linalg_gemm(S.var("u"), S.var("v"), x),
     "_linalg_gemm2": lambda x: S.linalg_gemm2(x, S.var("u")),
     "_linalg_inverse": lambda x: S.linalg_inverse(x),
