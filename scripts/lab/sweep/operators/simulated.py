@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any
+from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -65,6 +65,7 @@ def _counts(records: dict[str, Any]) -> dict[str, int]:
 
 def _computed(op: str, todo: list[Case]) -> Any:
     """Yield each case with its record; a process that ends is started again behind the case that ended it."""
+    ended = {"verdict": "not run", "why": "the stubs do not compute it, or the process ended"}
     done = 0
     while done < len(todo):
         there, here = os.pipe()
@@ -74,22 +75,30 @@ def _computed(op: str, todo: list[Case]) -> Any:
                 for case in todo[done:]:
                     signal.alarm(_SECONDS)
                     with mx.util.np_shape(op.startswith("_np")):
-                        told.write(json.dumps(_record(case)) + "\n")
+                        for part in _parts(case):
+                            told.write(json.dumps(part) + "\n")
+                    told.write("null\n")
             os._exit(0)
         os.close(here)
+        record: dict[str, Any] = {}
         with os.fdopen(there) as read_from:
-            records = [json.loads(line) for line in read_from]
+            for part in map(json.loads, read_from):
+                if part is not None:
+                    record.update(part)
+                    continue
+                yield todo[done], record
+                done, record = done + 1, {}
         os.waitpid(child, 0)
-        yield from zip(todo[done:], records)
-        done += len(records)
         if done < len(todo):
-            yield todo[done], {"verdict": "not run", "why": "the stubs do not compute it, or the process ended"}
+            yield todo[done], {"variants": {}, **record} if record else ended
             done += 1
 
 
-def _record(case: Case) -> dict[str, Any]:
+def _parts(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the record of a case, and then the growing record of its variants, in which the process may end."""
     if case.op in _RANDOM:
-        return {"verdict": "not run", "why": "its numbers are random"}
+        yield {"verdict": "not run", "why": "its numbers are random"}
+        return
     rng = np.random.RandomState(5)
     values = [spec.values(rng) for spec in case.inputs]
     values = [v.astype("float16").astype("float32") if s.grad else v for v, s in zip(values, case.inputs)]
@@ -99,24 +108,30 @@ def _record(case: Case) -> dict[str, Any]:
         heads = [rng.normal(0, 1, shape).astype("float16").astype("float32") for shape in shapes]
         exact = run(plain, case, mx.cpu(), values, heads)
     except mx.MXNetError as error:
-        return {"verdict": "unmeasurable", "why": reason_of(error)}
+        yield {"verdict": "unmeasurable", "why": reason_of(error)}
+        return
     low = _low(case, "gpu")
     try:
         found = run(low, case, mx.gpu(), values, heads)
     except mx.MXNetError as error:
-        return {"verdict": "error", "why": reason_of(error)}
+        yield {"verdict": "error", "why": reason_of(error)}
+        return
     each = max(largest_error(*pair, ulp(pair[1], "float16")) for way in zip(found, exact) for pair in zip(*way))
     forward, backward = (max((largest_error(*pair) for pair in zip(*way)), default=0) for way in zip(found, exact))
-    record: dict[str, Any] = {"forward": _short(forward), "backward": _short(backward)}
     few = max(forward, backward) <= FEW
-    record["verdict"] = "one rounding" if each <= ONE else "a few roundings" if few else "more"
-    record["variants"] = variants(case, plain, low, values, heads, exact, found)
+    verdict = "one rounding" if each <= ONE else "a few roundings" if few else "more"
+    yield {"forward": _short(forward), "backward": _short(backward), "verdict": verdict}
     try:
         emulated = run(_low(case, "cpu"), case, mx.cpu(), values, heads)
+        apart = (largest_error(*pair) for way in zip(found, emulated) for pair in zip(*way))
+        yield {"emulated": _short(max(apart, default=0.0))}
     except mx.MXNetError:
-        return record
-    apart = (largest_error(*pair) for way in zip(found, emulated) for pair in zip(*way))
-    return {**record, "emulated": _short(max(apart, default=0.0))}
+        pass  # mxmp emulates no such kernel
+    known: dict[str, Any] = {}
+    for variant in variants(case, plain, low, values, heads, exact, found):
+        known.update(variant)
+        yield {"variants": known}
+    yield {"variants": known}
 
 
 def _low(case: Case, device: str) -> Graph:

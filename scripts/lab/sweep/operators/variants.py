@@ -43,34 +43,33 @@ def run(
     return [out.astype("float32").asnumpy() for out in outputs], [g.astype("float32").asnumpy() for g in grads.values()]
 
 
-def variants(case: Case, plain: Graph, low: Graph, values: Arrays, heads: Arrays, exact: Any, found: Any) -> dict:
-    """Return largest errors in units in the last place of each array's largest value.
+def variants(
+    case: Case, plain: Graph, low: Graph, values: Arrays, heads: Arrays, exact: Any, found: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield largest errors in units in the last place of each array's largest value.
 
-    ``add``: of gradients that the operator's float16 kernel adds to an array, from the rounded sum. ``fused``: how far
-    the graph with casts is from ``found`` where MXNet may fuse it. ``safe``: forward and backward from ``exact`` with
+    ``fused``: how far the graph with casts is from ``found`` where MXNet may fuse it. ``add``: of gradients that the
+    operator's float16 kernel adds to an array, from the rounded sum. ``safe``: forward and backward from ``exact`` with
     ``MXNET_SAFE_ACCUMULATION``, where that changes a bit of the kernel's. What MXNet refuses is left out.
     """
-    record: dict[str, Any] = {}
     with _refusals(), _environment("MXNET_USE_FUSION", "1"):
-        record["fused"] = _apart(run(low, case, mx.gpu(), values, heads), found)
+        yield {"fused": _apart(run(low, case, mx.gpu(), values, heads), found)}
     dtypes = _native(plain, case)
     if dtypes is None:
-        return record
+        return
     with _refusals():
         written = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes)
-        with _refusals():
-            rng = np.random.RandomState(9)
-            start = [rng.normal(0, 1, grad.shape).astype("float16").astype("float32") for grad in written[1]]
-            added = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes, start=start)[1]
-            with np.errstate(over="ignore", invalid="ignore"):
-                sums = [(s + g).astype("float16").astype("float32") for s, g in zip(start, written[1])]
-            if start:
-                record["add"] = _apart(([], added), ([], sums))
         with _refusals(), _environment("MXNET_SAFE_ACCUMULATION", "1"):
             safe = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes)
             if _apart(safe, written):
-                record["safe"] = [_apart((way, []), (wanted, [])) for way, wanted in zip(safe, exact)]
-    return record
+                yield {"safe": [_apart((way, []), (wanted, [])) for way, wanted in zip(safe, exact)]}
+        rng = np.random.RandomState(9)
+        start = [rng.normal(0, 1, grad.shape).astype("float16").astype("float32") for grad in written[1]]
+        if start:
+            added = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes, start=start)[1]
+            with np.errstate(over="ignore", invalid="ignore"):
+                sums = [(s + g).astype("float16").astype("float32") for s, g in zip(start, written[1])]
+            yield {"add": _apart(([], added), ([], sums))}
 
 
 def _native(plain: Graph, case: Case) -> dict[str, Any] | None:
