@@ -35,9 +35,9 @@ _LAYOUT = "__layout__"
 UNKNOWN: Mapping[str, Any] = MappingProxyType({})
 
 
-# MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more. This
-# is half of it.
-_ADDED_IN_PLACE = 4
+# MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more
+# (src/executor/graph_executor.cc: AggregateGradient). Half of it where later workarounds may add readers: on a CPU.
+_ADDED_IN_PLACE = {"cpu": 4, "gpu": 8}
 
 
 class InsertedCast(NamedTuple):
@@ -90,7 +90,7 @@ class LowGraph:
     def may_be_added_to(self, entry: Entry, readers: int) -> bool:
         """Return whether MXNet may add one reader's gradient of ``entry`` to what its array holds already."""
         requested = self.grad_req.get(entry.node.name, "add") if entry.node.is_variable else "write"
-        return requested == "add" or readers >= _ADDED_IN_PLACE
+        return requested == "add" or readers >= _ADDED_IN_PLACE[self.planned.plan.device]
 
 
 def insert_casts(
