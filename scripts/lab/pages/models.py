@@ -53,7 +53,7 @@ def age(models: dict[str, Any]) -> str:
     if new == len(models):
         return ""
     return (
-        f"**{new} of {len(models)} models, with one of each family among them, are measured anew.** The others\n"
+        f"**{new} of {len(models)} models, with one of each family among them, are of this version's code.** The others\n"
         "are older: since then casts moved right around BatchNorm in float16, and the emulation keeps in FP32\n"
         "what a GPU keeps there (`batch_dot`, `take` and others)."
     )
@@ -192,7 +192,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         "Signal-to-noise ratio against FP32 on a CPU, a dot for each model\n"
         "Perfect kernels: FP32 kernels, and only what matrix operators read and write is rounded.\n"
-        "Grey band: within 3 dB of them; above it mxmp is better. float16 is emulated, and of an older version.",
+        "Grey band: within 3 dB of them; above it mxmp is better. float16 is emulated.",
         fontsize=10,
     )
     for column, dtype in enumerate(DTYPES):
