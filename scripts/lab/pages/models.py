@@ -53,7 +53,7 @@ def age(models: dict[str, Any]) -> str:
     if new == len(models):
         return ""
     return (
-        f"**{new} of {len(models)} models, with one of each family among them, are of this version's code.** The others\n"
+        f"**{new} of {len(models)} models, with one of each family among them, are measured anew.** The others\n"
         "are older: since then casts moved right around BatchNorm in float16, and the emulation keeps in FP32\n"
         "what a GPU keeps there (`batch_dot`, `take` and others)."
     )
