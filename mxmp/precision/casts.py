@@ -36,7 +36,8 @@ UNKNOWN: Mapping[str, Any] = MappingProxyType({})
 
 
 # MXNet adds the gradients of a tensor's readers in place if there are MXNET_EXEC_INPLACE_GRAD_SUM_CAP (8) or more
-# (src/executor/graph_executor.cc: AggregateGradient). Half of it where later workarounds may add readers: on a CPU.
+# (src/executor/graph_executor.cc: AggregateGradient). On a CPU half of it, to be safe; on a GPU that would
+# copy an Inception's feature maps.
 _ADDED_IN_PLACE = {"cpu": 4, "gpu": 8}
 
 

@@ -34,20 +34,16 @@ static void generate(D d, float *theta, float *grid, int backward) {
                     }
             }
 }
-void grid_forward(D d, P theta_, P grid_) {
+static void computed(D d, P from_, P to_, int backward) {
     Descriptor theta = theta_of(d), grid = grid_of(d);
-    float *from = take(&theta, theta_), *to = zeros(count_of(&grid));
-    generate(d, from, to, 0);
-    give(&grid, grid_, to, NULL, NULL);
+    const Descriptor *read = backward ? &grid : &theta, *written = backward ? &theta : &grid;
+    float *from = take(read, from_), *to = zeros(count_of(written));
+    generate(d, backward ? to : from, backward ? from : to, backward);
+    give(written, to_, to, NULL, NULL);
     free(from);
 }
-void grid_backward(D d, P dgrid_, P dtheta_) {
-    Descriptor theta = theta_of(d), grid = grid_of(d);
-    float *from = take(&grid, dgrid_), *to = zeros(count_of(&theta));
-    generate(d, to, from, 1);
-    give(&theta, dtheta_, to, NULL, NULL);
-    free(from);
-}
+void grid_forward(D d, P theta_, P grid_) { computed(d, theta_, grid_, 0); }
+void grid_backward(D d, P dgrid_, P dtheta_) { computed(d, dgrid_, dtheta_, 1); }
 
 // Results y of x; or, from the gradients dy, those of x and of the grid.
 static void sample(D x, D y, const float *values, const float *grid, float *results, const float *dy, float *dx,

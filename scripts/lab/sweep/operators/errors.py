@@ -51,6 +51,11 @@ def largest_error(value: np.ndarray, wanted: np.ndarray, unit: float | np.ndarra
     return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0))
 
 
+def short(error: float) -> float:
+    """Return an error as the results keep it: three digits, and no infinity."""
+    return float(f"{min(error, 1e9):.3g}")
+
+
 class Errors:
     """Errors in ulps, gathered over tensors of one case."""
 

@@ -25,9 +25,9 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
 from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
 from sweep.operators.case import CASES, Case, as_read, digest, is_allowed
-from sweep.operators.errors import FEW, ONE, largest_error, ulp
+from sweep.operators.errors import FEW, ONE, largest_error, short, ulp
 from sweep.operators.measure import reason_of
-from sweep.operators.variants import run, variants
+from sweep.operators.variants import apart, run, variants
 
 RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
 _SECONDS = 120
@@ -120,11 +120,10 @@ def _parts(case: Case) -> Iterator[dict[str, Any]]:
     forward, backward = (max((largest_error(*pair) for pair in zip(*way)), default=0) for way in zip(found, exact))
     few = max(forward, backward) <= FEW
     verdict = "one rounding" if each <= ONE else "a few roundings" if few else "more"
-    yield {"forward": _short(forward), "backward": _short(backward), "verdict": verdict}
+    yield {"forward": short(forward), "backward": short(backward), "verdict": verdict}
     try:
         emulated = run(_low(case, "cpu"), case, mx.cpu(), values, heads)
-        apart = (largest_error(*pair) for way in zip(found, emulated) for pair in zip(*way))
-        yield {"emulated": _short(max(apart, default=0.0))}
+        yield {"emulated": apart(found, emulated)}
     except mx.MXNetError:
         pass  # mxmp emulates no such kernel
     known: dict[str, Any] = {}
@@ -137,7 +136,3 @@ def _parts(case: Case) -> Iterator[dict[str, Any]]:
 def _low(case: Case, device: str) -> Graph:
     policy = Policy("float16", params="float32", norm="compute")
     return low_graph(case.graph(), Plan(policy, device, {"op": Decision(case.op, True, "computed")}), device)[0]
-
-
-def _short(error: float) -> float:
-    return float(f"{min(error, 1e9):.3g}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 
 import mxnet as mx
 import numpy as np
 
 from mxmp.precision.graph import Graph
 from sweep.operators.case import Case
-from sweep.operators.errors import largest_error
+from sweep.operators.errors import largest_error, short
 
-Arrays = "list[np.ndarray]"
+Arrays = List[np.ndarray]
 
 
 def run(
@@ -53,7 +53,7 @@ def variants(
     ``MXNET_SAFE_ACCUMULATION``, where that changes a bit of the kernel's. What MXNet refuses is left out.
     """
     with _refusals(), _environment("MXNET_USE_FUSION", "1"):
-        yield {"fused": _apart(run(low, case, mx.gpu(), values, heads), found)}
+        yield {"fused": apart(run(low, case, mx.gpu(), values, heads), found)}
     dtypes = _native(plain, case)
     if dtypes is None:
         return
@@ -61,15 +61,15 @@ def variants(
         written = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes)
         with _refusals(), _environment("MXNET_SAFE_ACCUMULATION", "1"):
             safe = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes)
-            if _apart(safe, written):
-                yield {"safe": [_apart((way, []), (wanted, [])) for way, wanted in zip(safe, exact)]}
+            if apart(safe, written):
+                yield {"safe": [apart((way, []), (wanted, [])) for way, wanted in zip(safe, exact)]}
         rng = np.random.RandomState(9)
         start = [rng.normal(0, 1, grad.shape).astype("float16").astype("float32") for grad in written[1]]
         if start:
             added = run(plain, case, mx.gpu(), values, heads, dtypes=dtypes, start=start)[1]
             with np.errstate(over="ignore", invalid="ignore"):
                 sums = [(s + g).astype("float16").astype("float32") for s, g in zip(start, written[1])]
-            yield {"add": _apart(([], added), ([], sums))}
+            yield {"add": apart(([], added), ([], sums))}
 
 
 def _native(plain: Graph, case: Case) -> dict[str, Any] | None:
@@ -107,6 +107,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _apart(found: Any, wanted: Any) -> float:
-    errors = (largest_error(*pair) for way in zip(found, wanted) for pair in zip(*way))
-    return float(f"{min(max(errors, default=0.0), 1e9):.3g}")
+def apart(found: Any, wanted: Any) -> float:
+    """Return the largest error of outputs and gradients, from those that are wanted."""
+    return short(max((largest_error(*pair) for way in zip(found, wanted) for pair in zip(*way)), default=0.0))
