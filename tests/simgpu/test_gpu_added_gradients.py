@@ -87,3 +87,23 @@ def test_one_of_many_readers_overwrites_no_other_s_gradient(op, monkeypatch):
         found.append(data.grad.asnumpy())
     assert np.isfinite(found[0]).all()
     np.testing.assert_allclose(*found, rtol=1e-2, atol=1e-2 * np.abs(found[1]).max())
+
+
+def added_to(symbol: mx.sym.Symbol, start: float, **shapes: Any) -> np.ndarray:
+    """The gradient of x, added to ``start``; the operator itself is FP32."""
+    side = S.FullyConnected(S.var("data"), num_hidden=3, no_bias=True, name="side")
+    cast = mxmp.cast_symbol(S.Group([symbol, side]), mxmp.Policy("float16", exclude=("alone",)), ctx=GPU)
+    requests = {name: "add" if name == "x" else "null" for name in cast.list_arguments()}
+    executor = cast.simple_bind(GPU, data=(2, 4), grad_req=requests, **shapes)
+    executor.grad_dict["x"][:] = start
+    executor.backward([mx.nd.ones(o.shape, ctx=GPU, dtype=o.dtype) for o in executor.forward(is_train=True)])
+    return executor.grad_dict["x"].asnumpy()
+
+
+def test_a_dropout_adds_to_what_is_there():
+    assert set(added_to(S.Dropout(S.var("x"), p=0.5, name="alone"), 5, x=(8, 8)).ravel()) == {5.0, 7.0}
+
+
+def test_a_recurrent_layer_runs_where_mxnet_refuses_to_add():
+    layer = S.RNN(S.var("x"), S.var("w"), S.var("h"), mode="gru", state_size=4, num_layers=1, name="alone")
+    assert (added_to(layer, 5, x=(3, 2, 5), w=(3 * 4 * 11,), h=(1, 2, 4)) == 5).all()  # zero weights, zero gradient
