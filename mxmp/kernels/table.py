@@ -327,6 +327,18 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         rewrite=unwritten.train_slopes_apart,
         devices=("cpu", "gpu"),
     ),
+    Workaround(
+        name="gradients_of_others",
+        dtypes=_ALL,
+        effect="wrong",
+        fault="the backward of hard_sigmoid writes its result over the gradient that it reads, even if another "
+        "operator reads that one next: the gradient of hard_sigmoid(x) + x is 0.4, not 1.2",
+        source="MXNet 1.9.1, src/operator/tensor/elemwise_unary_op_basic.cc: FInplaceIdentity of "
+        "_backward_hard_sigmoid",
+        test=f"{_TESTS}/test_fit.py::test_a_hard_sigmoid_keeps_the_gradient_that_another_operator_reads",
+        rewrite=unwritten.keep_gradients_of_others,
+        devices=("cpu", "gpu"),
+    ),
     # -- on a GPU -----------------------------------------------------------------------------------
     Workaround(
         name="fp32_inside_the_kernel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
-from ..precision.casts import FULL, PASSED, LowGraph, inserted, replace_heads, source_of
+from ..precision.casts import FULL, PASSED, LowGraph, inserted, is_ours, replace_heads, source_of
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
 from .inserting import beside
@@ -123,6 +123,22 @@ def _with_slopes(node: Node) -> Entry:
     own = op(node.op, "trained", op("BlockGrad", "frozen_data", x), slopes, act_type="prelu")
     node.rewire(1, op("BlockGrad", "frozen_slopes", slopes))
     return op("elemwise_add", "sum", Entry(node), zero_with_gradient(own, op))
+
+
+def keep_gradients_of_others(fitted: LowGraph) -> list[Node]:
+    """Multiply by 1 what operators return whose backward writes over its gradient, if others may read that one, too."""
+    if not fitted.has_gradients:
+        return []
+    readers = fitted.graph.consumers()
+
+    def is_shared(node: Node) -> bool:
+        # The backward of a cast to another dtype makes a gradient that no other operator reads.
+        return not all(is_ours(user) and user.op in ("Cast", "amp_cast") for user, _ in readers.get(Entry(node), ()))
+
+    nodes = [node for node in fitted.graph.nodes() if node.op == "hard_sigmoid" and is_shared(node)]
+    made = fitted.graph.insert_behind(nodes, lambda node: beside(node)("_mul_scalar", "alone", Entry(node), scalar=1))
+    replace_heads(fitted.graph, made)
+    return nodes
 
 
 def zero_unassigned_regions(fitted: LowGraph) -> list[Node]:

@@ -107,3 +107,17 @@ def test_a_dropout_adds_to_what_is_there():
 def test_a_recurrent_layer_runs_where_mxnet_refuses_to_add():
     layer = S.RNN(S.var("x"), S.var("w"), S.var("h"), mode="gru", state_size=4, num_layers=1, name="alone")
     assert (added_to(layer, 5, x=(3, 2, 5), w=(3 * 4 * 11,), h=(1, 2, 4)) == 5).all()  # zero weights, zero gradient
+
+
+@pytest.mark.parametrize("convert", [True, False])
+def test_a_hard_sigmoid_writes_over_the_gradient_of_a_residual_only_in_mxnets_own_graph(convert):
+    weight = np.random.RandomState(0).normal(0, 1, (6, 6)).astype("float16")
+    x = S.FullyConnected(S.var("x"), S.var("w"), num_hidden=6, no_bias=True, name="fc")
+    symbol = S.hard_sigmoid(x) + x
+    symbol = mxmp.cast_symbol(symbol, "float16", ctx=GPU) if convert else symbol
+    executor = symbol.simple_bind(GPU, x=(2, 6), w=(6, 6))
+    executor.arg_dict["x"][:] = 0  # so the slope is 0.2 everywhere
+    executor.arg_dict["w"][:] = weight
+    executor.backward([mx.nd.ones(o.shape, ctx=GPU, dtype=o.dtype) for o in executor.forward(is_train=True)])
+    slope = 1.2 if convert else 0.4
+    np.testing.assert_allclose(executor.grad_dict["x"].asnumpy()[0], slope * weight.sum(axis=0), rtol=2e-3, atol=2e-3)
