@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..precision.graph import TYPE_CODES, Graph, inferred
+from ..precision.graph import TYPE_CODES, Graph, Node, inferred
 from ..step.gradients import is_finite
 
 # Operators whose inputs after the first are parameters; and those whose inputs at some positions are.
@@ -40,11 +40,12 @@ def check_parameters(
         if key[:3] != kinds[name]:
             what = "an auxiliary state" if kinds[name] == "aux" else "an argument"
             raise ValueError(f"{name} is {what} of the symbol: expected '{kinds[name]}:{name}', got {key!r}")
-    needed = {name for name, kind in kinds.items() if kind == "aux"} | set(_parameter_names(symbol))
+    nodes = Graph.from_symbol(symbol).nodes()
+    needed = {name for name, kind in kinds.items() if kind == "aux"} | set(_parameter_names(nodes))
     missing = sorted(needed - set(saved) - set(shapes))
     if missing:
         raise ValueError(f"it lacks {', '.join(missing[:5])}")
-    wrong = [_first_mismatch(sizes, saved) for sizes in _expected_sizes(symbol, saved, shapes)]
+    wrong = [_first_mismatch(sizes, saved) for sizes in _expected_sizes(symbol, nodes, saved, shapes)]
     if wrong and all(wrong):
         raise ValueError(wrong[-1])
     return bool(wrong)
@@ -86,9 +87,9 @@ def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[s
     return found
 
 
-def _parameter_names(symbol: mx.sym.Symbol) -> Iterator[str]:
+def _parameter_names(nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the names of variables that a checkpoint must have: weights, gammas, running means and the like."""
-    for node in Graph.from_symbol(symbol).nodes():
+    for node in nodes:
         for position, entry in enumerate(node.inputs):
             if entry.node.is_variable and (
                 position in _AT.get(node.op, ()) or (position > 0 and node.op in _AFTER_DATA)
@@ -101,7 +102,10 @@ _Sizes = Mapping[str, "list[tuple[int, int]]"]
 
 
 def _expected_sizes(
-    symbol: mx.sym.Symbol, saved: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+    symbol: mx.sym.Symbol,
+    nodes: Sequence[Node],
+    saved: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> Iterator[_Sizes]:
     """Yield, for each trial of input shapes, a pair of sizes per axis of each parameter: for a small and a large input.
     ``{"fc_weight": [(10, 10), (576, 1088)]}``: the number of columns depends on the input, so it may be any. Without
@@ -110,9 +114,7 @@ def _expected_sizes(
     if shapes:
         trials = [(shapes, shapes)]
     else:
-        groups = 1
-        for node in Graph.from_symbol(symbol).nodes():
-            groups = max(groups, int(node.attrs.get("num_group", "1")))
+        groups = max((int(node.attrs.get("num_group", "1")) for node in nodes), default=1)
         small, large = ([groups * 64 * (each + axis) for axis in range(_MOST_AXES)] for each in (8, 16))
         trials = [
             ({inputs[0]: tuple(small[:axes])}, {inputs[0]: tuple(large[:axes])})

@@ -16,7 +16,6 @@ from support import gpu_model
 from support.options import parse
 from support.pages import show
 from support.results import ROOT, read
-from sweep.gpu_times import RESULTS
 
 from checks.gpu_acceptance import SIZES
 
@@ -31,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not found:
         raise SystemExit(f"error: {args.file} holds no results; bash scripts/gpu_acceptance.sh writes it on a GPU")
     gpu = args.gpu or named(found["machine"].get("device", ""), found["machine"].get("memory", ""))
-    rows = list(compared(found, read(RESULTS), gpu))
+    rows = list(compared(found, read(gpu_model.RECORDS), gpu))
     print(f"{found['machine'].get('device', 'a GPU')}, modelled as {gpu_model.MODELLED[gpu].name}")
     show("timed | variant | measured ms | modelled ms | modelled time, of the measured", map(cells, rows))
     ratios = [modelled / taken for *_, taken, modelled in rows if taken and modelled]

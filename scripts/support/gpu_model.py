@@ -10,7 +10,9 @@ from statistics import median
 from typing import Any, Iterable, NamedTuple
 
 from mxmp.diagnose.advising.gpus import GPUS, Gpu
+from support.results import DOCS
 
+RECORDS = DOCS / "gpu-times.json"  # the work of steps: "sweep gpu-times"
 LATENCY = 5e-6  # seconds of a launch or call, assumed
 # Measured on a V100 (SXM2, 16 GB) by clpeak with loads of 4 bytes: 767.48 GB/s of 900 (its README, see SOURCES).
 BANDWIDTH = 767.48 / 900
@@ -119,8 +121,13 @@ def fit(records: dict[str, Any], latency: float = LATENCY) -> Reached:
     return reached
 
 
-def summary(records: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return what the model says: the shares, each published figure beside it, and seconds of well-known networks.
+def times(work: Iterable[list], reached: Reached) -> dict[str, float]:
+    """Return a step's modelled seconds on a V100 and on an A100, to four digits."""
+    return {gpu: float(f"{seconds(work, GPUS[gpu], reached):.4g}") for gpu in ("v100", "a100")}
+
+
+def summary(records: dict[str, Any]) -> dict[str, Any]:
+    """Return what the model says: the shares, and each published figure beside it.
 
     ``bound``: the largest share of a record's bytes that is an upper bound, for kernels that no rule knows. ``median
     by latency``: of the modelled times over the published ones, fitted with another latency.
@@ -137,15 +144,6 @@ def summary(records: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
         }
         for each in PUBLISHED
     ]
-    times = {
-        name: {
-            variant: {gpu: float(f"{seconds(work, GPUS[gpu], reached):.4g}") for gpu in ("v100", "a100")}
-            for variant, work in records[name].items()
-            if isinstance(work, list)
-        }
-        for name in known
-        if name in records
-    }
     works = [work for variants in records.values() for work in variants.values() if isinstance(work, list)]
     shares = {name: round(getattr(reached, name), 4) for name in ("bandwidth", "float32", "tensor")}
     medians = {f"{1e6 * each:.0f} µs": round(median(errors(records, each)), 4) for each in (0.0, 2 * LATENCY)}
@@ -154,7 +152,6 @@ def summary(records: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
         "bound": round(max(map(bound, works)), 4),
         "median by latency": medians,
         "published": published,
-        "known": times,
     }
 
 

@@ -13,6 +13,7 @@ from statistics import geometric_mean, median
 import pytest
 from parity import run as parity_run
 from parity.families import FAMILIES
+from simgpu import drawn
 from support.results import DOCS, ROOT, read
 from sweep import simulated_gpu
 from sweep.gpu_graphs import SAFE_SUMS
@@ -180,6 +181,10 @@ def of_the_model_of_a_gpu():
     published = read(DOCS / "gpu-model.json")["published"]
     errors = [each["of published"] for each in published if not each["fitted"]]
     yield "README.md", f"gives {min(errors):.2f} to {max(errors):.2f} of {len(errors)} others that were published"
+    networks = gpu_graphs.recorded(read(DOCS / "gpu-graphs.json"))
+    speeds = [gpu_graphs.speedups(networks, "float16", gpu) for gpu in ("v100", "a100")]
+    fast = "{:.1f} times FP32's speed on a V100 and {:.1f} on an A100".format(*map(median, speeds))
+    yield "README.md", f"has float16 at {fast}, in the median of {len(speeds[0])} networks"
 
 
 def of_models():
@@ -217,21 +222,19 @@ def of_simulated_gpu():
 
 def of_drawn_graphs():
     found = read(ROOT / "tests/simgpu/drawn.json")
-    assert set(found) == {"graphs", "agrees", "ill-conditioned", "ends its process"}  # none differs or fails
-    graphs, agree, ill, ends = (
-        found["graphs"],
-        found["agrees"],
-        len(found["ill-conditioned"]),
-        found["ends its process"],
-    )
-    assert graphs == agree + ill + len(ends)
+    assert set(found) == {"graphs", "agrees", *drawn.EXPLAINED}  # none differs or fails
+    graphs, agree = found["graphs"], found["agrees"]
+    ill, rounded, ends = (len(found[reason]) for reason in drawn.EXPLAINED)
+    assert graphs == agree + ill + rounded + ends
     table, page = "tests/simgpu/README.md", "docs/emulated-float16.md"
     yield table, f"Of {graphs:,} drawn graphs of about ten operators"
     yield table, f"| {agree:,} | agree to two units"
     yield table, f"| {ill:,} | do not, and change"
-    yield table, f"| {len(ends)} | end their process on the CPU, in plain FP32 too ({', '.join(map(str, ends))}) |"
+    yield table, f"| {rounded} | do not, and change within a factor of four as much where the gradients"
+    yield table, f"| {ends} | end their process on the CPU, in plain FP32 too"
     yield page, f"of {graphs:,} graphs {agree:,} agree to two units in the last place, {ill:,} are so ill-conditioned"
-    yield page, f"and {len(ends)} end their process, in plain FP32 too"
+    yield page, f"{rounded} show a rounding that a GPU has more"
+    yield page, f"and {ends} end their process, in plain FP32 too"
 
 
 TITLES = ("FP32, CPU", "FP32, CPU, without oneDNN", "FP32, simulated GPU", "float16, CPU, emulated",

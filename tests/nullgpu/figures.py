@@ -34,8 +34,19 @@ STEPS = 3
 OTHERS: dict[str, Callable[[], Case]] = {"bert_4_base": lambda: bert(4, 768, 12, 48, 128, 30522)}
 
 
-def figures(case: Case, how: str) -> dict[str, Any]:
-    """The counts of one step; ``how`` is one of ``VARIANTS`` or another policy. Needs a fresh process.
+def recorded_step(case: Case, how: str) -> tuple[Record, Record]:
+    """Forward and backward, and the trainer's step; ``how``: one of ``VARIANTS`` or a policy. Needs a fresh process."""
+    training = Training(case, how, static_alloc=True, static_shape=True)
+    for _ in range(STEPS):
+        with recording() as passes:
+            training.forward_backward()
+        with recording() as step:
+            training.step()
+    return passes, step
+
+
+def figures(passes: Record, step: Record) -> dict[str, Any]:
+    """The counts of a recorded step.
 
     Returns
     -------
@@ -46,12 +57,6 @@ def figures(case: Case, how: str) -> dict[str, Any]:
         ``library_calls``: all, matrix calls among them. ``casts``, ``bytes_cast``: kernels that do nothing but cast,
         and what they read and write. ``fused_casts``: kernels in which the fusion has joined a cast with others.
     """
-    training = Training(case, how, static_alloc=True, static_shape=True)
-    for _ in range(STEPS):
-        with recording() as passes:
-            training.forward_backward()
-        with recording() as step:
-            training.step()
     return {
         "peak_bytes": peak_bytes(),
         "launches": len(passes.launches),
@@ -96,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL)
             case = resized({**CASES, **FAMILIES, **OTHERS}[name](), args.batch, args.size)
-            print(json.dumps(figures(case, args.how[0])))
+            print(json.dumps(figures(*recorded_step(case, args.how[0]))))
             return
         found = {how: apart(name, how, args) for how in args.how}
         if args.json:

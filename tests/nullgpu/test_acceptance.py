@@ -9,8 +9,8 @@ import mxnet as mx
 import pytest
 from bench import gpu_parts
 from checks import gpu_acceptance, gpu_model
+from support.gpu_model import RECORDS
 from support.results import read
-from sweep.gpu_times import RESULTS
 
 from .record import recording
 from .work import work
@@ -60,7 +60,7 @@ def test_a_fused_chain_is_fewer_kernels_than_one_that_is_not(dtype):
 
 @pytest.mark.parametrize("name", [*named("BatchNorm", "float16"), *named("convolution", "groups", "float16")])
 def test_the_models_records_are_of_the_parts_as_they_are(name):
-    assert work(calls(name)) == read(RESULTS)[f"part: {name}"]["call"]
+    assert work(calls(name)) == read(RECORDS)[f"part: {name}"]["call"]
 
 
 PHOTOGRAPHS = """

@@ -14,7 +14,7 @@ import mxmp
 from mxmp.precision.graph import Graph
 
 from .checks import no_tensor_cores, plain_float16_sums, sums_in_float16, updates, wrong_matrix_calls
-from .figures import figures
+from .figures import figures, recorded_step
 from .networks import FAMILIES
 from .record import Event, overflow, peak_bytes, recording
 from .test_operators import CASES, COPY, emitted, run
@@ -120,7 +120,7 @@ def test_the_peak_of_memory_is_what_was_held_at_once():
 
 
 def test_figures_of_a_step_tell_float16_from_fp32():
-    found = figures(FAMILIES["dcgan.discriminator"](), "float16-fast")
+    found = figures(*recorded_step(FAMILIES["dcgan.discriminator"](), "float16-fast"))
     assert set(found["matrix_calls"]) == {"f16, sums f32, TENSOR_OP"}
     assert found["peak_bytes"] > 0
     assert 0 < found["bytes_cast"] < found["peak_bytes"]

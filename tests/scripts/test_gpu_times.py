@@ -49,7 +49,7 @@ def test_channels_last_has_no_transposes():
 
 
 def test_the_fitted_figures_are_met_and_no_other_is_fitted():
-    records = read(sweep.RESULTS)
+    records = read(model.RECORDS)
     reached = model.fit(records)
     for published in model.FITTED.values():
         assert model.modelled(published, records, reached) * published.rate == pytest.approx(published.batch, rel=1e-3)
@@ -60,11 +60,11 @@ def test_the_fitted_figures_are_met_and_no_other_is_fitted():
 def test_the_models_file_is_made_of_the_records():
     """Made again, it is what the page shows."""
     kept = json.loads((DOCS / "gpu-model.json").read_text(encoding="utf-8"))
-    assert model.summary(read(sweep.RESULTS), sweep.KNOWN) == kept
+    assert model.summary(read(model.RECORDS)) == kept
 
 
 def test_every_record_that_the_page_needs_is_there():
-    records = read(sweep.RESULTS)
+    records = read(model.RECORDS)
     for name, variants in sweep.wanted().items():
         assert records[name].keys() >= set(variants), name
 
@@ -81,9 +81,10 @@ def test_a_sweep_records_only_what_is_lacking(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "in_a_process", process)
     monkeypatch.setattr(sweep, "prepare_processes", lambda: None)
     path = tmp_path / "times.json"
-    sweep.main(["vgg16", "--results", str(path)])
-    assert asked == [("vgg16", variant) for variant in sweep.VARIANTS]
-    assert read(path)["vgg16"]["float32"] == [["memory", 0, 8, 1]]
-    assert read(path)["vgg16"]["float16"] == {"error": "the process ended by SIGKILL"}
-    sweep.main(["vgg16", "--results", str(path)])
-    assert len(asked) == len(sweep.VARIANTS)
+    name = "timed: resnet50"
+    sweep.main([name, "--results", str(path)])
+    assert asked == [(name, variant) for variant in sweep.wanted()[name]]
+    assert read(path)[name]["float32"] == [["memory", 0, 8, 1]]
+    assert read(path)[name]["float16"] == {"error": "the process ended by SIGKILL"}
+    sweep.main([name, "--results", str(path)])
+    assert len(asked) == len(sweep.wanted()[name])

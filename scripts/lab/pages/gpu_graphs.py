@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterable, Iterator
 
 from support import gpu_model
 from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import DOCS, read, write
-from sweep import gpu_times
 from sweep.gpu_graphs import RESULTS, SAFE_SUMS, VARIANTS, names
-from sweep.gpu_times import KNOWN
 
+KNOWN = {
+    "resnet50_v1b": "ResNet-50",
+    "vgg16": "VGG-16",
+    "mobilenetv2_1.0": "MobileNetV2",
+    "mobilenetv3_large": "MobileNetV3",
+    "densenet121": "DenseNet-121",
+    "inceptionv3": "Inception v3",
+    "resnext50_32x4d": "ResNeXt-50",
+    "se_resnet50_v1": "SE-ResNet-50",
+    "alexnet": "AlexNet",
+    "squeezenet1.0": "SqueezeNet",
+    "ssd_300_vgg16_atrous_voc": "SSD-300",
+    "bert_12_768_12": "BERT-base",
+    "standard_lstm_lm_650": "LSTM language model",
+}
 LABELS = {  # label and colour (Okabe and Ito's)
     "float32": ("FP32", "#999999"),
     "contrib.amp": ("`mxnet.contrib.amp`", "#000000"),
@@ -22,21 +35,22 @@ LABELS = {  # label and colour (Okabe and Ito's)
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
     SAFE_SUMS: ("mxmp, `float16-fast`, safe sums", "#009E73"),
 }
-HEAD = "peak, GB | launches | step | GB cast"
-TIMES = "modelled ms, V100 | modelled ms, A100"
+HEAD = "modelled ms, V100 | modelled ms, A100 | peak, GB | launches | step | GB cast"
 PUBLISHED = (
     "network | batch | GPU | precision | published, a second | modelled, a second | modelled time, of the published"
 )
+GPUS = {"v100": "V100", "a100": "A100"}
 TENSOR_CORES = "f16, sums f32, TENSOR_OP"
 Figures = Dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
-    results, model = read(RESULTS), gpu_model.summary(read(gpu_times.RESULTS), KNOWN)
+    results, model = read(RESULTS), gpu_model.summary(read(gpu_model.RECORDS))
     write(DOCS / "gpu-model.json", model)
     (DOCS / "gpu-graphs.md").write_text(page(results, model), encoding="utf-8")
     picture(results, DOCS / "gpu-graphs.png")
+    picture_of_times(results, DOCS / "gpu-times.png")
 
 
 def page(results: dict[str, Any], model: dict[str, Any]) -> str:
@@ -49,9 +63,9 @@ def page(results: dict[str, Any], model: dict[str, Any]) -> str:
         missing=f"The record is not complete: {lacking} of {len(names())} names have no result yet." * bool(lacking),
         complete=len(complete(networks)),
         summary=table(f"| {' | '.join(labels)}", summary(networks)),
-        known=table(
-            f"network | | {TIMES} | {HEAD} | library calls | on Tensor Cores | casts", known(networks, model["known"])
-        ),
+        times=table(f"GPU | | {' | '.join(labels[1:])}", times(networks)),
+        as_one_trains=len(complete(as_one_trains(networks))),
+        known=table(f"network | | {HEAD} | library calls | on Tensor Cores | casts", known(networks)),
         **model_parts(model),
         variants=" / ".join(labels),
         kinds="\n\n".join(kinds(networks)),
@@ -67,6 +81,28 @@ def complete(networks: dict[str, Any]) -> list[Figures]:
     """Return the variants' figures of each network that has figures of all."""
     found = [each["variants"] for each in networks.values()]
     return [each for each in found if all("launches" in each.get(variant, {}) for variant in VARIANTS)]
+
+
+def as_one_trains(networks: dict[str, Any]) -> dict[str, Any]:
+    """Return the networks whose batch is one that people train with."""
+    return {name: found for name, found in networks.items() if found["batch"] != "small"}
+
+
+def speedups(networks: dict[str, Any], variant: str, gpu: str) -> list[float]:
+    """Return FP32's modelled time over the variant's, the least first, of networks at a batch as one trains with."""
+    found = complete(as_one_trains(networks))
+    return sorted(each["float32"]["seconds"][gpu] / each[variant]["seconds"][gpu] for each in found)
+
+
+def times(networks: dict[str, Any]) -> Iterator[list[str]]:
+    for gpu, title in GPUS.items():
+        found = {variant: speedups(networks, variant, gpu) for variant in VARIANTS[1:]}
+        middle = [f"{median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})" for each in found.values()]
+        yield [title, "FP32's time over the variant's: median, range", *middle]
+        yield ["", "faster than FP32", *(f"{sum(one > 1 for one in each)} of {len(each)}" for each in found.values())]
+        each_one = complete(as_one_trains(networks))
+        faster = [sum(one[v]["seconds"][gpu] < one[VARIANTS[1]]["seconds"][gpu] for one in each_one) for v in VARIANTS]
+        yield ["", "faster than `mxnet.contrib.amp`", "", *(f"{count} of {len(each_one)}" for count in faster[2:])]
 
 
 def model_parts(model: dict[str, Any]) -> dict[str, str]:
@@ -112,8 +148,9 @@ def number(value: float) -> str:
 def cells(figures: Figures) -> list[str]:
     """Return what both tables have of one variant."""
     if "error" in figures:
-        return ["-"] * 4
+        return ["-"] * 6
     return [
+        *(number(1e3 * figures["seconds"][gpu]) for gpu in GPUS),
         number(figures["peak_bytes"] / 1e9),
         str(figures["launches"]),
         str(figures["step_launches"]),
@@ -149,7 +186,7 @@ def summary(networks: dict[str, Any]) -> Iterator[list[str]]:
         yield [label, "", *(f"{count} of {len(found)}" for count in numbers)]
 
 
-def known(networks: dict[str, Any], modelled: dict[str, Any]) -> Iterator[list[str]]:
+def known(networks: dict[str, Any]) -> Iterator[list[str]]:
     for name in filter(networks.get, KNOWN):
         for variant in VARIANTS:
             figures = networks[name]["variants"].get(variant, {"error": "not recorded"})
@@ -158,9 +195,7 @@ def known(networks: dict[str, Any], modelled: dict[str, Any]) -> Iterator[list[s
             if "error" not in figures:
                 share = f"{100 * tensor_core_share(figures):.0f} %"
                 calls = [str(figures["library_calls"]), share, str(figures["casts"])]
-            seconds = modelled.get(name, {}).get(variant, {})
-            times = [number(1e3 * seconds[gpu]) if gpu in seconds else "-" for gpu in ("v100", "a100")]
-            yield [title, LABELS[variant][0], *times, *cells(figures), *calls]
+            yield [title, LABELS[variant][0], *cells(figures), *calls]
 
 
 def kinds(networks: dict[str, Any]) -> Iterator[str]:
@@ -205,13 +240,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
     left.set_yticklabels([f"{KNOWN[name]}, {size(networks[name])}" for name in shown])
     left.set_title("Well-known networks, with their batch", fontsize=11)
     left.grid(alpha=0.3, axis="x")
-    large = complete({name: found for name, found in networks.items() if found["batch"] != "small"})
+    large = complete(as_one_trains(networks))
     for variant in VARIANTS[1:]:
-        label, color = LABELS[variant]
         shares = sorted(each[variant]["peak_bytes"] / each["float32"]["peak_bytes"] for each in large)
-        percent = [100 * (i + 0.5) / len(shares) for i in range(len(shares))]
-        width = {"float16": 7.5, "float16-fast": 4.5}.get(variant, 2)  # each lies on the one before
-        right.plot(percent, shares, color=color, label=label.replace("`", ""), linewidth=width)
+        line(right, variant, shares)
     right.axhline(1, color=LABELS["float32"][1], linewidth=2.2)
     right.set(xlim=(0, 100), ylim=(0, None), xlabel="% of the networks that need at most this much")
     right.set_ylabel("peak memory, as a fraction of FP32's (less is better)")
@@ -223,6 +255,36 @@ def picture(results: dict[str, Any], path: Path) -> None:
         fontsize=12,
     )
     figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5)
-    for axes in (left, right):
+    save(figure, (left, right), path)
+
+
+def picture_of_times(results: dict[str, Any], path: Path) -> None:
+    """Draw how many times as fast as FP32 each network is by the model, sorted, on either GPU."""
+    networks = recorded(results)
+    figure, axes = subplots(1, len(GPUS), figsize=(12.5, 5), layout="constrained", sharey=True)
+    for each, (gpu, title) in zip(axes, GPUS.items()):
+        for variant in VARIANTS[1:]:
+            line(each, variant, speedups(networks, variant, gpu))
+        each.axhline(1, color=LABELS["float32"][1], linewidth=2.2)
+        each.set(xlim=(0, 100), ylim=(0, None), xlabel="% of the networks that are at most this fast")
+        each.set_title(title, fontsize=11)
+        each.grid(alpha=0.3)
+    axes[0].set_ylabel("modelled speed of a training step, FP32 is 1")
+    count = len(complete(as_one_trains(networks)))
+    figure.suptitle(f"A model of the time of {count} networks, each at a batch that people train with: no GPU ran")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=4)
+    save(figure, axes, path)
+
+
+def line(axes: Any, variant: str, values: list[float]) -> None:
+    """Draw sorted ``values``, one for each network."""
+    label, color = LABELS[variant]
+    width = {"float16": 7.5, "float16-fast": 4.5}.get(variant, 2)  # each lies on the one before
+    percent = [100 * (i + 0.5) / len(values) for i in range(len(values))]
+    axes.plot(percent, values, color=color, label=label.replace("`", ""), linewidth=width)
+
+
+def save(figure: Any, panels: Iterable[Any], path: Path) -> None:
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

@@ -4,8 +4,9 @@
 
 MXNet's CUDA build runs on libraries that record every call and compute nothing. Each network and variant is trained
 for three steps in a process of its own, at a batch as one trains with or, if memory ends, a quarter of it; the third
-step is recorded (``tests/nullgpu/figures.py``). A network that FP32 cannot run is a result, and so is what a variant
-raises. A sweep that was ended goes on.
+step is recorded (``tests/nullgpu/figures.py``) and its time modelled (``support/gpu_model.py``). A network that FP32
+cannot run is a result, and so is what a variant raises. A sweep that was ended goes on; ``--again mxmp`` records anew
+what an older tree of ``mxmp/`` asked for.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from support import gpu_model
 from support.processes import silence
-from support.results import DOCS
+from support.results import DOCS, read, tree
 
 from sweep.models import Run, sweep_zoo
 
 RESULTS = DOCS / "gpu-graphs.json"
 # In the last variant softmax and LayerNorm read and write float16, as MXNET_SAFE_ACCUMULATION lets them sum in FP32.
 SAFE_SUMS = "float16-fast, safe sums"
-VARIANTS = ["float32", "contrib.amp", "float16", "float16-fast", SAFE_SUMS]
+OURS = ["float16", "float16-fast", SAFE_SUMS]
+VARIANTS = ["float32", "contrib.amp", *OURS]
 NO_NETWORK = re.compile(r"(nlp|rnn|nn|flow|contrib|np)\.|batch_dot$|.*_int8$")
 # The batches that are tried, from the largest, as shares of one as one trains with; None: the catalogue's own inputs.
 BATCHES = {"large": 1.0, "medium": 0.25, "small": None}
@@ -40,7 +43,7 @@ SIZES = {
 def main(arguments: list[str] | None = None) -> None:
     # One operation after the other, so that the peak of memory is the same each time. MXNet reads it when imported.
     os.environ["MXNET_ENGINE_TYPE"] = "NaiveEngine"
-    sweep_zoo(__doc__, arguments, RESULTS, lambda result, again: lacking(result or {}, again), record, names)
+    sweep_zoo(__doc__, arguments, RESULTS, lambda result, again: lacking(result or {}, again), record, names, ("mxmp",))
 
 
 def names() -> list[str]:
@@ -55,6 +58,8 @@ def lacking(result: dict[str, Any], again: str | None) -> list[str]:
     variants = result.get("variants", {})
     if again == "all":
         return VARIANTS
+    if again == "mxmp" and result.get("mxmp") != tree():
+        return [] if "error" in result else [name for name in VARIANTS if name not in variants or name in OURS]
     if again == "failed":
         return [name for name in VARIANTS if "error" in variants.get(name, {"error": ""})]
     return [] if "error" in result else [name for name in VARIANTS if name not in variants]
@@ -62,9 +67,11 @@ def lacking(result: dict[str, Any], again: str | None) -> list[str]:
 
 def record(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
     """Return the figures of one network: those of ``before``, and those of each variant that it lacks."""
-    found = {key: before[key] for key in ("kind", "batch", "inputs") if key in before}
-    variants = dict(before.get("variants", {}))
-    for variant in lacking(before, again):
+    found = {key: before[key] for key in ("kind", "batch", "inputs", "mxmp") if key in before}
+    variants, todo = dict(before.get("variants", {})), lacking(before, again)
+    if {*OURS} <= {*todo}:
+        found["mxmp"] = tree()
+    for variant in todo:
         for batch in BATCHES if "batch" not in found else [found["batch"]]:
             sent, ended = run(worker, name, variant, batch)
             if "figures" in sent:
@@ -81,7 +88,8 @@ def worker(pipe: Connection, gib: float, name: str, variant: str, batch: str) ->
     silence()
     if variant == SAFE_SUMS:
         os.environ["MXNET_SAFE_ACCUMULATION"] = "1"
-    from nullgpu.figures import figures
+    from nullgpu.figures import figures, recorded_step
+    from nullgpu.work import work
     from zoo.catalogue import CASES
     from zoo.running import cause
 
@@ -91,7 +99,9 @@ def worker(pipe: Connection, gib: float, name: str, variant: str, batch: str) ->
             case = enlarged(case, BATCHES[batch])
         shapes = [list(x.shape) for x in flat((case.train_inputs or case.inputs)())]
         pipe.send(("network", {"kind": case.kind, "batch": batch, "inputs": shapes}))
-        pipe.send(("figures", figures(case, variant.partition(",")[0])))
+        passes, step = recorded_step(case, variant.partition(",")[0])
+        seconds = gpu_model.times(work(passes.events + step.events), gpu_model.fit(read(gpu_model.RECORDS)))
+        pipe.send(("figures", {**figures(passes, step), "seconds": seconds}))
     except Exception as error:  # what a network or contrib.amp cannot do is a result
         pipe.send(("error", cause(error)))
 

@@ -2,8 +2,8 @@
 
     bash scripts/nullgpu.sh python scripts/dev.py sweep gpu-times
 
-The well-known networks of docs/gpu-graphs.md are recorded at that page's batch, others at the batches of what has been
-published (``support/gpu_model.py``), and what ``scripts/gpu_acceptance.sh`` times. A sweep that was ended goes on.
+Networks are recorded at the batches of what has been published (``support/gpu_model.py``), and as
+``scripts/gpu_acceptance.sh`` times them. ``sweep gpu-graphs`` models all others. A sweep that was ended goes on.
 """
 
 from __future__ import annotations
@@ -16,30 +16,13 @@ from typing import Any, Callable
 
 from bench import gpu_parts
 from checks import gpu_acceptance
-from support.gpu_model import PART, PUBLISHED, TIMED, key
+from support.gpu_model import PART, PUBLISHED, RECORDS, TIMED, key
 from support.options import parse
 from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, chosen, in_parallel, read, write
+from support.results import chosen, in_parallel, read, write
 
-from sweep.gpu_graphs import BATCHES, SAFE_SUMS, VARIANTS, enlarged
-from sweep.gpu_graphs import RESULTS as GRAPHS
+from sweep.gpu_graphs import SAFE_SUMS, enlarged
 
-RESULTS = DOCS / "gpu-times.json"
-KNOWN = {
-    "resnet50_v1b": "ResNet-50",
-    "vgg16": "VGG-16",
-    "mobilenetv2_1.0": "MobileNetV2",
-    "mobilenetv3_large": "MobileNetV3",
-    "densenet121": "DenseNet-121",
-    "inceptionv3": "Inception v3",
-    "resnext50_32x4d": "ResNeXt-50",
-    "se_resnet50_v1": "SE-ResNet-50",
-    "alexnet": "AlexNet",
-    "squeezenet1.0": "SqueezeNet",
-    "ssd_300_vgg16_atrous_voc": "SSD-300",
-    "bert_12_768_12": "BERT-base",
-    "standard_lstm_lm_650": "LSTM language model",
-}
 STEPS = 3
 
 
@@ -49,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse(
         *(__doc__, arguments, "names"),
         names=([str], "records by name or pattern (default: all)"),
-        results=RESULTS,
+        results=RECORDS,
         again=(False, "record what is there again"),
         seconds=(900.0, "limit of time of a process"),
     )
@@ -71,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def wanted() -> dict[str, list[str]]:
-    """Return the variants to record, by "network" at the batch of gpu-graphs.json, "network, batch", and what is timed.
+    """Return the variants to record, by "network, batch" and what is timed.
 
     The last are "timed: network" and "part: name", for the networks and parts of the acceptance run.
     """
@@ -81,7 +64,7 @@ def wanted() -> dict[str, list[str]]:
         variants += [published.variant] * (published.variant not in variants)
     timed = {f"{TIMED}{name}": gpu_acceptance.VARIANTS for name in gpu_acceptance.SIZES}
     parts = {f"{PART}{name}": ["call"] for name in gpu_parts.parts()}
-    return {**names, **dict.fromkeys(KNOWN, VARIANTS), **timed, **parts}
+    return {**names, **timed, **parts}
 
 
 def worker(pipe: Connection, name: str, variant: str) -> None:
@@ -140,8 +123,7 @@ def case(name: str) -> Any:
     from nullgpu.networks import bert
     from zoo.catalogue import CASES
 
-    network, _, batch = name.partition(", ")
+    network, batch = name.split(", ")
     if network == "bert_base":
         return bert(12, 768, 12, int(batch), 128, 30522)
-    share = int(batch) / 128 if batch else BATCHES[read(GRAPHS)[network]["batch"]]
-    return enlarged(CASES[network](), share) if share else CASES[network]()
+    return enlarged(CASES[network](), int(batch) / 128)
