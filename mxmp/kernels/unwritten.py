@@ -18,28 +18,32 @@ _WRITTEN_TOGETHER = {
     "_contrib_interleaved_matmul_encdec_qk": (0, 1),
 }
 _PRELU = ("LeakyReLU", "_npx_leaky_relu")
-# From an operator to how many of its inputs, from the first on, get a gradient that MXNet's kernel writes over what the
-# gradient array holds, or adds wrongly to it, though it is to add. MXNet refuses to run ``_np_moveaxis`` there.
-_CANNOT_ADD = {
+# From an operator to the positions of inputs whose gradient MXNet's kernel writes over what the array holds, or adds
+# wrongly to it, though it is to add (it refuses to run ``_np_moveaxis``). All other operators were tried, and add:
+# tests/kernels/test_gradients_in_graphs.py.
+_CANNOT_ADD: dict[str, Sequence[int]] = {
     **dict.fromkeys(
-        ("clip", "mean", "moments", "reverse", "_split_v2", "_np_cumsum", "Crop", "_contrib_boolean_mask"), 1
+        ("clip", "mean", "moments", "reverse", "_split_v2", "_np_cumsum", "Crop", "_contrib_boolean_mask"), (0,)
     ),
-    **dict.fromkeys(
-        ("_npi_mean", "_npi_flip", "_npi_rot90", "_npi_hsplit", "_npi_dsplit", "_npi_diff", "_np_moveaxis"), 1
-    ),
-    **dict.fromkeys(("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput"), 1),
-    **dict.fromkeys(("MAERegressionOutput", "SVMOutput", "_linalg_inverse", "_linalg_gelqf"), 1),
-    **dict.fromkeys(("_linalg_gemm2", "_npi_tensordot", "_npi_solve"), 2),
-    **dict.fromkeys(("SpatialTransformer", "_contrib_DeformableConvolution"), 2),
-    **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), 2),
-    **dict.fromkeys(("_linalg_gemm", "_npi_where"), 3),
+    **dict.fromkeys(("_npi_mean", "_npi_flip", "_npi_rot90", "_npi_hsplit", "_npi_dsplit", "_npi_diff"), (0,)),
+    **dict.fromkeys(("_np_moveaxis", "_np_trace", "_npi_tensorinv"), (0,)),
+    **dict.fromkeys(("_linalg_inverse", "_linalg_gelqf", "_linalg_syevd", "_linalg_trmm"), (0,)),
+    **dict.fromkeys(("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput"), (0,)),
+    **dict.fromkeys(("MAERegressionOutput", "SVMOutput"), (0,)),
+    **dict.fromkeys(("_linalg_gemm2", "_linalg_trsm", "_npi_tensordot", "_npi_solve"), (0, 1)),
+    **dict.fromkeys(("SpatialTransformer", "_contrib_DeformableConvolution"), (0, 1)),
+    **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), (0, 1)),
+    **dict.fromkeys(("_linalg_gemm", "_npi_where"), (0, 1, 2)),
 }
-# cuDNN's calls get a beta of 0 whatever is requested (src/operator/nn/cudnn/cudnn_activation-inl.h and others); RNN
-# refuses to run, and the constant Pad and Correlation have kernels of their own (pad.cu, correlation.cu).
-_CANNOT_ADD_ON_A_GPU = {
+# cuDNN's calls get a beta of 0 whatever is requested (src/operator/nn/cudnn/cudnn_activation-inl.h and others). RNN
+# refuses to add to the gradients of its data and states. The constant Pad, Correlation and index_copy have kernels of
+# their own (pad.cu, correlation.cu, index_copy.cu).
+_CANNOT_ADD_ON_A_GPU: dict[str, Sequence[int]] = {
     **_CANNOT_ADD,
-    **dict.fromkeys(("Activation", "Pooling", "LRN", "SoftmaxActivation", "Dropout", "RNN", "Pad"), 1),
-    "Correlation": 2,
+    **dict.fromkeys(("Activation", "Pooling", "LRN", "SoftmaxActivation", "Dropout", "Pad"), (0,)),
+    "Correlation": (0, 1),
+    "_contrib_index_copy": (0, 2),
+    "RNN": (0, 2, 3),
 }
 
 
@@ -89,13 +93,13 @@ def copy_before_kernels_that_cannot_add(fitted: LowGraph) -> list[Node]:
     """Let operators whose kernels cannot add read copies where MXNet may add to a gradient; return these operators."""
     if not fitted.has_gradients:
         return []
-    counts = _CANNOT_ADD_ON_A_GPU if fitted.planned.plan.device == "gpu" else _CANNOT_ADD
+    positions = _CANNOT_ADD_ON_A_GPU if fitted.planned.plan.device == "gpu" else _CANNOT_ADD
     readers = fitted.graph.consumers()
     added = [
         (node, position)
         for node in fitted.graph.nodes()
-        for position, entry in enumerate(node.inputs[: counts.get(node.op, 0)])
-        if fitted.may_be_added_to(entry, len(readers[entry]))
+        for position, entry in enumerate(node.inputs)
+        if position in positions.get(node.op, ()) and fitted.may_be_added_to(entry, len(readers[entry]))
     ]
     return _copy_inputs(added, "added")
 
