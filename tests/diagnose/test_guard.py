@@ -110,6 +110,16 @@ def test_a_gradient_counts_at_a_low_scale_only(door, policy):
 
 
 @pytest.mark.parametrize("door", DOORS)
+def test_gradients_that_are_large_everywhere_do_not_count_at_a_low_scale_either(door):
+    """At 8 one overflows, and at 4 none: the scale is the cure, and no layer in FP32."""
+    run = Run(door, three(), "float16", mxmp.DynamicLossScaler(init_scale=8.0), factor=3e4, learning_rate=1e-9)
+    with guard(*run.target, patience=1, low_scale=8.0) as guarded:
+        assert [run.step(0) for _ in range(3)] == [True, False, False]
+    assert not guarded.overflows
+    assert not guarded.moved
+
+
+@pytest.mark.parametrize("door", DOORS)
 def test_what_fp32_cannot_compute_moves_nothing_and_the_error_comes_as_ever(door):
     layers = [dense("first", 8, 6), ("root", lambda ops, x: ops.sqrt(x, name="root")), dense("last", 4, 8)]
     run = Run(door, values(Chain(*layers)))

@@ -474,6 +474,13 @@ def test_a_pooling_window_wholly_in_padding_gives_the_lowest_float16_and_no_nan(
     assert (got[0, :, 1, 1] == -65504).all()
 
 
+def test_an_average_of_windows_that_leave_the_image_may_be_below_the_lowest_float16():
+    first = S.Convolution(S.var("data"), kernel=(1, 1), num_filter=1, no_bias=True, name="first")
+    pool = S.Pooling(first, kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full", name="pool")
+    values = {"data": np.full((1, 1, 3, 3), -6e4, "float32"), "first_weight": np.full((1, 1, 1, 1), 2, "float32")}
+    assert np.isneginf(by_symbol(mxmp.cast_symbol(pool, ctx=mx.cpu()), values).outputs[0]).all()
+
+
 def matrix_inputs(symbol: mx.sym.Symbol) -> set[str | None]:
     """Dtypes that casts give to the inputs of matrix operators; None for an input that is no cast."""
     every = nodes(symbol)

@@ -61,6 +61,19 @@ def trained(policy: str, monkeypatch: pytest.MonkeyPatch, reverse: bool) -> list
     return [param.data().asnumpy() for param in net.collect_params().values()] + [net(data).asnumpy()]
 
 
+def test_a_training_s_graph_has_the_order_and_an_inference_s_has_not(monkeypatch):
+    ordered = []
+    monkeypatch.setattr("mxmp.gluon.graphs.write_gradients_early", ordered.append)
+    net = gluon.nn.Dense(4, in_units=8)
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    net(mx.nd.ones((2, 8)))
+    assert not ordered
+    with autograd.record():
+        net(mx.nd.ones((2, 8)))
+    assert len(ordered) == 1
+
+
 @pytest.mark.parametrize("policy", ["bfloat16", "float16", "float16,params=float16"])
 def test_the_order_changes_no_bit_of_training(policy, monkeypatch):
     assert_same(trained(policy, monkeypatch, True), trained(policy, monkeypatch, False))

@@ -21,7 +21,7 @@ from mxmp.pipeline import low_graph
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.plan import Decision
+from mxmp.precision.plan import Decision, renamed
 
 POLICIES = [Policy(), Policy(params="float16", norm="compute"), Policy("bfloat16", exclude=["c2", "none"])]
 
@@ -72,6 +72,13 @@ def test_a_plan_of_another_process_gives_the_same_graph_byte_for_byte(tmp_path):
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=tmp_path, env=env, check=True)
     low = mxmp.cast_symbol(symbol, Plan.load(tmp_path / "plan.json"))
     assert text(low) == (tmp_path / "low.json").read_text()
+
+
+def test_a_plan_of_which_two_operators_would_have_one_name_keeps_its_names():
+    plan = plan_of(small())
+    both = {"a_fc": plan.decisions["c1"], "b_fc": plan.decisions["c2"]}
+    assert renamed(replace(plan, decisions=both, blocks=("a_",)), ("c_",)).decisions.keys() == {"c_fc", "b_fc"}
+    assert renamed(replace(plan, decisions=both, blocks=("a_",)), ("b_",)).decisions == both
 
 
 def test_the_file_is_for_people_one_operator_a_line(tmp_path):

@@ -127,6 +127,7 @@ def test_a_worker_of_several_that_keeps_its_gradients_to_itself_is_told(door, va
         door("device")
     door(None)
     door(mx.kv.create("device"))
+    assert stores.open_store("dist_sync") == "dist_sync"
 
 
 def test_distributed_stores_are_told_from_those_within_a_process():
