@@ -180,6 +180,8 @@ def test_running_statistics_that_a_forward_in_training_mode_changes_are_used(sym
     answer(module)
     for each in (module, plain):
         each.forward(batch(), is_train=True)
+    by_statistics_of_the_batch = [each.get_outputs()[0].asnumpy() for each in (module, plain)]
+    assert ratio(*by_statistics_of_the_batch) > 90
     assert ratio(answer(module), answer(plain)) > 90
     assert fused(module)
 
