@@ -26,6 +26,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench environment": ("bench.environment", "times FP32 steps by OpenMP threads, how they wait, and data workers"),
     "bench after-tune": ("bench.after_tune", "times a network before and after its process calls mxmp.tune"),
     "bench host": ("bench.host", "counts the operators of a step and times the thread that pushes them"),
+    "bench trees": ("bench.trees", "times first calls and steps on the host by this mxmp and by another commit's"),
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
     "bench gpu-parts": ("bench.gpu_parts", "times layouts and MXNet's fusion on a GPU"),
     "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
