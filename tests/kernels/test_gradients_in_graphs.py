@@ -1,4 +1,5 @@
-"""Each operator's gradient where a graph asks for more: added to an array, or of a result that a residual reads, too.
+"""Each operator's gradient where a graph asks for more: added to an array, between others in memory that MXNet may use
+again, or of a result that a residual reads, too.
 
 The operators are FP32, in a graph of mxmp's, against MXNet's own gradient where nothing else is asked for. Where there
 is a GPU they run on it: bash scripts/simgpu.sh tests/kernels/test_gradients_in_graphs.py
@@ -74,6 +75,7 @@ for _kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
     add("Activation", DATA, act_type=_kind)
 for _kind in ("leaky", "elu", "selu", "gelu"):
     add("LeakyReLU", DATA, act_type=_kind)
+add("LeakyReLU", IMAGES, (4,), act_type="prelu")
 add("ElementWiseSum", DATA, DATA, num_args=2)
 add("where", (np.arange(12).reshape(DATA) % 2).astype("float32"), DATA, DATA)
 
@@ -210,29 +212,31 @@ def drawn(case: Case) -> dict[str, np.ndarray]:
     return found
 
 
-def graph(case: Case, residual: str) -> Graph:
-    """The operator; ``residual``: where a sum of its result and of a variable has it, "first", "second" or ""."""
+def graph(case: Case, place: str = "") -> Graph:
+    """The operator; ``place``: "inside", between others, or where a sum of it and of a variable has it: "first"."""
 
     def once(entry: Entry, name: str) -> Entry:
-        """Its backward makes a new gradient, so that MXNet may keep no array of the caller's."""
+        """Its result and its gradient have arrays that are none of the caller's."""
         return Entry(Node("_mul_scalar", name, {"scalar": "1.0"}, [entry]))
 
     given = [Entry(Node("null", f"in{number}")) for number in range(len(case.inputs))]
+    if place == "inside":
+        given = [once(e, f"{e.node.name}_once") if isinstance(i, tuple) else e for e, i in zip(given, case.inputs)]
     states = [Entry(Node("null", f"state{number}")) for number in range(case.states)]
     node, heads = Node(case.op, "op", dict(case.attrs), [*given, *states]), []
     for number in range(case.outputs):
         head = Entry(node, number)
-        if residual:
+        if place in ("first", "second"):
             other = once(Entry(Node("null", f"beside{number}")), f"beside{number}_once")
-            read = [head, other] if residual == "first" else [other, head]
-            head = once(Entry(Node("elemwise_add", f"sum{number}", {}, read)), f"sum{number}_once")
-        heads.append(head)
+            read = [head, other] if place == "first" else [other, head]
+            head = Entry(Node("elemwise_add", f"sum{number}", {}, read))
+        heads.append(once(head, f"out{number}_once") if place else head)
     return Graph(heads, {"mxnet_version": ["int", 10901]})
 
 
-def gradients(case: Case, *, ours: bool, residual: str = "", start: float | None = None) -> dict[str, np.ndarray]:
+def gradients(case: Case, *, ours: bool, place: str = "", start: float | None = None) -> dict[str, np.ndarray]:
     """By name; added to arrays of ``start``, if one is given."""
-    symbol = graph(case, residual).to_symbol()
+    symbol = graph(case, place).to_symbol()
     if ours:
         side = mx.sym.FullyConnected(mx.sym.var("side"), num_hidden=3, no_bias=True, name="low")
         policy = mxmp.Policy("float16", params="float32", exclude=("op",))
@@ -254,7 +258,7 @@ def gradients(case: Case, *, ours: bool, residual: str = "", start: float | None
 
 def heads_of(case: Case) -> dict[str, np.ndarray]:
     """What each output's gradient is, and so that of what is added to it."""
-    symbol, rng = graph(case, "").to_symbol(), np.random.RandomState(1)
+    symbol, rng = graph(case).to_symbol(), np.random.RandomState(1)
     shapes = symbol.infer_shape(**{name: value.shape for name, value in drawn(case).items()})[1]
     return {f"beside{number}": rng.normal(0, 1, shape).astype("float32") for number, shape in enumerate(shapes)}
 
@@ -278,13 +282,13 @@ def test_a_gradient_is_added_and_shared_as_it_should_be(case):
     with mx.util.np_shape(case.op.startswith("_np")):
         want = gradients(case, ours=False)
         added = gradients(case, ours=True, start=3.0)
-        shared = {way: gradients(case, ours=True, residual=way) for way in ("first", "second")}
+        placed = {place: gradients(case, ours=True, place=place) for place in ("inside", "first", "second")}
         heads = heads_of(case)
     for name, grad in want.items():
         near = {"rtol": 1e-3, "atol": 1e-4 * max(np.abs(grad).max(), 1)}
         np.testing.assert_allclose(added[name], 3 + grad, **near, err_msg=f"added, {name}")
-        for way, found in shared.items():
-            np.testing.assert_allclose(found[name], grad, **near, err_msg=f"a residual, {way}: {name}")
-    for way, found in shared.items():
-        for name, head in heads.items():
-            np.testing.assert_allclose(found[name], head, rtol=1e-5, err_msg=f"a residual, {way}: {name}")
+        for place, found in placed.items():
+            np.testing.assert_allclose(found[name], grad, **near, err_msg=f"{place}, {name}")
+    for name, head in heads.items():
+        for place in ("first", "second"):
+            np.testing.assert_allclose(placed[place][name], head, rtol=1e-5, err_msg=f"{place}, {name}")
