@@ -27,6 +27,7 @@ size_t count_of(const Descriptor *d);
 float *take(const Descriptor *d, const void *data);
 // Data is alpha * values + beta * data, rounded once; frees the values.
 void give(const Descriptor *d, void *data, float *values, const void *alpha, const void *beta);
+float *room(size_t count);  // not set
 float *zeros(size_t count);
 
 // Row-major c[m][n] += a[m][k] b[k][n] in FP32, with any distance between a's and b's rows and columns.

@@ -41,14 +41,13 @@ static void set_one(void *data, int dtype, size_t i, float value) {
         ((double *)data)[i] = value;
 }
 
-float *zeros(size_t count) {
-    float *found = aligned_alloc(64, (count * sizeof *found + 127) / 64 * 64);
-    return memset(found, 0, count * sizeof *found);
-}
+float *room(size_t count) { return aligned_alloc(64, (count * sizeof(float) + 127) / 64 * 64); }
+
+float *zeros(size_t count) { return memset(room(count), 0, count * sizeof(float)); }
 
 float *take(const Descriptor *d, const void *data) {
     size_t count = count_of(d), i = 0;
-    float *found = aligned_alloc(64, (count * sizeof *found + 127) / 64 * 64);
+    float *found = room(count);
     if (!contiguous(d)) {
         for (; i < count; i++) found[i] = one_of(data, d->dtype, place(d, i));
     } else if (d->dtype == F32) {

@@ -41,7 +41,7 @@ static void pack(float *to, int width, int count, int depth, const float *from, 
 void multiply(int m, int n, int k, const float *a, long a_row, long a_column, const float *b, long b_row,
               long b_column, float *c, long c_row) {
     int wide = (n + COLUMNS - 1) / COLUMNS * COLUMNS;
-    float *packed_b = zeros((size_t)wide * DEPTH), *packed_a = zeros(HEIGHT * DEPTH);
+    float *packed_b = room((size_t)wide * DEPTH), *packed_a = room(HEIGHT * DEPTH);
     for (int p = 0; p < k; p += DEPTH) {
         int depth = k - p < DEPTH ? k - p : DEPTH;
         pack(packed_b, COLUMNS, n, depth, b + p * b_row, b_column, b_row);
@@ -78,21 +78,16 @@ static Shape shape_of(D x, D w, D y, D how) {
 
 static long volume(const int *sides) { return (long)sides[0] * sides[1] * sides[2]; }
 
-// One row of outputs: what its windows read at one of their places. ``row`` is the image's, NULL outside of it.
-static void unroll_row(const Shape *v, float *row, int left, float *columns, int back) {
-    int step = v->steps[2], wide = v->in[2], count = v->out[2];
-    int first = left < 0 ? (step - 1 - left) / step : 0, end = wide > left ? (wide - 1 - left) / step + 1 : 0;
-    if (!row || first > count) first = count;
-    if (!row || end < first) end = first;
-    if (end > count) end = count;
-    if (row) row += left;
-    if (back) {
+// One row of outputs: what its windows read at one of their places, of which ``first`` to ``end`` lie in the image.
+static void unroll_row(float *row, int step, int first, int end, float *columns, int count, int back) {
+    if (back && step == 1)
+        for (int q = first; q < end; q++) row[q] += columns[q];
+    else if (back)
         for (int q = first; q < end; q++) row[q * step] += columns[q];
-        return;
-    }
+    if (back) return;
     for (int q = 0; q < first; q++) columns[q] = 0;
-    if (step == 1 && end > first)
-        memcpy(columns + first, row + first, (end - first) * sizeof *columns);
+    if (step == 1)
+        for (int q = first; q < end; q++) columns[q] = row[q];
     else
         for (int q = first; q < end; q++) columns[q] = row[q * step];
     for (int q = end; q < count; q++) columns[q] = 0;
@@ -100,16 +95,23 @@ static void unroll_row(const Shape *v, float *row, int left, float *columns, int
 
 // columns[channels * window][out], from an image or back to its gradient.
 static void unroll(const Shape *v, float *image, float *columns, int back) {
+    int step = v->steps[2], wide = v->in[2], count = v->out[2];
     for (int c = 0; c < v->channels; c++, image += volume(v->in))
         for (int at = 0; at < volume(v->window); at++) {
             int from[3], rest = at;
             for (int k = 2; k >= 0; rest /= v->window[k--])
                 from[k] = rest % v->window[k] * v->dilations[k] - v->pads[k];
+            int left = from[2], first = left < 0 ? (step - 1 - left) / step : 0;
+            int end = wide > left ? (wide - 1 - left) / step + 1 : 0;
+            if (first > count) first = count;
+            if (end > count) end = count;
+            if (end < first) end = first;
             for (int o = 0; o < v->out[0]; o++)
-                for (int p = 0; p < v->out[1]; p++, columns += v->out[2]) {
+                for (int p = 0; p < v->out[1]; p++, columns += count) {
                     int d = o * v->steps[0] + from[0], h = p * v->steps[1] + from[1];
                     int inside = d >= 0 && d < v->in[0] && h >= 0 && h < v->in[1];
-                    unroll_row(v, inside ? image + ((long)d * v->in[1] + h) * v->in[2] : NULL, from[2], columns, back);
+                    float *row = image + ((long)d * v->in[1] + h) * wide + left;
+                    unroll_row(row, step, inside ? first : count, inside ? end : count, columns, count, back);
                 }
         }
 }
