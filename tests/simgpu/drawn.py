@@ -116,18 +116,19 @@ class Drawn:
         mx.random.seed(control)
         policy = mxmp.Policy("float16", params="float32")
         low = self.symbol if full else mxmp.cast_symbol(self.symbol, policy, ctx=ctx)
-        low, values = _changed(low, control, rounded) if control else low, self.values
-        names = low.list_arguments()
-        arguments = {name: mx.nd.array(values[name], ctx=ctx) for name in names}
+        return self.results(_changed(low, control, rounded) if control else low, ctx)
+
+    def results(self, symbol: Any, ctx: mx.Context) -> Arrays:
+        """The same of a Symbol with this one's arguments."""
+        names = symbol.list_arguments()
+        arguments = {name: mx.nd.array(self.values[name], ctx=ctx) for name in names}
         trained = [name for name in names if not name.startswith("index")]
-        gradients = {name: mx.nd.zeros(values[name].shape, ctx=ctx) for name in trained}
-        states = {name: mx.nd.array(values[name], ctx=ctx) for name in low.list_auxiliary_states()}
+        gradients = {name: mx.nd.zeros(self.values[name].shape, ctx=ctx) for name in trained}
+        states = {name: mx.nd.array(self.values[name], ctx=ctx) for name in symbol.list_auxiliary_states()}
         requests = {name: "write" if name in gradients else "null" for name in names}
-        executor = low.bind(ctx, arguments, gradients, requests, states)
+        executor = symbol.bind(ctx, arguments, gradients, requests, states)
         outputs = executor.forward(is_train=True)
-        rng = np.random.RandomState(1)
-        heads = [rng.randn(*out.shape).astype("float16").astype("float32") for out in outputs]
-        executor.backward([mx.nd.array(head, ctx=ctx) for head in heads])
+        executor.backward(heads_for(outputs))
         found = {f"output {i}": out.asnumpy() for i, out in enumerate(outputs)}
         return {**found, **{f"gradient of {name}": gradients[name].asnumpy() for name in trained}}
 
@@ -152,6 +153,13 @@ class Drawn:
         yield "ill-conditioned", self.run(mx.gpu(), full=True), self.run(mx.cpu(), full=True)
         for number in range(1, CONTROLS + 1):
             yield "rounded more often", self.run(mx.cpu(), number, rounded=True), emulated
+
+
+def heads_for(outputs: list) -> list:
+    """The gradients of the outputs: float16 has them."""
+    rng = np.random.RandomState(1)
+    heads = [rng.randn(*out.shape).astype("float16").astype("float32") for out in outputs]
+    return [mx.nd.array(head, ctx=out.context) for head, out in zip(heads, outputs)]
 
 
 def _changed(symbol: Any, seed: int, rounded: bool) -> Any:
