@@ -18,8 +18,15 @@ from ..precision.rule import is_true
 Params = Dict[str, NDArray]
 
 _NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
-# Operators that only move values.
-_MOVES = ("Concat", "Flatten", "Reshape", "SwapAxis", "_copy", "_rnn_param_concat", "expand_dims", "transpose")
+# Operators that only move values, and return no more of them than they read.
+_MOVES = frozenset(
+    [
+        *("Concat", "Flatten", "Reshape", "SliceChannel", "SwapAxis", "_copy", "_rnn_param_concat", "_split_v2"),
+        *("expand_dims", "reverse", "slice", "slice_axis", "squeeze", "stack", "transpose"),
+        *("_np_copy", "_np_moveaxis", "_np_reshape", "_np_squeeze", "_np_transpose", "_npx_reshape"),
+        *("_npi_concatenate", "_npi_flip", "_npi_rnn_param_concat", "_npi_stack", "_npi_swapaxes"),
+    ]
+)
 
 
 def by_kind(symbol: mx.sym.Symbol, params: Params) -> tuple[Params, Params]:

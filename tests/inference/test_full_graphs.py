@@ -12,6 +12,7 @@ from kit.oracle import sqnr
 from mxnet import gluon
 from served_networks import S, conv, filled, forward, networks, preactivation, relu, warmed
 
+import mxmp
 from mxmp.gluon.graphs import traced_call
 from mxmp.precision.graph import Graph
 from mxmp.serving.folding import fold_constants, fold_norms, without_identities
@@ -95,6 +96,25 @@ def one_weight_for_two(x):
 @pytest.mark.parametrize("quantizable", [False, True])
 def test_what_is_read_from_the_middle_of_a_fusion_stays_right(network, quantizable):
     check(network(S.var("data")), quantizable=quantizable)
+
+
+def test_the_weights_that_attention_joins_are_joined_once_and_zero_biases_are_quantized_too():
+    """As in GluonNLP's BERT, which splits them into heads, stacks these and reads the result."""
+    names = ("query", "key", "value")
+    weights = [S.reshape(S.var(f"{name}_weight", shape=(8, 6)), shape=(2, -1, 0), reverse=True) for name in names]
+    biases = [S.reshape(S.var(f"{name}_bias", shape=(8,)), shape=(2, -1), reverse=True) for name in names]
+    weight = S.reshape(S.concat(*weights, dim=-2), shape=(-1, 0), reverse=True)
+    bias = S.reshape(S.stack(*biases, axis=1), shape=(-1,))
+    symbol = S.FullyConnected(S.var("data"), weight, bias, num_hidden=24, flatten=False, name="all")
+    rng = np.random.RandomState(0)
+    values = {f"{name}_weight": mx.nd.array(rng.normal(0, 0.3, (8, 6))) for name in names}
+    values.update({f"{name}_bias": mx.nd.zeros(8) for name in names})
+    graph, folded = fold_constants(Graph.from_symbol(symbol), values)
+    assert [node.op for node in graph.nodes() if not node.is_variable] == ["FullyConnected"]
+    assert {value.shape for value in folded.values()} == {(24, 6), (24,)}
+    data = mx.nd.array(rng.normal(0, 1, (32, 6)))
+    served = mxmp.optimize_for_inference(symbol, [data], arg_params=values, dtypes=("int8",))
+    assert not [note for note in served.report.notes if "is not known" in note]
 
 
 def test_the_vector_that_an_rnn_reads_is_made_once():
