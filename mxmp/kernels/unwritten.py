@@ -130,7 +130,7 @@ def _with_slopes(node: Node) -> Entry:
 
 
 def keep_gradients_of_others(fitted: LowGraph) -> list[Node]:
-    """Multiply by 1 what operators return whose backward writes over its gradient, if others may read that one, too."""
+    """Multiply each hard_sigmoid by 1 if others may read its gradient, over which its backward writes; return these."""
     if not fitted.has_gradients:
         return []
     readers = fitted.graph.consumers()
