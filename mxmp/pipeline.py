@@ -16,8 +16,8 @@ from .kernels.fit import fit_to_device
 from .policy import Policy, as_policy
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide
-from .precision.draft import Options
 from .precision.graph import Graph, Node
+from .precision.operators import Options
 from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 

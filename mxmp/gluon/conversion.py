@@ -20,8 +20,8 @@ from ..pipeline import Conversion, Decider
 from ..policy import Policy
 from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
-from ..precision.draft import SPARSE, SPARSE_GRADIENT
 from ..precision.graph import Graph
+from ..precision.operators import SPARSE, SPARSE_GRADIENT
 from ..precision.plan import NOTHING_LOW, Plan
 from ..step.gradients import Gradient
 from . import _mxnet

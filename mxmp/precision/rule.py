@@ -11,6 +11,18 @@ from typing import Mapping
 
 _FLOAT16_MAX = 65504.0
 _HALF_ULP = 2.0**-11  # float16's rounding of a normal number, relative to it
+# x + 4 has two bits less for x than x has; MobileNetV3's hard swish adds 3.
+_LARGEST_OFFSET = 4.0
+
+
+class Need(enum.IntEnum):
+    """What a reader may need of values, and low precision may take from them: a bit of an int (``needs.py``)."""
+
+    DISTANCE = 1  # to a limit that the values come near: 1 - p, where p is 0.9999
+    SMALL = 2  # the size of values that float16 flushes to zero: a product of probabilities, 1e-9
+    EXACT = 4  # every digit: positions, ids, what is compared
+    ANGLE = 8  # the same, of a phase: 8 bits do not do for features either
+    CANCELS = 16  # what is left where a product and the squares of its factors cancel: a² + b² - 2ab
 
 
 class Kind(enum.Enum):
@@ -25,6 +37,17 @@ class Kind(enum.Enum):
     ALONE = "alone"
 
 
+class Role(enum.Enum):
+    """What an operator computes, where that decides what cancels or accumulates."""
+
+    SUM = "sum"  # of its inputs, or their difference
+    TIMES = "times"  # the product of its inputs, value by value
+    MATRIX = "matrix"  # a product of matrices: a sum of products
+    SQUARE = "square"
+    SCALE = "scale"  # a product with its first ``scalars``
+    OTHER = ""
+
+
 @dataclass(frozen=True)
 class When:
     """An exception to a rule for certain values of one parameter, such as ``act_type="softrelu"``."""
@@ -33,7 +56,7 @@ class When:
     values: tuple[str, ...]  # as in Symbol JSON, which may leave out the default: it must not be among them
     kind: Kind
     reason: str
-    saturates: bool = False
+    makes: int = 0
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
         return attrs.get(self.attr) in self.values
@@ -61,8 +84,13 @@ class Rule:
     # Constants that the kernel casts to the dtype of the data: FP32 where float16 cannot hold one (a mask's -1e18).
     scalars: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()  # those of ``scalars`` that must be exact where FP32 reads the values
-    # The first output comes near a limit, and the distance to it matters: ``sigmoid(9.5)`` is 1 in bfloat16.
-    saturates: bool = False
+    # What low precision takes from the values that it computes, where a reader needs it: ``sigmoid(9.5)`` is 1.
+    makes: int = 0
+    passes: int = 0  # what its values are because its inputs' are, and needed of these if of its values
+    needs: int = 0  # of its inputs, those in ``keep`` too
+    needs_of: tuple[int, ...] = ()  # positions of the inputs of which it ``needs`` that; () for all
+    role: Role = Role.OTHER
+    offsets: tuple[str, ...] = ()  # those of ``scalars`` that are added
     shrinks: bool = False  # the output is smaller than the input, and so a cast of it costs less
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
@@ -75,17 +103,21 @@ class Rule:
                 value = attrs.get(attr)
                 if value is not None and _leaves_float16(value):
                     return Kind.FULL, f"float16 cannot hold the constant {attr}={value}"
+        for attr in self.offsets:
+            if abs(_number(attrs.get(attr, "")) or 0.0) > _LARGEST_OFFSET:
+                return Kind.FULL, f"{compute} has no bits left for what an offset of {attrs[attr]} is added to"
         return self.kind, self.reason
 
-    def loses(self, attrs: Mapping[str, str], compute: str) -> str:
-        """Return what ``compute`` takes from the values of such an operator that an FP32 reader may need, or ``""``."""
+    def made(self, attrs: Mapping[str, str], compute: str) -> int:
+        """Return what ``compute`` takes from the values of such an operator if a reader needs it."""
         exception = next((each for each in self.when if each.holds(attrs)), None)
-        if exception.saturates if exception else self.saturates:
-            return "it comes near a limit, to which its distance matters"
-        rounded = (
-            f"{attr}={attrs[attr]}" for attr in self.limits if attr in attrs and not is_exact(attrs[attr], compute)
-        )
-        return next((f"{compute} does not hold {constant} exactly" for constant in rounded), "")
+        made = exception.makes if exception else self.makes
+        return made | Need.DISTANCE if self.rounded_limit(attrs, compute) else made
+
+    def rounded_limit(self, attrs: Mapping[str, str], compute: str) -> str:
+        """Return a constant of ``limits`` that ``compute`` does not hold, such as ``"a_max=0.9999"``, or ``""``."""
+        given = (attr for attr in self.limits if attr in attrs)
+        return next((f"{attr}={attrs[attr]}" for attr in given if not is_exact(attrs[attr], compute)), "")
 
 
 def is_true(text: str | None) -> bool:

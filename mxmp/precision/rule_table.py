@@ -6,7 +6,7 @@ Aliases have the rows of their operators.
 
 from __future__ import annotations
 
-from .rule import Kind, Rule, When
+from .rule import Kind, Need, Role, Rule, When
 
 # Sources: "Mixed Precision Training" (Micikevicius et al., ICLR 2018) for the division into matrix, pointwise and
 # reducing operators; NVIDIA's mixed-precision guide and ``mxnet.contrib.amp``'s operator lists; issues of apache/mxnet,
@@ -23,6 +23,10 @@ LINEAR_ALGEBRA = """
     _npi_cholesky _npi_svd _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv
     _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
 
+_DISTANCE, _SMALL, _EXACT, _ANGLE = Need.DISTANCE, Need.SMALL, Need.EXACT, Need.ANGLE
+# What values stay, where an operator moves, scales, adds, multiplies or selects them.
+_SIZES = _SMALL | _EXACT | _ANGLE
+_MOVED = _SIZES | _DISTANCE
 _SATURATES = (
     "its values are bounded, and its slope is at most about 1; near its limit rounding takes the distance to it"
 )
@@ -36,12 +40,15 @@ TABLE: tuple[Rule, ...] = (
         """Convolution _npx_convolution Deconvolution _npx_deconvolution
         FullyConnected _npx_fully_connected _sparse_FullyConnected
         dot _sparse_dot batch_dot _npx_batch_dot _np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes""",
+        passes=_SIZES,
+        role=Role.MATRIX,
     ),
     Rule(
         Kind.LOW,
         "it is a matrix product of attention: batched Tensor Core products accumulate in FP32",
         """_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
         _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt""",
+        role=Role.MATRIX,
     ),
     Rule(
         Kind.LOW,
@@ -65,11 +72,13 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "it adds or multiplies many values in the dtype of its data, without an FP32 accumulator",
         "Correlation _npi_einsum khatri_rao col2im",
+        passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "it copies patches; its gradient sums at most one value per position of the kernel",
         "im2col",
+        passes=_MOVED,
     ),
     Rule(
         Kind.FULL,
@@ -87,20 +96,24 @@ TABLE: tuple[Rule, ...] = (
         "it returns its input or zero, so it rounds nothing",
         "relu _sparse_relu _npx_relu",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it changes the sign only, so it rounds nothing",
         "abs _sparse_abs _npi_absolute _npi_abs negative _sparse_negative _npi_negative",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "its values are bounded by its input or by 1, and its slope is bounded",
         "Activation _npx_activation",
+        passes=_MOVED,
         when=(
             When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)), and the exponential needs FP32"),
-            When("act_type", ("sigmoid", "tanh", "softsign"), Kind.FOLLOW, _SATURATES, saturates=True),
+            When("act_type", ("sigmoid",), Kind.FOLLOW, _SATURATES, makes=_DISTANCE | _SMALL),
+            When("act_type", ("tanh", "softsign"), Kind.FOLLOW, _SATURATES, makes=_DISTANCE),
         ),
     ),
     Rule(
@@ -108,6 +121,7 @@ TABLE: tuple[Rule, ...] = (
         "its values are near its input or bounded by it, and gelu's float16 kernel computes in FP32 inside (measured)",
         "LeakyReLU _npx_leaky_relu",
         params=(1,),
+        passes=_MOVED,
         when=(
             When(
                 "act_type",
@@ -120,42 +134,75 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         _SATURATES,
-        """sigmoid _sparse_sigmoid _npx_sigmoid tanh _sparse_tanh _npi_tanh softsign erf _npx_erf
-        arctan _sparse_arctan _npi_arctan""",
-        saturates=True,
+        "sigmoid _sparse_sigmoid _npx_sigmoid",
+        makes=_DISTANCE | _SMALL,
+    ),
+    Rule(
+        Kind.FOLLOW,
+        _SATURATES,
+        "tanh _sparse_tanh _npi_tanh softsign erf _npx_erf arctan _sparse_arctan _npi_arctan",
+        makes=_DISTANCE,
     ),
     Rule(
         Kind.FOLLOW,
         "its values grow slowly, and its slope is at most 1",
         "arcsinh _sparse_arcsinh _npi_arcsinh",
+        passes=_DISTANCE,
     ),
     Rule(
         Kind.FOLLOW,
         "it is a straight line that is cut off below 0 and above 1",
         "hard_sigmoid",
         scalars=("alpha", "beta"),
-        saturates=True,
+        makes=_DISTANCE,
     ),
     Rule(
         Kind.FOLLOW,
         # That sum is about as good as one rounding, up to 300,000 terms (tests/simgpu).
-        "the sum or product of two activations stays near their range (ICLR 2018, 3.3); the gradient of a broadcast "
-        "input is a compensated float16 sum",
+        "the sum of two activations stays near their range (ICLR 2018, 3.3); the gradient of a broadcast input is a "
+        "compensated float16 sum",
         """broadcast_add broadcast_plus _sparse_broadcast_add _sparse_broadcast_plus _npi_add
-        broadcast_sub broadcast_minus _sparse_broadcast_sub _sparse_broadcast_minus _npi_subtract
-        broadcast_mul _sparse_broadcast_mul _npi_multiply""",
+        broadcast_sub broadcast_minus _sparse_broadcast_sub _sparse_broadcast_minus _npi_subtract""",
+        passes=_SIZES,
+        role=Role.SUM,
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "the product of two activations stays near their range (ICLR 2018, 3.3); the gradient of a broadcast input is "
+        "a compensated float16 sum",
+        "broadcast_mul _sparse_broadcast_mul _npi_multiply",
+        makes=_SMALL,
+        passes=_SIZES,
+        role=Role.TIMES,
     ),
     Rule(
         Kind.FOLLOW,
         "it selects one of two values; the gradient of a broadcast input is a compensated float16 sum",
         "broadcast_maximum _npi_maximum broadcast_minimum _npi_minimum",
+        passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
-        "the sum or product of two activations stays near their range (ICLR 2018, 3.3)",
+        "the sum of activations stays near their range (ICLR 2018, 3.3)",
         """elemwise_add _Plus _plus _add _sparse_elemwise_add _grad_add
-        elemwise_sub _Minus _minus _sub _sparse_elemwise_sub elemwise_mul _Mul _mul _sparse_elemwise_mul
-        add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n _npi_diff _npi_ediff1d""",
+        elemwise_sub _Minus _minus _sub _sparse_elemwise_sub
+        add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n""",
+        passes=_SIZES,
+        role=Role.SUM,
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "the difference of two neighbours stays near their range",
+        "_npi_diff _npi_ediff1d",
+        passes=_SIZES,
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "the product of two activations stays near their range (ICLR 2018, 3.3)",
+        "elemwise_mul _Mul _mul _sparse_elemwise_mul",
+        makes=_SMALL,
+        passes=_SIZES,
+        role=Role.TIMES,
     ),
     Rule(
         Kind.FOLLOW,
@@ -167,6 +214,7 @@ TABLE: tuple[Rule, ...] = (
         "it selects one of two values, so it rounds nothing",
         "_maximum _Maximum _minimum _Minimum",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -174,16 +222,27 @@ TABLE: tuple[Rule, ...] = (
         """_mul_scalar _MulScalar _npi_multiply_scalar _div_scalar _DivScalar _npi_true_divide_scalar
         _npi_copysign_scalar _npi_rcopysign_scalar _contrib_gradientmultiplier""",
         scalars=("scalar",),
+        passes=_MOVED,
+        role=Role.SCALE,
     ),
     Rule(
         Kind.FOLLOW,
-        "it adds or limits by a constant; it stays in FP32 where float16 cannot hold the constant, such as a mask's "
-        "-1e18",
+        "it adds a constant; it stays in FP32 where float16 cannot hold the constant, such as a mask's -1e18, or the "
+        "constant is so large that what is added to it would lose its digits",
         """_plus_scalar _PlusScalar _npi_add_scalar _minus_scalar _MinusScalar _npi_subtract_scalar
-        _rminus_scalar _RMinusScalar _npi_rsubtract_scalar
-        _maximum_scalar _MaximumScalar _npi_maximum_scalar _minimum_scalar _MinimumScalar _npi_minimum_scalar""",
+        _rminus_scalar _RMinusScalar _npi_rsubtract_scalar""",
         scalars=("scalar",),
         limits=("scalar",),
+        offsets=("scalar",),
+        passes=_MOVED,
+    ),
+    Rule(
+        Kind.FOLLOW,
+        "it limits by a constant; it stays in FP32 where float16 cannot hold the constant",
+        """_maximum_scalar _MaximumScalar _npi_maximum_scalar _minimum_scalar _MinimumScalar _npi_minimum_scalar""",
+        scalars=("scalar",),
+        limits=("scalar",),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -191,16 +250,19 @@ TABLE: tuple[Rule, ...] = (
         "clip _sparse_clip _npi_clip",
         scalars=("a_min", "a_max"),
         limits=("a_min", "a_max"),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it divides by a constant of modest size",
         "_contrib_div_sqrt_dim radians _sparse_radians _npi_radians",
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it sets random values to zero and multiplies the others by 1/(1-p)",
         "Dropout _npx_dropout",
+        passes=_MOVED,
     ),
     # -- Pointwise, range or slope far from the input's -----------------------------------------------
     Rule(
@@ -208,6 +270,7 @@ TABLE: tuple[Rule, ...] = (
         "exponentials are infinity in float16 above x = 11.1 and zero below x = -17.3 (NVIDIA's FP32 list)",
         """exp _sparse_exp _npi_exp expm1 _sparse_expm1 _npi_expm1 cosh _sparse_cosh _npi_cosh
         sinh _sparse_sinh _npi_sinh _npi_ldexp _npi_ldexp_scalar _npi_rldexp_scalar""",
+        makes=_SMALL,
     ),
     Rule(
         Kind.FULL,
@@ -215,47 +278,84 @@ TABLE: tuple[Rule, ...] = (
         "list)",
         """log _sparse_log _npi_log log10 _sparse_log10 _npi_log10 log1p _sparse_log1p _npi_log1p
         log2 _sparse_log2 _npi_log2""",
+        needs=_SMALL,
+    ),
+    Rule(
+        Kind.FULL,
+        "squares leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
+        "square _sparse_square _npi_square",
+        passes=_EXACT | _ANGLE,
+        role=Role.SQUARE,
     ),
     Rule(
         Kind.FULL,
         "powers leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
-        """square _sparse_square _npi_square _power _Power _npi_power broadcast_power _power_scalar _PowerScalar
-        _npi_power_scalar _rpower_scalar _RPowerScalar _npi_rpower_scalar _contrib_quadratic _npi_polyval
+        "_power_scalar _PowerScalar _npi_power_scalar",
+        makes=_SMALL,
+        passes=_EXACT | _ANGLE,
+        role=Role.SQUARE,
+    ),
+    Rule(
+        Kind.FULL,
+        "powers leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
+        """_power _Power _npi_power broadcast_power _rpower_scalar _RPowerScalar _npi_rpower_scalar
+        _contrib_quadratic _npi_polyval
         _hypot _Hypot _npi_hypot broadcast_hypot _hypot_scalar _HypotScalar _npi_hypot_scalar""",
+        makes=_SMALL,
+        passes=_EXACT | _ANGLE,
     ),
     Rule(
         Kind.FULL,
         "a denominator that underflows in float16 gives infinity, and the gradient divides by a higher power of it",
         """elemwise_div _Div _div _sparse_elemwise_div broadcast_div _sparse_broadcast_div _npi_true_divide
-        _scatter_elemwise_div _rdiv_scalar _RDivScalar _npi_rtrue_divide_scalar reciprocal _npi_reciprocal
+        _scatter_elemwise_div""",
+        passes=_SIZES,
+        needs=_SMALL,
+        needs_of=(1,),
+    ),
+    Rule(
+        Kind.FULL,
+        "a denominator that underflows in float16 gives infinity, and the gradient divides by a higher power of it",
+        """_rdiv_scalar _RDivScalar _npi_rtrue_divide_scalar reciprocal _npi_reciprocal
         rsqrt _sparse_rsqrt rcbrt""",
+        needs=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "the slope of a root is unbounded at zero, and its argument is mostly a sum of squares, which needs FP32",
         "sqrt _sparse_sqrt _npi_sqrt cbrt _sparse_cbrt _npi_cbrt",
+        needs=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "its slope is unbounded near the edge of its domain, which amplifies rounding (mxnet.contrib.amp's FP32 list)",
         """arcsin _sparse_arcsin _npi_arcsin arccos _sparse_arccos _npi_arccos
         arccosh _sparse_arccosh _npi_arccosh arctanh _sparse_arctanh _npi_arctanh
-        tan _sparse_tan _npi_tan erfinv _npx_erfinv""",
+        erfinv _npx_erfinv""",
+    ),
+    Rule(
+        Kind.FULL,
+        "its slope is unbounded where a right angle is near",
+        "tan _sparse_tan _npi_tan",
+        needs=_ANGLE,
     ),
     Rule(
         Kind.FULL,
         "float16 rounds an angle of about 100 to a multiple of 1/16, which shifts the phase",
         "sin _sparse_sin _npi_sin cos _sparse_cos _npi_cos",
+        needs=_ANGLE,
     ),
     Rule(
         Kind.FULL,
         "float16 underflow turns two small numbers into 0 and 0, and their angle is lost",
         "_npi_arctan2 _npi_arctan2_scalar _npi_rarctan2_scalar",
+        needs=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "it multiplies by 57, so 1144 radians already overflow float16",
         "degrees _sparse_degrees _npi_degrees",
+        passes=_SIZES,
     ),
     Rule(
         Kind.FULL,
@@ -271,6 +371,7 @@ TABLE: tuple[Rule, ...] = (
         _contrib_sign_ste _sparse__contrib_sign_ste
         _mod _Mod _npi_mod broadcast_mod _mod_scalar _ModScalar _npi_mod_scalar
         _rmod_scalar _RModScalar _npi_rmod_scalar""",
+        needs=_EXACT,
     ),
     Rule(
         Kind.FULL,
@@ -286,6 +387,7 @@ TABLE: tuple[Rule, ...] = (
         SwapAxis swapaxes _npi_swapaxes _np_moveaxis depth_to_space space_to_depth
         reverse flip _npi_flip _npi_rot90 _np_roll _np_atleast_1d _np_atleast_2d _np_atleast_3d""",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -293,6 +395,7 @@ TABLE: tuple[Rule, ...] = (
         """Concat concat _sparse_concat _npi_concatenate stack _npi_stack _npi_vstack _npi_hstack _npi_dstack
         _npi_column_stack _rnn_param_concat _npi_rnn_param_concat""",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -300,6 +403,7 @@ TABLE: tuple[Rule, ...] = (
         """slice crop _sparse_slice _npi_slice _npx_slice slice_axis SliceChannel split _split_v2 _npi_split
         _npi_hsplit _npi_dsplit Crop _np_diag diag _np_diagonal _np_diagflat _npi_tril""",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -307,6 +411,7 @@ TABLE: tuple[Rule, ...] = (
         "slice_like reshape_like _npx_reshape_like",
         keep=(1,),
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -314,22 +419,26 @@ TABLE: tuple[Rule, ...] = (
         """_copy identity _np_copy _copyto _npi_copyto _CrossDeviceCopy
         BlockGrad stop_gradient _sparse_stop_gradient""",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it passes its first input on unchanged, with the attributes of the second",
         "_identity_with_attr_like_rhs",
+        passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "its output is 0 or 1, which every dtype holds exactly",
         "zeros_like _sparse_zeros_like ones_like",
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it repeats values; the gradient of a value is the sum over its copies, in float16 with compensation",
         "broadcast_to _npi_broadcast_to broadcast_axis broadcast_axes tile _npi_tile repeat _np_repeat",
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -337,23 +446,27 @@ TABLE: tuple[Rule, ...] = (
         "float16 with compensation",
         "broadcast_like",
         keep=(1,),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it pads with a constant or with copies of values, whose gradients are summed; copies of an edge stay in FP32",
         "Pad pad _npi_pad",
         scalars=("constant_value",),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it overwrites a part of one tensor with another",
         "_slice_assign _crop_assign _npi_slice_assign",
+        passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "it overwrites a part of a tensor with a constant",
         "_slice_assign_scalar _crop_assign_scalar _npi_slice_assign_scalar",
         scalars=("scalar",),
+        passes=_MOVED,
     ),
     # -- Selection by index, length or condition ------------------------------------------------------
     Rule(
@@ -363,6 +476,9 @@ TABLE: tuple[Rule, ...] = (
         "take _npi_take batch_take pick choose_element_0index _npx_pick gather_nd _npi_gather_nd _npx_gather_nd "
         "scatter_nd _contrib_index_copy _npi_delete",
         keep=(1,),
+        passes=_MOVED,
+        needs=_EXACT,
+        needs_of=(1,),
         shrinks=True,
     ),
     Rule(
@@ -371,6 +487,8 @@ TABLE: tuple[Rule, ...] = (
         "has FP32 gradients (#17703)",
         "Embedding _npx_embedding _sparse_Embedding",
         keep=(0,),
+        needs=_EXACT,
+        needs_of=(0,),
     ),
     Rule(
         Kind.FOLLOW,
@@ -378,12 +496,14 @@ TABLE: tuple[Rule, ...] = (
         "where _sparse_where",
         keep=(0,),
         exact=True,
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it selects one of two values, with broadcasting; the condition is never cast",
         "_npi_where",
         keep=(0,),
+        passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
@@ -391,6 +511,7 @@ TABLE: tuple[Rule, ...] = (
         "_npi_where_lscalar _npi_where_rscalar",
         keep=(0,),
         scalars=("scalar",),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -398,6 +519,7 @@ TABLE: tuple[Rule, ...] = (
         "SequenceMask _npx_sequence_mask",
         keep=(1,),
         scalars=("value",),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -405,6 +527,7 @@ TABLE: tuple[Rule, ...] = (
         "SequenceLast SequenceReverse",
         keep=(1,),
         exact=True,
+        passes=_MOVED,
     ),
     # -- Reductions -----------------------------------------------------------------------------------
     Rule(
@@ -412,21 +535,26 @@ TABLE: tuple[Rule, ...] = (
         "it sums many values, and a float16 sum stops growing when a term is below 1/2048 of it (ICLR 2018, 3.3)",
         """sum sum_axis _sparse_sum _np_sum nansum mean _sparse_mean _npi_mean _npi_average _np_trace
         _np_cumsum cumsum""",
+        passes=_SIZES,
     ),
     Rule(
         Kind.FULL,
         "it sums squares, which overflow float16 from values of 256 on (NVIDIA's FP32 list)",
         "norm _sparse_norm _npi_norm _square_sum moments _npi_std _npi_var",
+        role=Role.SQUARE,
     ),
     Rule(
         Kind.FULL,
         "a product of many values overflows or underflows, and its gradient divides by each of them",
         "prod _np_prod _np_product nanprod",
+        makes=_SMALL,
+        passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "it selects the largest or smallest value; the gradient goes to where that was",
         "max max_axis _np_max _np_amax min min_axis _np_min _np_amin",
+        passes=_MOVED,
         shrinks=True,
     ),
     Rule(
@@ -443,6 +571,7 @@ TABLE: tuple[Rule, ...] = (
             When("pool_type", ("sum",), Kind.FULL, "a sum grows with the window, and such reductions need FP32"),
             When("pool_type", ("lp",), Kind.FULL, "Lp pooling sums powers, which need FP32 as in a norm"),
         ),
+        passes=_MOVED,
         shrinks=True,
     ),
     Rule(
@@ -454,12 +583,14 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "an average stays in the range of its window",
         "_contrib_AdaptiveAvgPooling2D",
+        passes=_MOVED,
         shrinks=True,
     ),
     Rule(
         Kind.FOLLOW,
         "it interpolates between neighbours, with weights that are computed in FP32",
         "_contrib_BilinearResize2D",
+        passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
@@ -468,6 +599,7 @@ TABLE: tuple[Rule, ...] = (
         when=(
             When("sample_type", ("bilinear",), Kind.FULL, "bilinear upsampling is computed by a legacy deconvolution"),
         ),
+        passes=_MOVED,
     ),
     Rule(
         Kind.FULL,
@@ -510,12 +642,13 @@ TABLE: tuple[Rule, ...] = (
         "softmax _npx_softmax",
         keep=(1,),
         normalized=True,
-        saturates=True,
+        makes=_DISTANCE | _SMALL,
     ),
     Rule(
         Kind.FULL,
         "its exponentials and their sum need FP32 (NVIDIA's FP32 list)",
         "log_softmax _npx_log_softmax softmin SoftmaxActivation",
+        makes=_SMALL,
     ),
     Rule(
         Kind.FULL,
@@ -592,6 +725,7 @@ TABLE: tuple[Rule, ...] = (
         _lesser _Lesser _npi_less broadcast_lesser _lesser_scalar _LesserScalar _npi_less_scalar
         _lesser_equal _Lesser_Equal _npi_less_equal broadcast_lesser_equal
         _lesser_equal_scalar _LesserEqualScalar _npi_less_equal_scalar _contrib_allclose""",
+        needs=_EXACT,
     ),
     Rule(
         Kind.ALONE,
@@ -611,6 +745,7 @@ TABLE: tuple[Rule, ...] = (
         "it ranks values: rounding makes ties, and float16 holds indices only up to 2048",
         "argmax argmax_channel _npi_argmax argmin _npi_argmin argsort _npi_argsort topk _npx_topk sort _npi_sort "
         "_npi_unique",
+        needs=_EXACT,
     ),
     Rule(
         Kind.ALONE,
@@ -645,6 +780,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.ALONE,
         "it returns sizes or positions, which float16 holds exactly only up to 2048",
         "shape_array _npx_shape_array size_array _contrib_arange_like _npx_arange_like",
+        makes=_EXACT | _ANGLE,
     ),
     # -- Creation, casts, plumbing --------------------------------------------------------------------
     Rule(
@@ -653,11 +789,13 @@ TABLE: tuple[Rule, ...] = (
         """_zeros _ones _full _npi_full _arange _linspace _npi_linspace _eye _zeros_without_dtype _set_value
         _npi_zeros _npi_ones _npi_arange _npi_eye _npi_identity _npi_indices _npi_logspace _npi_full_like
         _npi_blackman _npi_hamming _npi_hanning""",
+        makes=_EXACT | _ANGLE,
     ),
     Rule(
         Kind.ALONE,
         "it is a cast in the user's graph, with the dtype that the user chose",
         "Cast cast _npi_cast _npx_cast amp_cast amp_multicast",
+        passes=_MOVED,
     ),
     Rule(
         Kind.ALONE,

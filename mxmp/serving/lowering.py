@@ -9,8 +9,8 @@ from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import LowGraph, source_of
 from ..precision.decide import decide
-from ..precision.draft import Options
 from ..precision.graph import TYPE_CODES, Graph, Node
+from ..precision.operators import Options
 from ..precision.plan import Decision, Plan
 from ..precision.rules import RULES
 from .folding import Params, fold_constants
@@ -55,7 +55,7 @@ def lower(
 
 def _holds_limits(node: Node) -> bool:
     """Return whether ``node`` is a clip whose limits bfloat16 holds, such as ReLU6."""
-    return node.op == "clip" and not RULES["clip"].loses(node.attrs, "bfloat16")
+    return node.op == "clip" and not RULES["clip"].rounded_limit(node.attrs, "bfloat16")
 
 
 def lower_to_float16(

@@ -16,8 +16,8 @@ from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import UNKNOWN, strip
 from ..precision.decide import decide, may_compute_low
-from ..precision.draft import Options
 from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
+from ..precision.operators import Options
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
 from .cut import Choice, Costs, cheapest

@@ -16,8 +16,8 @@ from mxmp import Policy
 from mxmp.kernels.fit import SWITCH
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide, may_compute_low
-from mxmp.precision.draft import Options
 from mxmp.precision.graph import Graph
+from mxmp.precision.operators import Options
 
 
 def convolution(x: mx.sym.Symbol, channels: int, groups: int = 1, name: str = "conv", size: int = 3) -> mx.sym.Symbol:

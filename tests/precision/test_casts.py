@@ -17,8 +17,8 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.casts import insert_casts, is_ours, strip
 from mxmp.precision.decide import decide
-from mxmp.precision.draft import Options
 from mxmp.precision.graph import TYPE_CODES, Graph
+from mxmp.precision.operators import Options
 from mxmp.precision.plan import PlannedGraph
 
 LOW, FULL = "float16", "float32"

@@ -9,8 +9,8 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp import Policy
 from mxmp.precision.decide import check_policy, decide
-from mxmp.precision.draft import Options
 from mxmp.precision.graph import Entry, Graph, Node
+from mxmp.precision.operators import Options
 from mxmp.precision.plan import Plan, PlannedGraph
 from mxmp.precision.rules import CUDA_BUILD_ONLY
 

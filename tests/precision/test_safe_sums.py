@@ -14,8 +14,8 @@ from mxmp import Policy
 from mxmp.diagnose import explain
 from mxmp.pipeline import low_graph
 from mxmp.precision.decide import decide
-from mxmp.precision.draft import Options
 from mxmp.precision.graph import Graph
+from mxmp.precision.operators import Options
 from mxmp.precision.plan import Plan
 from mxmp.precision.safe_sums import VARIABLE
 from mxmp.serving.lowering import lower_to_float16

@@ -18,8 +18,8 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
-from mxmp.precision.draft import Options
 from mxmp.precision.graph import Graph
+from mxmp.precision.operators import Options
 from mxmp.precision.rules import RULES
 from mxmp.tuning.choices import Task
 

@@ -14,8 +14,8 @@ from ...policy import Policy
 from ...precision._mxnet import dtype_name
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.draft import Options
 from ...precision.graph import Graph, data_inputs, wanted_shapes
+from ...precision.operators import Options
 from ...precision.plan import Plan
 from ..shared.report import grouped
 from ..shared.targets import called_graphs, policy_for

@@ -16,8 +16,8 @@ from ...pipeline import emitted
 from ...policy import Policy
 from ...precision.casts import LowGraph, strip
 from ...precision.decide import decide
-from ...precision.draft import Options
 from ...precision.graph import Graph, Node, check_shapes
+from ...precision.operators import Options
 from ...precision.plan import FULL, Plan, read_policy, summed_in_fp32
 from ...precision.rules import Kind
 from ...precision.traffic import CastSize, cast_sizes

@@ -11,7 +11,7 @@ from sweep.casts import RESULTS as CASTS
 
 from mxmp.precision import missing_kernels, rule_table
 from mxmp.precision.missing_kernels import MissingKernel
-from mxmp.precision.rule import Kind, Rule
+from mxmp.precision.rule import Kind, Need, Rule
 
 _NEEDED = " (FP32 readers need it)"
 _DEVICES = {"cpu": "a CPU", "gpu": "a GPU"}
@@ -44,9 +44,10 @@ def render() -> str:
 
 def _row(rule: Rule) -> tuple[str, str]:
     exceptions = (
-        f"`{' or '.join(each.values)}` as `{each.attr}`: {each.reason}{_NEEDED * each.saturates}" for each in rule.when
+        f"`{' or '.join(each.values)}` as `{each.attr}`: {each.reason}{_NEEDED * bool(each.makes & Need.DISTANCE)}"
+        for each in rule.when
     )
-    needed = _NEEDED * (rule.saturates or bool(rule.limits))
+    needed = _NEEDED * (rule.makes & Need.DISTANCE or bool(rule.limits))
     return _code(rule.operators.split()), ". ".join([rule.reason + needed, *exceptions])
 
 

@@ -69,8 +69,8 @@ def counts(called: list[Any], policy: str, device: str, learned: list[str]) -> d
     from mxmp import Policy
     from mxmp.pipeline import emitted
     from mxmp.precision.decide import decide
-    from mxmp.precision.draft import Options
     from mxmp.precision.graph import Graph
+    from mxmp.precision.operators import Options
     from mxmp.precision.traffic import cast_sizes
 
     total = {"low": 0, "casts": 0, "bytes": 0}

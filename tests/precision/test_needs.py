@@ -1,7 +1,11 @@
-"""What low precision must not take from those who read a value, against FP32, by rules and by plans.
+"""What low precision must not take from those who read a value, against FP32, by rules and by plans, drawn graphs too.
 
 ``z`` is a product with the identity, whose values every dtype holds: what differs from FP32 was lost behind it.
 """
+
+import os
+from functools import reduce
+from operator import mul
 
 import mxnet as mx
 import numpy as np
@@ -34,6 +38,52 @@ def variance(z):
     return S.mean(z * z, axis=1) - S.square(S.mean(z, axis=1))
 
 
+def read_low_too(value, u):
+    """``value``, of a graph in which a dense layer reads ``u`` too."""
+    return S.broadcast_add(value, 0 * S.sum(S.FullyConnected(u, num_hidden=2, no_bias=True, name="after")))
+
+
+def probabilities(count, of=Z):
+    return [S.sigmoid(of - i % 4) for i in range(count)]
+
+
+def product(factors):
+    return reduce(mul, factors)
+
+
+def sticks(p, count=4):
+    """Stick-breaking: each piece is a share of what the former have left."""
+    pieces, rest = [], None
+    for i in range(count):
+        share = S.slice_axis(p, axis=1, begin=i, end=i + 1)
+        pieces.append(share if rest is None else share * rest)
+        rest = 1 - share if rest is None else rest * (1 - share)
+    return S.Concat(*pieces, dim=1)
+
+
+def forward_of_a_chain(p, steps=6):
+    """The forward pass of a hidden Markov model: the probability of what was seen, by state."""
+    seen = p
+    for _ in range(steps):
+        seen = S.dot(seen, S.eye(4)) * p
+    return seen
+
+
+def repeated(step, times, x=Z):
+    for _ in range(times):
+        x = step(x)
+    return x
+
+
+def in_a_loop(body, times, x=Z):
+    def step(data, state):
+        state = body(S.broadcast_add(state, data))
+        return state, state
+
+    return S.contrib.foreach(step, S.zeros((times, 1)), x)[1]
+
+
+SMALL = [[-10.0, -8.0, -6.0, -4.0]]
 LOGITS = [[9.5, -9.5, 3.0, 0.5], [7.0, 1.0, 0.0, -3.0]]
 KINDS = {  # by name: what is computed from z, and values of z
     "sigmoid before a logarithm": (left(S.sigmoid(Z)), LOGITS),
@@ -67,6 +117,34 @@ KINDS = {  # by name: what is computed from z, and values of z
     "a product beyond the range": (Z * (Z + 1), [[300.0, 500.0, 1.0, -2.0]]),
     "a variance as a difference": (variance(Z), [[128.0, 129.0, 130.0, 131.0]]),
     "a distance as a difference": (squared_distances(Z, Z + 0), [[8.0, 8.0, 4.0, 1.0], [8.0625, 8.0, 4.0, 1.0]]),
+    "a product before a logarithm": (
+        read_low_too(S.log(product(probabilities(2))), product(probabilities(2))),
+        SMALL,
+    ),
+    "a product of eight before a logarithm": (S.log(S.reshape(product(probabilities(8)), (-1,))), SMALL),
+    "a product before a root": (read_low_too(S.rsqrt(product(probabilities(2))), product(probabilities(2))), SMALL),
+    "a product over its sum": (
+        read_low_too(
+            S.log(S.broadcast_div(product(probabilities(3)), S.sum(product(probabilities(3)), axis=1, keepdims=True))),
+            product(probabilities(3)),
+        ),
+        SMALL,
+    ),
+    "stick-breaking": (S.log(sticks(S.sigmoid(Z))), [[8.0, 9.0, 7.0, 5.0]]),
+    "a product with a matrix before a logarithm": (S.log(S.dot(S.softmax(Z * 2), S.eye(4))), SMALL),
+    "a dense layer of probabilities before a logarithm": (
+        S.log(S.FullyConnected(S.softmax(Z * 2), S.eye(4), no_bias=True, num_hidden=4)),
+        SMALL,
+    ),
+    "a chain of products": (S.log(S.sum(forward_of_a_chain(S.softmax(Z)), axis=1)), SMALL),
+    "a chain of products in a loop": (
+        S.log(in_a_loop(lambda x: S.dot(x, S.eye(4)) * 2.0**-6, 6, S.softmax(Z))),
+        SMALL,
+    ),
+    "a loop of logarithms": (in_a_loop(lambda x: S.log(S.sigmoid(x - 4) * S.sigmoid(x - 3)), 1), SMALL),
+    "many small steps": (repeated(lambda x: x + 0.01 * S.tanh(x), 200), [[0.25, 1.0, -0.5, 2.0]]),
+    "a decay": (repeated(lambda x: 0.99 * x, 200), [[0.25, 1.0, -0.5, 2.0]]),
+    "a leaky sum": (repeated(lambda x: 0.99 * x + 0.01 * S.tanh(x), 200), [[0.25, 1.0, -0.5, 2.0]]),
     "an exponential": (S.exp(Z * 1.0), [[10.0, -20.0, 1.0, 0.0]]),
     "a sum over time": (S.cumsum(S.broadcast_to(S.reshape(Z, (-1, 4, 1)), (1, 4, 5000)), axis=2), [[1.0] * 4]),
 }
@@ -264,3 +342,163 @@ def test_a_classifier_with_some_wrong_labels_learns_as_in_fp32(dtype):
         return ((net(mx.nd.array(x)).asnumpy()[:, 0] > 0.5) == right).mean()
 
     assert accuracy(dtype) > accuracy(None) - 0.01 > 0.94
+
+
+# -- drawn graphs -----------------------------------------------------------------------------------
+
+DRAWN = int(os.environ.get("MXMP_DRAWN", "60"))
+BITS = {"float16": 11, "bfloat16": 8}
+WIDTH = 6
+CONTROLS = 6
+
+
+class Drawn:
+    """A graph of dense layers, in which a reader needs of a value what low precision would take.
+
+    ``blurs`` is applied to what the dense layers of features read and return.
+    """
+
+    def __init__(self, seed, blurs=lambda x: x):
+        self._draw, self._blurs, self._layers = np.random.RandomState(seed), blurs, 0
+        self.kind = self._one_of(sorted(PLANTS))
+        self.symbol = PLANTS[self.kind](self)
+
+    def _one_of(self, choices):
+        return choices[self._draw.randint(len(choices))]
+
+    def number(self, low, high):
+        return float(np.round(self._draw.uniform(low, high), 3))
+
+    def count(self, low, high):
+        return int(self._draw.randint(low, high))
+
+    def dense(self, x, bias=True):
+        self._layers += 1
+        name = f"layer{self._layers}"
+        weight = self._blurs(S.var(f"{name}_weight", shape=(WIDTH, WIDTH)))
+        more = [self._blurs(S.var(f"{name}_bias", shape=(WIDTH,)))] if bias else []
+        made = S.FullyConnected(self._blurs(x), weight, *more, num_hidden=WIDTH, no_bias=not bias, name=name)
+        return self._blurs(made)
+
+    def features(self):
+        return self._one_of([S.tanh, S.softsign])(self.dense(S.var("data")))
+
+    def moved(self, x):
+        """``x``, in an order and shape that keep its rows."""
+        for _ in range(self.count(0, 3)):
+            x = self._one_of(
+                [
+                    lambda x: S.reshape(S.reshape(x, (-1, 2, WIDTH // 2)), (-1, WIDTH)),
+                    lambda x: S.transpose(S.transpose(x)),
+                    lambda x: S.Concat(*S.split(x, num_outputs=2, axis=1), dim=1),
+                    lambda x: S.slice_axis(x, axis=0, begin=0, end=None),
+                    lambda x: S.reverse(S.reverse(x, axis=1), axis=1),
+                ]
+            )(x)
+        return x
+
+    def read(self, value, source):
+        """The outputs' sum: ``value``, perhaps through a dense layer, and what a dense layer makes of ``source``."""
+        value = self.dense(value) if self.count(0, 2) else value
+        return S.broadcast_add(value, self.dense(source)) if self.count(0, 2) else value
+
+    def probabilities(self):
+        logits = self.dense(self.features()) * self.number(1, 3) - self.number(1, 3.9) - self.number(1, 3.9)
+        return self.moved(self._one_of([S.sigmoid, lambda x: S.softmax(x * 3), S.exp])(logits))
+
+
+def small(drawn):
+    p = product([drawn.probabilities() for _ in range(drawn.count(2, 5))])
+    p = drawn.moved(p)
+    ends = [S.log, lambda x: S.broadcast_div(x, S.sum(x, axis=1, keepdims=True)), lambda x: S.log(S.rsqrt(x))]
+    return drawn.read(drawn._one_of(ends)(p), p)
+
+
+def small_by_matrices(drawn):
+    p = S.softmax(drawn.dense(drawn.features()) * drawn.number(4, 9))
+    for _ in range(drawn.count(1, 4)):
+        p = drawn.moved(S.dot(p, S.softmax(S.var(f"table{drawn.count(0, 99)}", shape=(WIDTH, WIDTH)) * 8)))
+        p = p * drawn.probabilities() if drawn.count(0, 2) else p
+    return drawn.read(S.log(p), p)
+
+
+def distances(drawn):
+    p = drawn._one_of([S.sigmoid, S.tanh])(drawn.dense(drawn.features()) + drawn.number(1, 3))
+    return drawn.read(S.log(1 - drawn.moved(p)), p)
+
+
+def positions(drawn):
+    table = S.var("fixed_table", shape=(WIDTH, WIDTH))
+    angle = drawn._one_of([S.dot, lambda x, y: S.FullyConnected(x, y, num_hidden=WIDTH, no_bias=True)])(
+        S.var("fixed_positions"), table
+    )
+    angle = drawn.moved(angle * drawn.number(0.5, 2))
+    return drawn.dense(drawn._one_of([S.sin, S.cos])(angle)) + drawn.dense(drawn.features())
+
+
+def offsets(drawn):
+    x, much = drawn.dense(drawn.features()), drawn.number(50, 3000)
+    shifted = drawn.moved(x * drawn.number(1, 4) + much)
+    ends = [
+        lambda t: t - much,
+        lambda t: S.broadcast_sub(t, S.mean(t, axis=1, keepdims=True)),
+        lambda t: S.broadcast_sub(t, S.max(t, axis=1, keepdims=True)),
+    ]
+    return drawn.dense(drawn._one_of(ends)(shifted))
+
+
+def states(drawn):
+    x, steps = drawn.dense(drawn.features()), drawn.count(60, 200)
+    step, decay = drawn.number(0.002, 0.02), drawn.number(0.98, 0.999)
+    loops = [lambda x: x + step * S.tanh(x), lambda x: decay * x, lambda x: decay * x + step * S.softsign(x)]
+    return drawn.read(repeated(drawn._one_of(loops), steps, x), x)
+
+
+def cancelling(drawn):
+    a, b = drawn.features(), drawn.features()
+    squares = S.broadcast_add(S.sum(S.square(a), axis=1, keepdims=True), S.reshape(S.sum(b * b, axis=1), (1, -1)))
+    return S.exp(-(squares - 2 * S.dot(a, drawn.moved(b), transpose_b=True)))
+
+
+PLANTS = {f.__name__: f for f in (small, small_by_matrices, distances, positions, offsets, states, cancelling)}
+
+
+def blurred(dtype):
+    """A function that changes each value by up to a rounding, and multiplies its gradient by as much."""
+    ulp, smallest = 2.0 ** -BITS[dtype], 2.0**-25 if dtype == "float16" else 0.0
+
+    def blurs(x):
+        factor = S.random.uniform_like(x, low=1 - ulp, high=1 + ulp)
+        return x * S.BlockGrad(factor) + S.BlockGrad(smallest * S.random.uniform_like(x, low=-1, high=1))
+
+    return blurs
+
+
+def results(symbol, seed, dtype="float32"):
+    draw = np.random.RandomState(seed)
+    shapes = {"data": (8, WIDTH), "fixed_positions": (8, WIDTH)}
+    shapes = {name: shape for name, shape in shapes.items() if name in symbol.list_arguments()}
+    values = {}
+    for name, shape in sorted(zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])):
+        values[name] = draw.normal(0, 1, shape) / (1 if len(shape) < 2 or name in shapes else np.sqrt(shape[1]))
+    if "fixed_positions" in values:
+        values["fixed_positions"] = np.arange(8 * WIDTH).reshape(8, WIDTH) * 37.0
+    values = {name: value.astype("float32").astype(dtype) for name, value in values.items()}
+    (shape,) = symbol.infer_shape(**shapes)[1]
+    heads = [draw.uniform(0.5, 1.5, shape).astype("float32")]
+    asked = [name for name in values if not name.startswith("fixed")]
+    found = by_symbol(symbol, values, grads_of=asked, heads=heads)
+    return {"output": found.outputs[0].astype("float64"), **{n: g.astype("float64") for n, g in found.grads.items()}}
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_a_drawn_graph_loses_what_its_matrix_products_lose_by_their_inputs(seed, dtype):
+    drawn = Drawn(seed)
+    want = results(drawn.symbol, seed, "float64")
+    got = results(mxmp.cast_symbol(drawn.symbol, mxmp.Policy(dtype, params="float32"), ctx=mx.cpu()), seed)
+    mx.random.seed(seed)
+    controls = [results(Drawn(seed, blurred(dtype)).symbol, seed) for _ in range(CONTROLS)]
+    for name, value in want.items():
+        error, *blurs = (np.linalg.norm(each[name] - value) for each in (got, *controls))
+        assert error <= 4 * max(blurs) + 2.0**-22 * np.linalg.norm(value), (drawn.kind, name, error / max(blurs))

@@ -1,0 +1,254 @@
+"""What the readers of a tensor need of it, and where low precision would take it: there FP32 must compute.
+
+A dataflow analysis, as in a compiler. What values *are*, so that rounding may take it from them, flows from inputs to
+outputs: a sigmoid comes near a limit, a product of probabilities is small, data and constants are exact. What a reader
+*needs* flows back: a logarithm needs small values, a sine an exact angle. Where one meets the other, FP32 must compute.
+What an operator makes, passes on and needs are columns of its row in ``rule_table.py``: no operator is named here.
+
+float16 meets ``ANGLE`` of features, which the roundings of their inputs blur as much. All that computes in FP32 needs ``DISTANCE``: ``near`` has what that concerns, and ``cost.py`` asks
+for it. Roundings of a state that many operators change in a row add up, whoever reads it.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Mapping
+
+from .graph import Entry, Node
+from .operators import Operators, is_square
+from .rule import Need, Role, is_exact
+from .rules import Kind, Rule
+
+_WHAT = {
+    Need.SMALL: "needs the size of its smallest values",
+    Need.EXACT: "needs every digit of it: it is computed from data and constants",
+    Need.ANGLE: "needs every digit of it, an angle",
+    Need.CANCELS: "takes it off squares of its operands, as in a² + b² - 2ab, and what is left is small",
+}
+# So many roundings of a state are many: unrolled loops of 50 steps lose digits, and the deepest stage of a well-known
+# residual network, ResNeSt-269, has 47 sums.
+_MANY = 56
+# A constant such as 0.99 that low precision rounds makes the same error in each step.
+_ROUNDED_CONSTANT = 8
+
+
+class Needs:
+    """The needs of one graph, and those in its bodies."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._rules, self._nodes = operators.rules, operators.graph.nodes()
+        self._heads = [entry.node for entry in operators.graph.heads]
+        self.full: dict[Node, str] = {}  # operators that must compute in FP32, and which reader needs what
+        self.near: dict[Node, str] = {}  # operators that must do so where FP32 reads them, and what would be lost
+        self.within = {node: [(body, Needs(inner)) for body, inner in each] for node, each in operators.within.items()}
+        self._made: dict[Node, int] = {}
+        # What is needed of a node, each with the operator that needs it.
+        self._needed: dict[Node, list[tuple[int, Node]]] = {}
+
+    def analyse(self) -> Needs:
+        """Find what must compute in FP32; return this object."""
+        self._forward({})
+        self._backward([])
+        self._conclude()
+        return self
+
+    # -- what values are --------------------------------------------------------------------------------
+
+    def _forward(self, given: Mapping[Node, int]) -> int:
+        """Record what each node's values are, of variables also what is ``given``; return what the outputs' are."""
+        made = self._made
+        for node in self._nodes:
+            own = self._operators.makes(node)
+            if node.is_variable:
+                own |= given.get(node, 0)
+            elif node in self.within:
+                own |= self._forward_bodies(node)
+            else:
+                passed = self._passes(node)
+                if passed:
+                    for entry in self._values(node):
+                        own |= made[entry.node] & passed
+            made[node] = own
+        return reduce(or_, map(made.__getitem__, self._heads), 0)
+
+    def _forward_bodies(self, node: Node) -> int:
+        found = 0
+        for body, inner in self.within[node]:
+            outer = {variable: self._made[node.inputs[at].node] for variable, at in body.positions.items()}
+            state = inner._forward(outer)  # what the next iteration begins with
+            found |= inner._forward({v: each if v in body.castable else each | state for v, each in outer.items()})
+        return found
+
+    def _passes(self, node: Node) -> int:
+        """Return what the values of ``node`` are because its inputs' are."""
+        rule = self._rules[node]
+        # A learned bias moves what a product of small values returns away from zero.
+        return rule.passes & ~Need.SMALL if rule.role is Role.MATRIX and len(node.inputs) > 2 else rule.passes
+
+    def _values(self, node: Node) -> list[Entry]:
+        """Return the inputs of ``node`` that are no indices, lengths or conditions."""
+        keep = self._rules[node].keep
+        return [entry for at, entry in enumerate(node.inputs) if at not in keep] if keep else [*node.inputs]
+
+    # -- what readers need ------------------------------------------------------------------------------
+
+    def _backward(self, needed: list[tuple[int, Node]]) -> None:
+        """Record what is needed of each node, of the outputs also what is ``needed``."""
+        for head in self._heads:
+            for need, reader in needed:
+                self._ask(head, need, reader)
+        cancelling = self._cancelling()
+        for node in reversed(self._nodes):
+            if node in self.within:
+                self._backward_bodies(node)
+            elif not node.is_variable:
+                self._hand_on(node)
+                rule = self._rules[node]
+                if rule.needs:
+                    for at, entry in enumerate(node.inputs):
+                        if not rule.needs_of or at in rule.needs_of:
+                            self._ask(entry.node, rule.needs, node)
+                for at in cancelling.get(node, ()):
+                    self._ask(node.inputs[at].node, Need.CANCELS, node)
+
+    def _hand_on(self, node: Node) -> None:
+        passed = self._passes(node) | (Need.CANCELS if self._computes_from_one(node) else 0)
+        for need, reader in self._needed.get(node, ()):
+            if need & passed:
+                for entry in self._values(node):
+                    self._ask(entry.node, need & passed, reader)
+
+    def _backward_bodies(self, node: Node) -> None:
+        for body, inner in self.within[node]:
+            inner._backward(self._needed.get(node, []))
+            states = [each for each in body.positions if each not in body.castable]
+            inner._backward([each for state in states for each in inner._needed.get(state, ())])
+            for variable, at in body.positions.items():
+                for need, reader in inner._needed.get(variable, ()):
+                    self._ask(node.inputs[at].node, need, reader)
+
+    def _ask(self, node: Node, need: int, reader: Node) -> None:
+        asked = self._needed.setdefault(node, [])
+        new = need & ~reduce(or_, (each for each, _ in asked), 0)
+        if new:
+            asked.append((new, reader))
+
+    def _cancelling(self) -> dict[Node, list[int]]:
+        """Return the sums in which a matrix product meets squares of its operands, with the product's positions."""
+        found: dict[Node, list[int]] = {}
+        if not any(rule.role is Role.SQUARE or is_square(node, rule) for node, rule in self._rules.items()):
+            return found
+        squares: dict[Node, set[Entry]] = {}
+        products: dict[Node, set[Entry]] = {}
+        none: set[Entry] = set()
+        for node, rule in self._rules.items():
+            if rule.role is Role.MATRIX:
+                if node.op not in self._operators.policy.low_ops:
+                    products[node] = {self._moved_from(entry) for entry in node.inputs[:2]}
+                continue
+            inside = none.union(*(squares.get(entry.node, none) for entry in node.inputs))
+            if rule.role is Role.SQUARE or is_square(node, rule):
+                inside.add(self._moved_from(node.inputs[0]))
+            if inside:
+                squares[node] = inside
+            if self._computes_from_one(node):
+                products[node] = products.get(self._operators.deciding_inputs(node)[0].node, none)
+            if rule.role is Role.SUM:
+                for at, entry in enumerate(node.inputs):
+                    others = none.union(*(squares.get(e.node, none) for i, e in enumerate(node.inputs) if i != at))
+                    if not products.get(entry.node, none).isdisjoint(others):
+                        found.setdefault(node, []).append(at)
+        return found
+
+    def _computes_from_one(self, node: Node) -> bool:
+        return self._rules[node].kind is Kind.FOLLOW and len(set(self._operators.deciding_inputs(node))) == 1
+
+    def _moved_from(self, entry: Entry) -> Entry:
+        """Return the tensor whose values ``entry`` has, perhaps moved, negated or some of them zero."""
+        while not entry.node.is_variable and self._rules[entry.node].exact and len(entry.node.inputs) == 1:
+            entry = entry.node.inputs[0]
+        return entry
+
+    # -- where one meets the other ----------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        for node, asked in self._needed.items():
+            if not node.is_variable and node.op not in self._operators.policy.low_ops:
+                rule = self._rules[node]
+                unmet = ((need, reader) for mask, reader in asked for need in _WHAT if mask & need)
+                for need, reader in unmet:
+                    if self._takes(need, node, rule):
+                        self.full.setdefault(node, f"{reader.op} {reader.name!r} {_WHAT[need]}")
+        for node, rule in self._rules.items():
+            if rule.kind is Kind.FOLLOW and self._made[node] & Need.DISTANCE:
+                self.near[node] = self._distance(node, rule)
+        for node in self._accumulating():
+            self.full.setdefault(
+                node, "many operators in a row change these values, with no matrix product between: roundings add up"
+            )
+        for each in self.within.values():
+            for _, inner in each:
+                inner._conclude()
+
+    def _takes(self, need: int, node: Node, rule: Rule) -> bool:
+        """Return whether ``node`` would take what is needed of its values if it computed in low precision."""
+        if need == Need.CANCELS:
+            return rule.role is Role.MATRIX
+        is_matrix, is_float16 = rule.role is Role.MATRIX, self._operators.policy.compute == "float16"
+        return bool(self._made[node] & need) or (need == Need.ANGLE and is_matrix and not is_float16)
+
+    def _distance(self, node: Node, rule: Rule) -> str:
+        compute = self._operators.policy.compute
+        constant = rule.rounded_limit(node.attrs, compute)
+        if constant:
+            return f"{compute} does not hold {constant} exactly"
+        if rule.made(node.attrs, compute) & Need.DISTANCE:
+            return "it comes near a limit, to which its distance matters"
+        return "it passes on values near a limit or a constant"
+
+    def _accumulating(self) -> list[Node]:
+        """Return the operators in chains of ``_MANY`` that would round the same values in low precision."""
+        before: dict[Node, int] = {}
+        for node in self._rules:
+            if self._follows(node, before):
+                before[node] = self._roundings(node) + max(before.get(e.node, 0) for e in node.inputs)
+        if max(before.values(), default=0) < _MANY:
+            return []
+        behind: dict[Node, int] = {}
+        for node in reversed(list(before)):
+            behind[node] = behind.get(node, 0) + self._roundings(node)
+            for entry in node.inputs:
+                if entry.node in before:
+                    behind[entry.node] = max(behind.get(entry.node, 0), behind[node])
+        return [node for node in before if before[node] + behind[node] - self._roundings(node) >= _MANY]
+
+    def _follows(self, node: Node, low: Mapping[Node, int]) -> bool:
+        """Return whether ``node`` would be low if its inputs in ``low`` were; it needs nothing else."""
+        operators = self._operators
+        if operators.kind(node)[0] is not Kind.FOLLOW or self._rules[node].normalized:
+            return False
+        if node in operators.fixed or node in self.full:
+            return False
+        read = operators.deciding_inputs(node)
+        return bool(read) and all(entry.node in low or self._may_be_low(entry.node) for entry in read)
+
+    def _may_be_low(self, node: Node) -> bool:
+        """Return whether ``node`` begins such a chain: a matrix operator, a norm that float16 may follow, a weight."""
+        operators = self._operators
+        if node.is_variable:
+            return operators.is_storable(node)
+        if node in operators.fixed or node in self.full:
+            return False
+        kind = operators.kind(node)[0]
+        return (
+            kind is Kind.LOW or (kind is Kind.FOLLOW and self._rules[node].normalized) or operators.is_normalized(node)
+        )
+
+    def _roundings(self, node: Node) -> int:
+        rule, operators = self._rules[node], self._operators
+        if rule.role is Role.SCALE:
+            text = node.attrs.get(rule.scalars[0], "")
+            return 1 if is_exact(text, operators.policy.compute) else _ROUNDED_CONSTANT
+        return 0 if operators.rounds_nothing(node) else 1
