@@ -96,6 +96,20 @@ def _doubles(attrs: Mapping[str, str]) -> bool:
     return scale > 1 and scale & (scale - 1) == 0 and is_nearest and attrs.get("num_args", "1") == "1"
 
 
+def _convolves_without_cudnn(call: Call) -> bool:
+    """Return whether a GPU computes such a convolution by MXNet's own kernels instead of cuDNN's."""
+    return is_true(call.attrs.get("cudnn_off")) or call.attrs.get("layout") in ("NWC", "NDHWC")
+
+
+def _pools_often_without_cudnn(call: Call) -> bool:
+    """Return whether MXNet's own kernel of Pooling adds more than two gradients to a value: fewer are rounded once."""
+    axes = spatial_axes(call.attrs)
+    if is_true(call.attrs.get("global_pool")) or (axes in (2, 3) and not is_true(call.attrs.get("cudnn_off"))):
+        return False
+    strides = numbers_in(call.attrs.get("stride")) or (1,) * axes
+    return prod(-(-side // (step or 1)) for side, step in zip(numbers_in(call.attrs.get("kernel")), strides)) > 2
+
+
 def leaves_cudnn(attrs: Mapping[str, str]) -> bool:
     """Return whether a GPU computes such a BatchNorm by MXNet's own kernel instead of cuDNN's."""
     # In float16 MXNet's kernel sums in FP32 too, but rounds gamma, beta, the mean and the terms of gamma's gradient
@@ -193,6 +207,18 @@ _FLOAT16_GPU = (
     ),
     MissingKernel(
         "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)", _names("Crop")
+    ),
+    MissingKernel(
+        "without cuDNN, as by cudnn_off=True, its GPU kernel sums gradients over images and windows in float16 "
+        "(src/operator/nn/convolution-inl.h)",
+        _names("Convolution _npx_convolution Deconvolution _npx_deconvolution"),
+        _convolves_without_cudnn,
+    ),
+    MissingKernel(
+        "without cuDNN, as over one axis or by cudnn_off=True, its GPU kernel sums gradients of overlapping windows in "
+        "float16 (src/operator/nn/pool.cuh)",
+        _names("Pooling _npx_pooling"),
+        _pools_often_without_cudnn,
     ),
     MissingKernel(
         "its GPU kernel sums the gradients of a value's copies in float16 "

@@ -565,7 +565,8 @@ TABLE: tuple[Rule, ...] = (
     # -- Pooling and resampling -----------------------------------------------------------------------
     Rule(
         Kind.FOLLOW,
-        "maxima and averages stay in the range of their window, and cuDNN averages in FP32",
+        "maxima and averages stay in the range of their window, and cuDNN adds in FP32 (without cuDNN, where windows "
+        "overlap, it stays in FP32)",
         "Pooling _npx_pooling",
         when=(
             When("pool_type", ("sum",), Kind.FULL, "a sum grows with the window, and such reductions need FP32"),

@@ -233,13 +233,68 @@ def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
         for op in row.operators:
             assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
             for device in ("cpu", "gpu"):
-                attrs = {"scale": "3", "output_size": "7", "mode": "edge"}
+                attrs = {"scale": "3", "output_size": "7", "mode": "edge", "cudnn_off": "True", "kernel": "(2, 2)"}
                 assert missing_kernel(op, attrs, "float16", device) == row.reason
     for attrs in ({"scale": "2"}, {"scale": "8", "num_args": "1"}):
         assert missing_kernel("UpSampling", attrs, "float16", "gpu") == ""
     several = [{"scale": scale, "num_args": "2"} for scale in ("2", "4")]  # which may have different sizes
     for attrs in (*several, {"scale": "4", "sample_type": "bilinear"}, {"scale": "1"}):
         assert missing_kernel("UpSampling", attrs, "float16", "gpu")
+
+
+SIDES = ("(3,)", "(3, 3)", "(3, 3, 3)")
+OFF = ("True", "1", "TRUE")
+WITHOUT_CUDNN = [
+    *(("Convolution", {"kernel": sides, "cudnn_off": off}) for sides in SIDES for off in OFF),
+    *(("Deconvolution", {"kernel": sides, "cudnn_off": off}) for sides in SIDES for off in OFF),
+    *((op, {"kernel": "(3,)", "layout": "NWC"}) for op in ("Convolution", "Deconvolution")),
+    *((op, {"kernel": "(3, 3, 3)", "layout": "NDHWC"}) for op in ("Convolution", "Deconvolution")),
+    *(("Pooling", {"kernel": sides, "cudnn_off": off}) for sides in SIDES for off in OFF),
+    *(("Pooling", {"kernel": "(25,)", "pool_type": kind}) for kind in ("max", "avg")),
+    ("Pooling", {"kernel": "25", "stride": "(1,)"}),
+    ("Pooling", {"kernel": "(5,)", "stride": "(2,)"}),
+    ("Pooling", {"kernel": "(2, 2)", "cudnn_off": "True"}),
+    ("Pooling", {"kernel": "(3, 3)", "stride": "(2, 2)", "cudnn_off": "True"}),
+    ("Pooling", {"kernel": "(3,)", "global_pool": "False", "layout": "NWC"}),
+]
+WITH_CUDNN_OR_FEW_TERMS = [
+    *(("Convolution", {"kernel": sides}) for sides in SIDES),
+    *(("Convolution", {"kernel": "(3, 3)", "layout": layout, "cudnn_off": "False"}) for layout in ("NCHW", "NHWC")),
+    *(("Pooling", {"kernel": sides, "cudnn_off": "False"}) for sides in SIDES[1:]),
+    *(("Pooling", {"kernel": "(2, 2)", "stride": "(2, 2)", "cudnn_off": off}) for off in OFF),
+    *(("Pooling", {"kernel": kernel, "stride": "(2,)"}) for kernel in ("(2,)", "(3,)", "(4,)")),
+    ("Pooling", {"kernel": "(2,)"}),
+    ("Pooling", {"kernel": "(3, 1)", "stride": "(2, 1)", "cudnn_off": "True"}),
+    *(("Pooling", {"kernel": sides, "global_pool": "True", "cudnn_off": "True"}) for sides in SIDES),
+    ("Pooling", {"global_pool": "True"}),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs"), WITHOUT_CUDNN)
+def test_what_mxnet_computes_without_cudnn_and_adds_in_float16_is_fp32(op, attrs):
+    for name in (op, f"_npx_{op.lower()}"):
+        assert "without cuDNN" in missing_kernel(name, attrs, "float16", "gpu")
+        assert missing_kernel(name, attrs, "float16", "cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(("op", "attrs"), WITH_CUDNN_OR_FEW_TERMS)
+def test_what_cudnn_adds_or_has_few_terms_stays_in_float16(op, attrs, device):
+    assert missing_kernel(op, attrs, "float16", device) == ""
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_offsets_of_gluons_deformable_convolution_and_its_moving_average_are_fp32(device):
+    """The one hard-codes cudnn_off; the other pools one axis."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(4, 3), mx.gluon.contrib.cnn.DeformableConvolution(4, (3, 3)), mx.gluon.nn.Conv2D(4, 3))
+    net.add(mx.gluon.nn.HybridLambda(lambda _, x: mx.sym.reshape(x, shape=(0, 0, -1))), mx.gluon.nn.AvgPool1D(25, 1))
+    net.add(mx.gluon.nn.Conv1D(1, 1), mx.gluon.nn.MaxPool1D(2))
+    graph = Graph.from_symbol(net(mx.sym.Variable("data")))
+    found = [(d.op, d.low) for d in decide(graph, Policy("float16"), device).decisions.values()]
+    convolutions = [low for op, low in found if op == "Convolution"]
+    assert convolutions == [True, False, True, True]
+    assert not next(low for op, low in found if op == "Pooling")
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

@@ -106,6 +106,11 @@ class Launch(ctypes.Structure):
 
 def program(lines: str, threads: int, words: list[int], shared: int = 256, blocks: int = 1) -> list[int]:
     """Runs a program on an array of words, whose address is at c[0x0][0x160]; what it leaves there."""
+    return launcher(lines, shared)(threads, words, blocks)
+
+
+def launcher(lines: str, shared: int = 256) -> Callable[..., list[int]]:
+    """A function that runs a program, as ``program`` does, on ``threads``, ``words`` and perhaps ``blocks``."""
     texts = [line.strip() for line in lines.strip().splitlines()]
     kernel = Kernel("a program", b"", {}, {}, {}, [(0, 8)], 0x160, shared, 0)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,11 +118,15 @@ def program(lines: str, threads: int, words: list[int], shared: int = 256, block
         source.write_text(in_c(kernel, [parse(BYTES * i, text) for i, text in enumerate(texts)]), encoding="utf-8")
         compiled(source, library, "-O1")
         loaded = ctypes.CDLL(str(library))
-    data = (ctypes.c_uint32 * len(words))(*words)
-    bank0 = bytearray(512)
-    bank0[0x160:0x168] = ctypes.addressof(data).to_bytes(8, "little")
-    launch = Launch(
-        (ctypes.c_uint32 * 3)(blocks, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1), shared, 512, bytes(bank0)
-    )
-    loaded.simgpu_launch(ctypes.byref(launch))
-    return list(data)
+
+    def launched(threads: int, words: list[int], blocks: int = 1) -> list[int]:
+        data = (ctypes.c_uint32 * len(words))(*words)
+        bank0 = bytearray(512)
+        bank0[0x160:0x168] = ctypes.addressof(data).to_bytes(8, "little")
+        launch = Launch(
+            (ctypes.c_uint32 * 3)(blocks, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1), shared, 512, bytes(bank0)
+        )
+        loaded.simgpu_launch(ctypes.byref(launch))
+        return list(data)
+
+    return launched

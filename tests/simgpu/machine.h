@@ -40,7 +40,7 @@ static u32 random_below(u64 *state, u32 count) {
 }
 // Numbers of blocks; NULL for the grid's order.
 static u32 *order_of_blocks(u32 count) {
-    static u64 state;
+    static __thread u64 state;
     const char *seed = getenv("SIMGPU_SHUFFLE");
     if (!seed || count < 2) return NULL;
     if (!state) state = (strtoull(seed, NULL, 10) + 1) * 0x9e3779b97f4a7c15ull;

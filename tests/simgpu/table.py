@@ -391,6 +391,8 @@ row(  # says whether it has stored
     *("ATOMS", "CAST SPIN", "u32 done <- shared at, u32 a, u32 b"),
     "done = load_U32(at) == a; if (done) store_U32(at, b);",
 )
+# All lanes at an address at once; here one after the other. Only where nothing reads the result.
+row("ATOMS", "POPC INC 32", "zero none, shared at", "store_U32(at, load_U32(at) + 1);")
 row("QSPC", "E S", "pred p <- zero one, global at", "p = at >> 32 == SHARED >> 32;")  # whether it is shared memory
 
 # ---- Special registers, and what has no effect here -----------------------------------------------------------------

@@ -588,6 +588,7 @@ case(
     lambda s: {**written(s, 8, 4, s.r[4]), "r0": 1} if read(s, 8, 4) == s.r[2] else {"r0": 0},
     "same in memory",
 )
+case("ATOMS.POPC.INC.32 RZ, [0x8]", lambda s: written(s, 8, 4, (read(s, 8, 4) + 1) & M32))
 case("QSPC.E.S P0, RZ, [R8.64]", lambda s: {"p0": 1})
 case("S2R R0, SR_TID.Y", lambda s: {"r0": 5})
 case("S2R R0, SR_CTAID.Z", lambda s: {"r0": 17})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .bench import program
+from .bench import launcher, program
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,6 +90,19 @@ def test_a_barrier_waits_for_all_warps_of_a_block():
     """
     words = list(range(64))
     assert run(middle, words, threads=64) == words[::-1]
+
+
+def test_two_host_threads_may_launch_one_kernel_at_once():
+    """As MXNet's threads of two devices do: each launch has shared memory of its own."""
+    launched = launcher(START + "STS [R0.X4], R1\nBAR.SYNC 0x0\nIADD3 R2, -R0, 0x3f, RZ\nLDS R1, [R2.X4]" + END)
+
+    def wrong(first: int) -> int:
+        words = list(range(first, first + 64))
+        # Blocks one after the other turn the array around: an odd number of them.
+        return sum(launched(64, words, 2001) != words[::-1] for _ in range(50))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(wrong, (0, 1000))) == [0, 0]
 
 
 def test_shared_memory_that_nobody_has_written_is_no_number():

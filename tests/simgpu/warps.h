@@ -116,7 +116,8 @@ static void run_block(Warp *warps, u32 count, Block *block) {
     }
 }
 
-// One room for all launches of this kernel, where the lower 32 bits of addresses are 0: they are what code computes.
+// One room for all launches of this kernel by a thread, where the lower 32 bits of addresses are 0: they are what code
+// computes. MXNet launches from several threads: each device has its own.
 static u8 *shared_room(void) {
     enum { NOTHING_THERE = 0x100000 };  // MAP_FIXED_NOREPLACE
     for (u64 at = 0x100000000000ull;; at += 0x100000000ull) {
@@ -127,7 +128,7 @@ static u8 *shared_room(void) {
 }
 
 void simgpu_launch(const Launch *launch) {
-    static u8 *shared;
+    static __thread u8 *shared;
     if (!shared) shared = shared_room();
     if (launch->shared_bytes > SHARED_ROOM) STOP("too much shared memory");
     const u32 *grid = launch->grid, *sides = launch->block;
