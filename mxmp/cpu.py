@@ -20,6 +20,12 @@ def lacks(*instructions: str) -> bool:
     return known is not None and not any(set(instructions) & set(each.split()) for each in known)
 
 
+def multiplies_bfloat16() -> bool:
+    """Return whether oneDNN has bfloat16 kernels for this CPU: native ones, or such as emulate them with AVX-512."""
+    # oneDNN 2.4, src/cpu/x64/cpu_isa_traits.hpp: avx512_core
+    return not lacks("avx512bw")
+
+
 def _fields() -> dict[str, list[str]]:
     """Return the different values of each field of ``/proc/cpuinfo``, over all processors; empty without the file."""
     fields: dict[str, list[str]] = {}

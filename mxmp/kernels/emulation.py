@@ -1,31 +1,59 @@
-"""float16 on a CPU, where MXNet has no float16 kernels for matrix operators: emulation of a Tensor Core.
+"""Low precision on a CPU without kernels for it: float16 as a Tensor Core computes, bfloat16 as oneDNN does.
 
-Each low-precision operator reads float16, computes in FP32 and rounds its result once, forward and backward. The
-tensors between operators are float16, so gradients of several readers are summed in float16, as on a GPU.
+Each emulated operator reads low precision, computes in FP32 and rounds its result once, forward and backward. The
+tensors between operators are in low precision, and so are the sums of several readers' gradients, as on a GPU.
 """
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import numpy as np
 
-from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, replace_operator
+from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, is_ours, replace_operator
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
 from ..precision.rule import is_exact
-from ..precision.rules import spatial_axes
+from ..precision.rules import Rule, rule_of, spatial_axes
 from .inserting import beside
+from .rounding import copy_before_casts
 
 
 def round_every_node(fitted: LowGraph) -> list[Node]:
     """Cast the inputs of each float16 operator to FP32 and its outputs to float16, in place; return these operators."""
-    graph, low = fitted.graph, fitted.low
+    _compute_in_fp32(fitted, {node: rule for node, rule in fitted.low.items() if not _is_native(node)})
+    return list(fitted.low)
+
+
+def round_onednns_operators(fitted: LowGraph) -> list[Node]:
+    """Do the same for the bfloat16 operators that oneDNN computes, workarounds' ones too; return these operators."""
+    low: set[Node] = set()
+    for node in fitted.graph.nodes():
+        if node in fitted.low or (is_ours(node) and node.inputs and node.inputs[0].node in low):
+            low.add(node)
+        if is_ours(node) and "dtype" in node.attrs:
+            (low.add if node.attrs["dtype"] == fitted.compute else low.discard)(node)
+    found = {node: rule_of(node.op) for node in fitted.graph.nodes() if node in low and node.op in _ONEDNNS}
+    _compute_in_fp32(fitted, found)
+    copy_before_casts(fitted)
+    return list(found)
+
+
+# MXNet's own kernels, which any CPU runs, compute the other operators that have a sound bfloat16 kernel.
+_ONEDNNS = frozenset(
+    ["Activation", "BatchNorm", "Convolution", "FullyConnected", "LeakyReLU", "Pooling", "_contrib_BatchNormWithReLU"]
+)
+
+
+def _compute_in_fp32(fitted: LowGraph, rules: Mapping[Node, Rule]) -> None:
+    graph = fitted.graph
     heads = set(graph.heads)
     outputs: dict[Node, list[Entry]] = {}
     for entry in dict.fromkeys([*graph.consumers(), *graph.heads]):
         outputs.setdefault(entry.node, []).append(entry)
     half: dict[Entry, Entry] = {}
     for node in list(graph.nodes()):
-        rule = None if _is_native(node) else low.get(node)
+        rule = rules.get(node)
         for position, entry in enumerate(node.inputs):
             read = half.get(entry, entry)
             widen = rule is not None and position not in rule.keep
@@ -34,7 +62,6 @@ def round_every_node(fitted: LowGraph) -> list[Node]:
             if entry.index not in rule.keep_outputs:  # type: ignore[union-attr]
                 half[entry] = _round(fitted, entry, is_head=entry in heads)
     graph.heads = [half.get(entry, entry) for entry in graph.heads]
-    return list(low)
 
 
 def _is_native(node: Node) -> bool:
@@ -102,19 +129,24 @@ def _in_float16(text: str) -> str:
     return np.format_float_positional(np.float32(np.float16(float(text))), trim="-")
 
 
+def _cast(fitted: LowGraph) -> str:
+    """Return the operator that casts to nearest: ``Cast`` truncates to bfloat16."""
+    return "amp_cast" if fitted.compute == "bfloat16" else "Cast"
+
+
 def _widen(fitted: LowGraph, entry: Entry, name: str) -> Entry:
     # A cast for each input: MXNet would sum the gradients of a shared cast's readers in FP32, where a GPU rounds each.
-    cast = inserted("Cast", name, [entry], dtype=FULL)
+    cast = inserted(_cast(fitted), name, [entry], dtype=FULL)
     cast.node.attrs[APART] = name
     fitted.widenings.add(cast.node)
     return cast
 
 
 def _round(fitted: LowGraph, entry: Entry, *, is_head: bool) -> Entry:
-    """Return ``entry`` cast to float16; a cast of the graph's output takes the name of its operator."""
+    """Return ``entry`` cast to low precision; a cast of the graph's output takes the name of its operator."""
     node, dtype = entry.node, fitted.compute
     suffix = f"_{entry.index}" if entry.index else ""
-    cast = inserted("Cast", f"{node.name}{suffix}_rounded", [entry], dtype=dtype).node
+    cast = inserted(_cast(fitted), f"{node.name}{suffix}_rounded", [entry], dtype=dtype).node
     if is_head and entry.index == 0:
         cast.attrs[MARK] = "head"
         cast.name, node.name = node.name, f"{node.name}_{FULL}"

@@ -31,7 +31,7 @@ def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
         _warn_of_slow_bfloat16()
     left_out, requested = _named_by(SWITCH), _named_by(SWITCH_ON)
     for row in WORKAROUNDS:
-        if row.optional and row.name not in requested:
+        if (row.optional or not row.here()) and row.name not in requested:
             continue
         applies = avoid_slow_kernels or row.effect != "slow"
         if applies and device in row.devices and low.compute in row.dtypes and row.name not in left_out:

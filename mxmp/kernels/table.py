@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Sequence
 
+from .. import cpu
 from ..precision.casts import LowGraph
 from ..precision.graph import Node
 from . import cuda, emulation, layouts, memory, norms, padding, rounding, unwritten
@@ -40,6 +41,8 @@ class Workaround:
     devices: tuple[str, ...] = ("cpu",)
     # Applied only where ``MXMP_WITH`` names it.
     optional: bool = False
+    # Of a fault that not every machine has: whether this one has it. ``MXMP_WITH`` applies the workaround anyway.
+    here: Callable[[], bool] = lambda: True
 
 
 WORKAROUNDS: tuple[Workaround, ...] = (
@@ -141,6 +144,17 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source='oneDNN 2.4: "could not create a primitive descriptor for a reorder primitive"',
         test=f"{_TESTS}/test_layouts.py::test_a_reshape_to_four_axes_before_a_convolution_trains",
         rewrite=layouts.copy_reshaped,
+    ),
+    Workaround(
+        name="emulated_bfloat16",
+        dtypes=_BFLOAT16,
+        effect="fails",
+        fault="on a CPU without AVX-512, oneDNN has no bfloat16 kernels (convolution, dense layer, activation, pooling, "
+        "BatchNorm). They are emulated: each operator computes in FP32 between casts that round",
+        source='oneDNN 2.4, src/cpu/x64: avx512_core; "could not create a primitive descriptor iterator"',
+        test=f"{_TESTS}/test_emulation.py::test_bfloat16_without_avx512_has_one_rounding_forward_and_backward",
+        rewrite=emulation.round_onednns_operators,
+        here=lambda: not cpu.multiplies_bfloat16(),
     ),
     # -- float16, emulated --------------------------------------------------------------------------
     Workaround(
