@@ -149,8 +149,8 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         name="emulated_bfloat16",
         dtypes=_BFLOAT16,
         effect="fails",
-        fault="on a CPU without AVX-512, oneDNN has no bfloat16 kernels (convolution, dense layer, activation, pooling, "
-        "BatchNorm). They are emulated: each operator computes in FP32 between casts that round",
+        fault="on a CPU without AVX-512, oneDNN has no bfloat16 kernels (convolution, dense layer, activation, "
+        "pooling, BatchNorm). They are emulated: each operator computes in FP32 between casts that round",
         source='oneDNN 2.4, src/cpu/x64: avx512_core; "could not create a primitive descriptor iterator"',
         test=f"{_TESTS}/test_emulation.py::test_bfloat16_without_avx512_has_one_rounding_forward_and_backward",
         rewrite=emulation.round_onednns_operators,
