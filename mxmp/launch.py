@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Callable, Iterator, Mapping, Sequence
 
 PROGRAM = "python -m mxmp launch"
+_WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workers")
 _ROLE_ONLY = [sys.executable, "-W", "ignore", "-c", "import mxnet"]
 _FINISH = 5.0  # seconds in which scheduler and servers end by themselves, when the workers are done
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL
@@ -32,7 +33,11 @@ def launch(command: Sequence[str], workers: int, servers: int = 1, timeout: floa
     address = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port()), "DMLC_NODE_HOST": "127.0.0.1"}
     counts = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "DMLC_INTERFACE": "lo"}
     roles = [("scheduler", _ROLE_ONLY)] + [("server", _ROLE_ONLY)] * servers + [("worker", command)] * workers
-    return _run([(role, line, {**address, **counts, "DMLC_ROLE": role}) for role, line in roles], timeout)
+    failing = {"PYTHONPATH": os.pathsep.join(filter(None, [_WORKERS, os.environ.get("PYTHONPATH")]))}
+    more = {"worker": failing}
+    return _run(
+        [(role, line, {**address, **counts, "DMLC_ROLE": role, **more.get(role, {})}) for role, line in roles], timeout
+    )
 
 
 def launch_horovod(command: Sequence[str], workers: int, timeout: float | None = None) -> int:
@@ -100,7 +105,8 @@ def _watch(jobs: _Job, deadline: float, came: Sequence[int]) -> int:
         for role, process in jobs:
             if process.poll():
                 code = process.returncode if process.returncode > 0 else 128 - process.returncode
-                return _say(f"a {role} ended with code {process.returncode}; the job ends", code)
+                who = f"the {role} of process {process.pid}"
+                return _say(f"{who} ended with code {process.returncode}; the job ends", code)
         if all(process.poll() == 0 for process in workers):
             _wait(lambda: any(process.poll() is None for _, process in jobs), _FINISH)
             return 0

@@ -65,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "demo", help="where data and results go")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--epochs", type=int, help="a trial that is too short to judge the accuracy (default: all ten)")
     options, extra = parser.parse_known_args(arguments)
+    if options.epochs is not None:
+        extra += ["--num-epochs", str(options.epochs), "--warmup-epochs", "0"]
     start = time.perf_counter()
     print("==> data: {} digits to train on, {} to validate on".format(*make_digits.make(options.folder / "data")))
     runs = [train(name, options.folder / "data", options.folder, extra) for name in options.runs]
@@ -74,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print()
     print_table(runs)
     print(f"curves: {os.path.relpath(picture)}; whole demo: {time.perf_counter() - start:.0f} s")
-    short = verdict(runs) if runs[0]["label"] == "float32" else []
+    short = verdict(runs) if runs[0]["label"] == "float32" and options.epochs is None else []
     for line in short:
         print(f"not as promised: {line}", file=sys.stderr)
     return 1 if short else 0

@@ -22,6 +22,7 @@ PACKAGE = Path(mxmp.__file__).parent
 # stand on one floor and know nothing of each other.
 HOUSE = {
     "": ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"],
+    "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
         *("plan", "draft", "readers", "decide", "casts", "traffic", "heads", "monitoring", "__init__"),
@@ -78,6 +79,7 @@ HOUSE = {
 }
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"]
+WITHOUT_MXNET += ["workers/sitecustomize"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]

@@ -10,6 +10,7 @@ from mxnet.contrib import quantization
 
 from ..precision.graph import Entry, Graph, Node
 from ..serving.folding import Params, by_kind
+from ..serving.fusing import store_by_rows
 from .calibration import is_usable
 
 # From the name of a tensor to the smallest and the largest value that INT8 represents; values beyond are clipped.
@@ -80,6 +81,7 @@ def quantize(
     _check_ranges(fused, params)
     _repair_relus(fused, params)
     _repair_sums(fused, params)
+    store_by_rows(fused)
     return fused, params, names
 
 

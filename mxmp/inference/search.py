@@ -205,6 +205,8 @@ class Search:
             return
         one = lambda rest: quantize(fused, params, least, {*rest, *others}, every=True)[:2]  # noqa: E731
         failing.update(self._measure_alone(INT8, every, one))
+        alone = [name for name in every if name not in failing]
+        failing.update(self._fails_with_others(alone, lambda rest: one([*failing, *rest])))
         layers = [name for name in every if name not in failing]
         found = self._best_ranges(fused, params, seen, failing)
         if found is None:
@@ -286,6 +288,18 @@ class Search:
                 if isinstance(error, CandidateError) and error.crashed:
                     crashes[kind] = crashes.get(kind, 0) + 1
         return failing
+
+    def _fails_with_others(self, layers: Sequence[str], build: Build) -> dict[str, str]:
+        """Return the layer, with the reason, without which the others run together; none if all do, or no one is it."""
+        reason = ""
+        for name in ("", *reversed(layers)):  # what is stored otherwise for a layer comes from those before it
+            try:
+                self._sqnr_of(build([name] if name else []), self._held[:1])
+            except _FAILURES as error:
+                reason = reason or _fails(error)
+                continue
+            return {name: reason} if name else {}
+        return {}
 
     def _sqnr_of(self, made: Made, batches: Sequence[int]) -> float:
         """Run a graph that is no candidate; return the SQNR in dB of its worst column."""
@@ -390,7 +404,7 @@ class Search:
     def _choose(self) -> tuple[Graph, Params, InferenceReport]:
         """Time the candidates that are accurate enough; return the fastest."""
         self._tell("whole graphs")
-        names = [name for name, row in self._rows.items() if not row.verdict]
+        names = [name for name, row in self._rows.items() if not row.verdict and self._runs_again(name)]
         spent = sum(min(each) for each in self._runner.ask("times", names, 2).values())
         times = self._runner.ask("times", names, int(np.clip(_SECONDS / spent, _FEWEST_ROUNDS, _MOST_ROUNDS)))
         middle = {name: statistics.median(each) for name, each in times.items()}
@@ -414,6 +428,16 @@ class Search:
         graph, params, _ = self._tried[chosen]
         report = InferenceReport(chosen, baseline, rows, self._layers(chosen), self._calibrators, self.notes)
         return graph, params, report
+
+    def _runs_again(self, name: str) -> bool:
+        """Return whether a candidate runs several times; that it fails is its verdict, but for the network itself."""
+        try:
+            self._runner.ask("times", [name], 1)
+        except CandidateError as error:
+            if name == PLAIN:
+                raise
+            self._rows[name] = self._rows[name]._replace(verdict=_fails(error))
+        return not self._rows[name].verdict
 
     def _layers(self, name: str) -> list[Layer]:
         """Return a report's ``Layer`` of each operator of a candidate, which runs once more for the times."""

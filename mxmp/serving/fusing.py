@@ -10,12 +10,19 @@ operators that MXNet does not fuse, stand behind such outputs while MXNet fuses.
 from __future__ import annotations
 
 from ..precision.graph import VARIABLE, Entry, Graph, Node
+from ..precision.rule import is_true
 from .folding import copied
 
 # The fused operators that MXNet's pass makes.
 FUSED = ("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected")
 _LAYERS = ("Convolution", "FullyConnected")
 _BARRIER = "__mxmp_barrier__"
+# Operators whose result MXNet always stores row by row; any other may store it as oneDNN likes it, in some runs only.
+_BY_ROWS = frozenset(
+    ["Embedding", "FullyConnected", "Flatten", "LayerNorm", "Reshape", "batch_dot", "transpose", FUSED[1]]
+)
+# Operators that keep how their input is stored; the first stores four axes in another way.
+_KEEPS, _FLAT = ("_contrib_quantize_v2", "_copy", "BlockGrad"), frozenset(["FullyConnected", "Flatten", FUSED[1]])
 
 
 def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Graph:
@@ -30,7 +37,29 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
         node.inputs = [entry.node.inputs[0] if _BARRIER in entry.node.attrs else entry for entry in node.inputs]
         if node.op in FUSED:
             node.name = inner_operators(node)[-1]
+    if not quantizable:
+        store_by_rows(fused)
     return fused
+
+
+def store_by_rows(graph: Graph) -> None:
+    """Insert, in place, what stores the data of fused dense layers row by row, where they might be stored otherwise."""
+    # The fused operator decides in its first run whether data must be reordered, and fails in a later run in which they
+    # are stored otherwise ("We can't generate TBlob for MKLDNN data", src/operator/subgraph/mkldnn/mkldnn_fc.cc).
+    for node in list(graph.nodes()):
+        if node.op == FUSED[1] and not _is_by_rows(node.inputs[0].node):
+            layer = next(item for item in node.subgraphs[0]["nodes"] if item["op"] == "FullyConnected")  # type: ignore[index]
+            flat = is_true(layer.get("attrs", {}).get("flatten", "True"))
+            op, attrs = ("Flatten", {}) if flat else ("Reshape", {"shape": "(-2,)"})
+            node.rewire(0, Entry(Node(op, f"{node.name}_data", attrs, [node.inputs[0]])))
+
+
+def _is_by_rows(node: Node) -> bool:
+    if node.op not in _KEEPS:
+        return node.op in _BY_ROWS
+    while node.op in _KEEPS:
+        node = node.inputs[0].node
+    return node.op in _FLAT
 
 
 def inner_operators(node: Node) -> list[str]:

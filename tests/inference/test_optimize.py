@@ -16,13 +16,13 @@ import pytest
 from bench.turns import operators
 from kit.oracle import sqnr
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
+from mxnet.gluon import HybridBlock, nn
 from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
 
 import mxmp
 from mxmp import cpu
 from mxmp.__main__ import main
-from mxmp.inference import calibration, search
+from mxmp.inference import calibration, quantizing, search
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.inference.targets import OptimizedSymbol
 from mxmp.precision.graph import Graph
@@ -353,6 +353,55 @@ def test_without_vnni_int8_is_left_out(net, images, monkeypatch):
     found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"])
     assert any("no VNNI" in note for note in found.report.notes)
     assert found.report.chosen.startswith("float32")
+
+
+class Gated(HybridBlock):
+    """A layer, squeeze-and-excitation with a hard sigmoid, a global average, a dense layer."""
+
+    def __init__(self, channels):
+        super().__init__()
+        with self.name_scope():
+            self.layer, self.gate = nn.Conv2D(channels, 3, padding=1), nn.Conv2D(channels, 1)
+            self.dense = nn.Dense(10)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        x = self.layer(x)
+        gate = F.clip(self.gate(F.contrib.AdaptiveAvgPooling2D(x, output_size=1)) * 0.2 + 0.5, 0, 1)
+        return self.dense(F.Pooling(F.broadcast_mul(x, gate), global_pool=True, pool_type="avg", kernel=(1, 1)))
+
+
+@pytest.mark.parametrize("batches", [4, 12])
+@pytest.mark.parametrize("known", [True, False], ids=["the fault is known", "it is not known"])
+def test_a_kernel_that_fails_in_its_second_run_is_left_out_alone(monkeypatch, known, batches):
+    """oneDNN's dense layer did, where MXNet stores its data otherwise than in the first run."""
+    net = Gated(channels=8 if cpu.lacks("avx512f") else 16)  # one of oneDNN's blocks
+    monkeypatch.setattr(cpu, "lacks", lambda *_: False)
+    if not known:
+        monkeypatch.setattr(quantizing, "store_by_rows", lambda graph: None)
+    net.initialize(mx.init.Xavier())
+    x = [mx.nd.random.normal(shape=(16, 3, 12, 12)) for _ in range(batches)]
+    wanted = net(x[0]).asnumpy()
+    found = mxmp.optimize_for_inference(net, x, dtypes="int8", progress=False, max_drop=1, min_sqnr=-99)
+    rows = {row.name: row for row in found.report.candidates}
+    assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(rows, "")
+    assert {"float32, fused", "int8"} <= rows.keys()
+    for _ in range(3):
+        assert sqnr(wanted, found(x[0]).asnumpy()) > 0
+
+
+def test_a_candidate_that_fails_when_it_is_timed_gets_that_verdict(net, images, monkeypatch):
+    ask = Runner.ask
+
+    def failing(self, what, *arguments):
+        if what == "times" and "float32, fused" in arguments[0]:
+            raise CandidateError("no second run")
+        return ask(self, what, *arguments)
+
+    monkeypatch.setattr(Runner, "ask", failing)
+    found = mxmp.optimize_for_inference(net, batches(images), dtypes=(), progress=False)
+    verdicts = {row.name: row.verdict for row in found.report.candidates}
+    assert verdicts["float32, fused"] == "fails here: no second run"
+    assert not verdicts["float32"]
 
 
 def test_a_network_whose_own_outputs_are_nan_is_refused():
