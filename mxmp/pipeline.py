@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import lru_cache
-from glob import escape
 from typing import Callable, Collection, Iterable, Mapping, Set, Union
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
-from .policy import Policy, as_policy
+from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide
 from .precision.draft import Options
@@ -98,9 +97,10 @@ class Conversion:
         return self.how if isinstance(self.how, Plan) else None
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep these nodes in FP32 in all later graphs, which then decide anew how parameters are stored."""
+        """Keep operators, by their names in a plan, in FP32 in all later graphs, which decide anew how parameters are
+        stored."""
         # As any pattern, "fc1_fwd" also excludes nodes whose names begin with "fc1_fwd_".
-        policy = as_policy(self.policy, [escape(name) for name in nodes])
+        policy = as_policy(self.policy, map(pattern_for, nodes))
         self.how = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
         self.stored_low.clear()
 

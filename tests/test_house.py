@@ -69,7 +69,7 @@ HOUSE = {
     "diagnose/explaining": ["report", "explain", "__init__"],
     "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
     "diagnose/blaming": ["report", "verdict", "recording", "blame", "__init__"],
-    "diagnose/auditing": ["report", "lost", "still", "replays", "audit", "__init__"],
+    "diagnose/auditing": ["report", "arrays", "lost", "still", "segments", "replays", "audit", "__init__"],
     "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],

@@ -48,7 +48,7 @@ class ReplayedSymbol:
     def check_excludable(self) -> None:
         raise ValueError("apply=True needs a converted net or a module: a Symbol is converted by cast_symbol(exclude=)")
 
-    def exclude(self, nodes: Collection[str]) -> None:
+    def exclude(self, operators: Collection[tuple[int, str]]) -> None:
         self.check_excludable()
 
 
@@ -81,8 +81,8 @@ class ReplayedModule(ReplayedSymbol):
         if self._module.has_other_workers:
             raise ValueError(OTHER_WORKERS)
 
-    def exclude(self, nodes: Collection[str]) -> None:
-        exclude_operators(self._target, self._module, nodes)
+    def exclude(self, operators: Collection[tuple[int, str]]) -> None:
+        exclude_operators(self._target, self._module, [name for _, name in operators])
 
 
 def replayed_symbol(
