@@ -75,8 +75,9 @@ class Segments:
             if read:
                 found = autograd.grad([head], read, [start], retain_graph=True)
                 for array, gradient in zip(read, found):
+                    total = array.grad.as_nd_ndarray()  # of mx.np's arrays too
                     with autograd.pause():
-                        array.grad[:] += gradient
+                        total += gradient.as_nd_ndarray()
 
 
 def _apart(array: NDArray) -> NDArray:
