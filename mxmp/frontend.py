@@ -119,6 +119,8 @@ class ReplayedGraph(NamedTuple):
     # Variables that no training changes, such as Gluon Constants.
     constants: frozenset[str]
     training: bool
+    # Returns the plan with more operators in FP32, given by their names in a plan.
+    excluding: Callable[[Collection[str]], Plan]
     # The name of the net, if it is another one, which the loss calls.
     other: str = ""
     # Whether the inputs are the batch, and no features that Python code or another graph has computed.

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from functools import lru_cache
-from typing import Callable, Collection, Iterable, Mapping, Set, Union
+from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
@@ -79,6 +80,9 @@ def emulated(how: Policy | Plan, device: str) -> Policy | Plan:
     return how
 
 
+_Conversion = TypeVar("_Conversion", bound="Conversion")
+
+
 class Conversion:
     """Converts all graphs of one network by one policy or plan: for training and inference, for buckets, for parts.
     They share parameters: the first graph that reads one decides how it is stored, and later ones use it so."""
@@ -103,6 +107,13 @@ class Conversion:
         policy = as_policy(self.policy, map(pattern_for, nodes))
         self.how = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
         self.stored_low.clear()
+
+    def excluding(self: _Conversion, nodes: Collection[str]) -> _Conversion:
+        """Return a copy, which has recorded nothing, and keeps these nodes in FP32 too."""
+        made = copy.copy(self)
+        made.stored_low = {}
+        made.exclude(nodes)
+        return made
 
     def build(
         self,

@@ -82,16 +82,22 @@ class ReplayedNet:
             conversion = Conversion(emulated(self._given, device_of(ctx)))
         reads_data = hook is None or hook.conversion.reads_data(block)
         fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
-        plan = conversion.preview(
-            *(Graph.from_symbol(call.symbol), device_of(ctx), call.params.keys() - fixed),
-            reads_data=reads_data,
-            training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
-        )
+
+        def planned(conversion: Conversion) -> Plan:
+            return conversion.preview(
+                *(Graph.from_symbol(call.symbol), device_of(ctx), call.params.keys() - fixed),
+                reads_data=reads_data,
+                training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
+            )
+
         trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         values = {name: _value(param, ctx) for name, param in call.params.items()}
         other = "" if id(block) in self._own else block.name
         graph = ReplayedGraph(
-            len(self._known), call.symbol, plan, values, trained, fixed, self.training, other, reads_data and not other
+            *(len(self._known), call.symbol, planned(conversion), values, trained, fixed, self.training),
+            excluding=lambda names: planned(conversion.excluding(names)),
+            other=other,
+            reads_data=reads_data and not other,
         )
         self._nets.append(block if other else self._net)
         self._known[key] = call, graph

@@ -18,11 +18,9 @@ from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
 from ..shared.targets import Network, check_positive, replayed_network
 from .lost import ROUNDOFF, what_was_lost
-from .replays import Candidate, Noise, Replays
+from .replays import THRESHOLD, Candidate, Noise, Replays
 from .report import Audit, Change, Finding
 
-# From how many times the noise an operator stands out. Healthy networks reach 4 (see docs/looking-inside.md).
-THRESHOLD = 8.0
 # Among more operators than this, only so few are looked for that change much and do not stand out of the noise.
 _MANY, _FEW = 32, 3
 # What is left of a change, divided by its limit, where it is gone; and by how much more a shorter cure may leave.
@@ -131,12 +129,12 @@ def _audited(replays: Replays, worst: int) -> tuple[Audit, Collection[Candidate]
 
     candidates = replays.candidates
     total = change(candidates)
-    bad, remaining = _at_fault(candidates, total, change, worst)
+    bad, remaining = _at_fault(replays, total, change, worst)
     for each in replays.readers_of_digits():
         if each not in bad and len(bad) < worst:
             bad[each] = change([each])
             remaining = None
-    others = [each for each in candidates if each not in bad]
+    others = replays.low_without(bad)
     if bad and remaining is None:
         remaining = change(others)
     ops = {each: replays.graphs[each[0]].plan.decisions[each[1]].op for each in candidates}
@@ -157,32 +155,33 @@ def _audited(replays: Replays, worst: int) -> tuple[Audit, Collection[Candidate]
 
 
 def _at_fault(
-    candidates: Sequence[Candidate], total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
+    replays: Replays, total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
 ) -> tuple[dict[Candidate, Change], Change | None]:
     """Return the fewest operators found, at most ``worst``, without which nothing stands out, and what is then left."""
+    candidates = replays.candidates
     found = _worst(candidates, total, change, worst, lambda each: each.times_noise / THRESHOLD)
-    bad, left = _needed(candidates, found, change)
+    bad, left = _needed(replays, found, change)
     # What remains may be large beside the limits, however large the noise: the inputs multiply errors of weights too.
     if (left or total).times_limit <= 1:
         return bad, left
-    rest = [each for each in candidates if each not in bad]
+    rest = replays.low_without(bad)
     few = worst - len(bad) if len(rest) <= _MANY else min(worst - len(bad), _FEW)
     more = _worst(rest, left or total, change, few, lambda each: each.times_limit)
-    cured, after = _needed(candidates, {**bad, **more}, change)
+    cured, after = _needed(replays, {**bad, **more}, change)
     # A few operators cause it if it is gone without them. In a deep network that multiplies any error, it is not.
     cures = after is not None and after.times_limit <= max(1.0, (left or total).times_limit * _GONE)
     return (cured, after) if cures else (bad, left)
 
 
 def _needed(
-    candidates: Sequence[Candidate], found: Mapping[Candidate, Change], change: Callable[[Sequence[Candidate]], Change]
+    replays: Replays, found: Mapping[Candidate, Change], change: Callable[[Sequence[Candidate]], Change]
 ) -> tuple[dict[Candidate, Change], Change | None]:
     """Return those of ``found``, the worst first, that have to be in FP32, by trying, and what is then left."""
     if not found:
         return {}, None
 
     def left_without(excluded: Collection[Candidate]) -> Change:
-        return change([each for each in candidates if each not in excluded])
+        return change(replays.low_without(excluded))
 
     def bound(change: Change) -> float:
         return max(change.times_noise / THRESHOLD, change.times_limit)

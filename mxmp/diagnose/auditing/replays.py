@@ -26,6 +26,10 @@ from .still import in_fp32, stilled
 Candidate = tuple
 # The factor by which a loss scale is lowered that is too high.
 _BACKOFF = 2.0**-4
+# From how many times the noise an operator stands out. Healthy networks reach 4 (see docs/looking-inside.md).
+THRESHOLD = 8.0
+# Changes that never stand out: of the loss, of a gradient, and of a column of an output.
+_SMALL = (0.001, 0.02, 0.01)
 # What rounding may change of the loss, of all gradients together, and of an output, beside the noise or not. A single
 # operator of a healthy network changes them by less, or so do many (see docs/looking-inside.md).
 LIMITS = (0.02, 0.5, 0.1)
@@ -78,6 +82,16 @@ class Replays:
     def candidates(self) -> list[Candidate]:
         """Return the operators in low precision by the network's plans, in the order of the graphs."""
         return [(g.number, name) for g in self.graphs for name, d in g.plan.decisions.items() if d.low]
+
+    def low_without(self, excluded: Collection[Candidate]) -> list[Candidate]:
+        """Return the operators that stay in low precision if these are excluded, which may take others along."""
+        other = {graph.number: graph.other for graph in self.graphs}
+        found = []
+        for graph in self.graphs:
+            names = [name for number, name in excluded if other[number] == graph.other]
+            plan = graph.excluding(names) if names else graph.plan
+            found += [(graph.number, name) for name, d in plan.decisions.items() if d.low]
+        return [each for each in self.candidates if each in found and each not in excluded]
 
     def readers_of_digits(self) -> list[Candidate]:
         """Return the operators in low precision that read raw data whose digits the dtype does not have: a column that
@@ -222,7 +236,10 @@ class Noise:
         """Measure it with errors of ``2 * least``, where ``least`` is the dtype's unit roundoff."""
         # Inputs get no errors: an operator that needs their last digits would make noise itself, and not stand out.
         found = [replays.differences(replays.run((), 2 * least)).numbers for _ in range(rounds)]
-        self._noise = [_floored(np.array(each), least) for each in zip(*found)]
+        small = [*_SMALL[:2], *[_SMALL[2]] * len(found[0])]
+        self._noise = [
+            np.maximum(_floored(np.array(each), least), much / THRESHOLD) for each, much in zip(zip(*found), small)
+        ]
         self._names = list(replays.reference.gradients)
         self._has_loss = bool(replays.reference.losses)
 
