@@ -119,6 +119,12 @@ class ReplayedGraph(NamedTuple):
     # Variables that no training changes, such as Gluon Constants.
     constants: frozenset[str]
     training: bool
+    # Returns the plan with more operators in FP32, given by their names in a plan.
+    excluding: Callable[[Collection[str]], Plan]
+    # The name of the net, if it is another one, which the loss calls.
+    other: str = ""
+    # Whether the inputs are the batch, and no features that Python code or another graph has computed.
+    reads_data: bool = True
 
 
 # Runs a graph in place of the network on its inputs by name; returns all outputs.
@@ -143,8 +149,8 @@ class ReplayedNetwork(Protocol):
     def check_excludable(self) -> None:
         """Raise ``ValueError`` if ``exclude`` cannot be used on this network."""
 
-    def exclude(self, nodes: Collection[str]) -> None:
-        """Keep the operators named ``nodes`` in FP32 from the next forward on."""
+    def exclude(self, operators: Collection[tuple[int, str]]) -> None:
+        """Keep operators in FP32 from the next forward on, each given by the number of its graph and its name there."""
 
 
 class TrainedNetwork(Protocol):

@@ -6,7 +6,7 @@ from typing import Callable, NamedTuple
 
 import mxnet as mx
 
-from .precision.casts import MARK, is_ours, source_of
+from .precision.casts import MARK, inserted, is_ours, source_of
 from .precision.graph import Entry, Graph, Node
 from .precision.monitoring import SUMS, network_names, place_of
 from .precision.plan import Plan
@@ -34,9 +34,25 @@ class Observed(NamedTuple):
     # Whether it is the gradient of a graph output, which MXNet reports only if mxmp inserted a cast there: the sum of
     # the loss's gradient and those of operators that read the cast.
     of_output: bool
+    # Whether the same gradient of a graph output is reported in FP32 too, before a cast has rounded it.
+    rounded: bool
     # For reports: ``"fc"`` for an output, ``"fc -> relu"`` for the gradient that fc sends to relu; for that of a graph
     # output ``"the loss, out -> fc"`` if an operator ``out`` reads its cast too.
     label: str
+
+
+def with_gradients_of_outputs(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a converted graph that copies each output which it has cast, so that MXNet's monitor reports the gradient
+    of the output before the cast rounds it."""
+    graph = Graph.from_symbol(symbol)
+    graph.heads = [
+        inserted("_copy", f"{e.node.name}{_UNROUNDED}", [e]) if e.node.attrs.get(MARK) == "head" else e
+        for e in graph.heads
+    ]
+    return graph.to_symbol()
+
+
+_UNROUNDED = "_before_rounding"
 
 
 class ObservedGraph:
@@ -128,7 +144,7 @@ class ObservedGraph:
             made = self.source(Entry(node)).node if inserted else node
             low = any(map(self.is_low, [made, *self.readers(made)]))
             name = self.original_name(made)
-            return Observed(node, name, self.original_op(made), low, False, inserted, False, label=name)
+            return Observed(node, name, self.original_op(made), low, False, inserted, False, False, label=name)
         index = place.number or 0
         if index >= len(node.inputs) or not self._differentiable[node.inputs[index].node]:
             return None
@@ -136,10 +152,13 @@ class ObservedGraph:
         receiver = self.source(node.inputs[index]).node
         made = (senders or [receiver])[0]
         low = any(map(self.is_low, [receiver, *senders]))
-        of_output = node.attrs.get(MARK) == "head"
+        copies = [user for user, _ in self._users.get(node, ()) if user.name == f"{node.name}{_UNROUNDED}"]
+        of_output = node.attrs.get(MARK) == "head" or node.name.endswith(_UNROUNDED)
+        rounded = bool(copies) and not senders
         names = [*(["the loss"] if of_output else []), *map(self.original_name, senders)]
         label = f"{', '.join(names) or 'the loss'} -> {self.original_name(receiver)}"
-        return Observed(node, self.original_name(made), self.original_op(made), low, True, inserted, of_output, label)
+        made_by = self.original_name(made), self.original_op(made)
+        return Observed(node, *made_by, low, True, inserted, of_output, rounded, label)
 
 
-_A_SUM = Observed(Node("add_n", SUM), SUM, "add_n", False, True, True, False, SUM)
+_A_SUM = Observed(Node("add_n", SUM), SUM, "add_n", False, True, True, False, False, SUM)

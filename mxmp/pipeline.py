@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from functools import lru_cache
-from glob import escape
-from typing import Callable, Collection, Iterable, Mapping, Set, Union
+from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
-from .policy import Policy, as_policy
+from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide
 from .precision.graph import Graph, Node
@@ -80,6 +80,9 @@ def emulated(how: Policy | Plan, device: str) -> Policy | Plan:
     return how
 
 
+_Conversion = TypeVar("_Conversion", bound="Conversion")
+
+
 class Conversion:
     """Converts all graphs of one network by one policy or plan: for training and inference, for buckets, for parts.
     They share parameters: the first graph that reads one decides how it is stored, and later ones use it so."""
@@ -98,11 +101,19 @@ class Conversion:
         return self.how if isinstance(self.how, Plan) else None
 
     def exclude(self, nodes: Collection[str]) -> None:
-        """Keep these nodes in FP32 in all later graphs, which then decide anew how parameters are stored."""
+        """Keep operators, by their names in a plan, in FP32 in all later graphs, which decide anew how parameters are
+        stored."""
         # As any pattern, "fc1_fwd" also excludes nodes whose names begin with "fc1_fwd_".
-        policy = as_policy(self.policy, [escape(name) for name in nodes])
+        policy = as_policy(self.policy, map(pattern_for, nodes))
         self.how = replace(self.how, policy=policy) if isinstance(self.how, Plan) else policy
         self.stored_low.clear()
+
+    def excluding(self: _Conversion, nodes: Collection[str]) -> _Conversion:
+        """Return a copy, which has recorded nothing, and keeps these nodes in FP32 too."""
+        made = copy.copy(self)
+        made.stored_low = {}
+        made.exclude(nodes)
+        return made
 
     def build(
         self,

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from fnmatch import translate
+from glob import escape
 from typing import Collection, Dict, Iterable
 from urllib.parse import quote, unquote
 
@@ -211,6 +212,13 @@ class Recipes(Dict[str, Policy]):
         rows = [("recipe", "policy", ""), *((name, str(policy), _RECIPES[name][1]) for name, policy in self.items())]
         first, second = (max(len(row[i]) for row in rows) for i in range(2))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
+
+
+def pattern_for(name: str) -> str:
+    """Return the pattern of ``exclude`` for an operator of a plan, such as ``"loop/fc"`` or ``"fc:1"``."""
+    inner = name.rpartition("/")[2]
+    stem, _, number = inner.rpartition(":")
+    return escape(stem if stem and number.isdigit() else inner)
 
 
 def as_policy(policy: str | Policy, exclude: Iterable[str] = ()) -> Policy:

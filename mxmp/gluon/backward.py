@@ -120,6 +120,7 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
             added = [param for param in _mxnet.parameters_of(peer) if param.grad_req == "add"]
             refuse_unscaled_gradients(read_gradients(added, peer.ledger), scale)
     for peer in peers:
+        peer.scaled_step.losses += [loss.detach() for loss in record.losses]
         peer.ledger.note(Event.BACKWARD, scale)
         peer.watch_statistics()
     trainer.scaled_step.group.note_backward(peer.scaled_step for peer in peers)

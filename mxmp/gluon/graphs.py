@@ -21,6 +21,7 @@ from ..callbacks import hold_interrupts
 from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
+from ..observed import with_gradients_of_outputs
 from ..policy import is_policy_text
 from ..precision.casts import inserted
 from ..precision.graph import Graph, as_shape
@@ -481,6 +482,11 @@ class _LowPrecisionOp:
             self._recording[thread] = self._make(self._flags) if ended is None else self._recording.pop(ended)
         return self._recording[thread]
 
+    @property
+    def listened(self) -> mx.sym.Symbol:
+        """Return the graph that runs where mxmp's own listeners get its tensors."""
+        return with_gradients_of_outputs(self.symbol)
+
     def _make(self, flags: list) -> mx.nd.CachedOp:
         return _CachedOp(copy.copy(self.symbol), flags)
 
@@ -488,13 +494,15 @@ class _LowPrecisionOp:
         """Return this thread's CachedOp for calls with an op hook, with ``monitor`` as its only op hook."""
         thread, (callback, monitor_all) = threading.get_ident(), monitor
         op, registered = self._monitored.get(thread, (None, (None, False)))
-        if op is None:
+        is_own = isinstance(callback, GraphListener)
+        if op is None or is_own != isinstance(registered[0], GraphListener):
             _mxnet.silence_removed()
             # With ``static_alloc`` and ``static_shape`` MXNet would call the callback for few outputs.
-            op = self._make([flag for flag in self._flags if not flag[0].startswith("static_")])
+            flags = [flag for flag in self._flags if not flag[0].startswith("static_")]
+            op = _CachedOp(self.listened, flags) if is_own else self._make(flags)
         if callback is not registered[0] or monitor_all != registered[1]:
             self._monitored[thread] = op, monitor
-            if not isinstance(callback, GraphListener):
+            if not is_own:
                 # A user's callback gets the names of before conversion, and values in FP32.
                 callback = NetworkView(self.symbol, self._plan).translated(callback)
             _mxnet.register_op_hook(op, callback, monitor_all)

@@ -7,6 +7,7 @@ inside calls, do not disturb each other. The FP32 graph is stored on the block, 
 from __future__ import annotations
 
 import gc
+import threading
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
@@ -33,6 +34,24 @@ _NO_BACKEND = (
 )
 
 
+class _StandIn(threading.local):
+    run: Callable[[HybridBlock, Hook, tuple], Any] | None = None
+
+
+# Global: what runs in place of the graphs that this thread calls, of whatever net, while ``audit`` replays a batch.
+_stand_in = _StandIn()
+
+
+@contextmanager
+def standing_in(run: Callable[[HybridBlock, Hook, tuple], Any]) -> Iterator[None]:
+    """Run ``run(block, hook, args)`` in place of each graph of a converted net that this thread calls."""
+    before, _stand_in.run = _stand_in.run, run
+    try:
+        yield
+    finally:
+        _stand_in.run = before
+
+
 class Hook:
     """Runs a converted HybridBlock: it is set as ``block.forward``. A new one replaces it when the conversions change.
     ``conversions`` maps each conversion that the block is part of, oldest first, to True if it excludes the block or a
@@ -40,8 +59,6 @@ class Hook:
 
     def __init__(self, block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
         self.conversions = conversions
-        # What runs in place of the block's graphs while ``audit`` replays a batch, if anything.
-        self.stand_in: Callable[[HybridBlock, Hook, tuple], Any] | None = None
         self._block = block
         # What ``hybridize`` chose before this hook changed it, and the flags of that call, a new list in each.
         self._chosen: tuple[bool, list] | None = None
@@ -135,8 +152,8 @@ class Hook:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
         Replaces ``_call_cached_op``, which ``HybridBlock.forward`` calls in a hybridized block."""
         block, conversion = self._block, self.conversion
-        if self.stand_in is not None:
-            return self.stand_in(block, self, args)
+        if _stand_in.run is not None:
+            return _stand_in.run(block, self, args)
         if _mxnet.backend(block):
             raise ValueError(_NO_BACKEND.format(block.name, repr(_mxnet.backend(block))))
         try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Collection, ContextManager, Iterator, Sequence
+from typing import Any, Callable, Collection, ContextManager, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -17,8 +16,9 @@ from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.plan import Plan
 from . import _mxnet
+from .blocks import blocks_of
 from .graphs import TracedCall, traced_call
-from .hook import Hook, hooks
+from .hook import Hook, hooks, standing_in
 from .nesting import key_of, split
 from .parameter import weight_of
 from .training import check_exclusion, exclude_operators, trainers_of
@@ -27,7 +27,8 @@ from .training import check_exclusion, exclude_operators, trainers_of
 class ReplayedNet:
     """A Gluon net with a batch and its loss; implements ``frontend.ReplayedNetwork``.
     The net is converted, or ``how`` says how to convert it. ``data`` are its arguments, ``labels`` those of ``loss``
-    after the output; without a loss the batch runs in inference mode."""
+    after the output; without a loss the batch runs in inference mode. Other converted nets that the loss calls are
+    replayed too."""
 
     def __init__(
         self, net: Block, loss: Callable | None, data: Sequence[Any], labels: Sequence[Any], how: Policy | Plan | None
@@ -42,9 +43,12 @@ class ReplayedNet:
         waiting = [p.name for p in net.collect_params().values() if not _mxnet.is_initialized(p)]
         if waiting:
             raise ValueError(f"Parameter {waiting[0]!r} has no values yet: initialize the net, and call it once")
-        self._net, self._loss, self._data, self._labels = net, loss, data, labels
+        self._net, self._loss, self._data, self._labels = net, loss, _detached(data), _detached(labels)
         self._given = how
+        self._own = set(map(id, blocks_of(net)))
         self._known: dict[tuple, tuple[TracedCall, ReplayedGraph]] = {}
+        # Of each graph by its number: the net to which ``exclude`` applies.
+        self._nets: list[Block] = []
 
     @property
     def training(self) -> bool:
@@ -56,21 +60,10 @@ class ReplayedNet:
             return call.nested(run(graph, call.inputs))
 
         mode = autograd.record() if self.training else autograd.pause(train_mode=False)
-        with self._standing_in(stand_in), mode:
+        with standing_in(stand_in), mode:
             out = self._net(*self._data) if self._given is None else stand_in(self._net, None, tuple(self._data))
             found = self._loss(out, *self._labels) if self._loss is not None else []
         return _mxnet.arrays_in((out,)), listed(found)
-
-    @contextmanager
-    def _standing_in(self, stand_in: Callable) -> Iterator[None]:
-        found = [hook for _, hook in hooks(self._net)]
-        try:
-            for hook in found:
-                hook.stand_in = stand_in
-            yield
-        finally:
-            for hook in found:
-                hook.stand_in = None
 
     def _graph(self, block: HybridBlock, hook: Hook | None, args: tuple) -> tuple[TracedCall, ReplayedGraph]:
         """Return the graph of one call with the arrays of this call; trace it at the first such call."""
@@ -87,15 +80,26 @@ class ReplayedNet:
             conversion: Conversion = hook.conversion
         elif self._given is not None:
             conversion = Conversion(emulated(self._given, device_of(ctx)))
+        reads_data = hook is None or hook.conversion.reads_data(block)
         fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
-        plan = conversion.preview(
-            *(Graph.from_symbol(call.symbol), device_of(ctx), call.params.keys() - fixed),
-            reads_data=hook is None or hook.conversion.reads_data(block),
-            training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
-        )
+
+        def planned(conversion: Conversion) -> Plan:
+            return conversion.preview(
+                *(Graph.from_symbol(call.symbol), device_of(ctx), call.params.keys() - fixed),
+                reads_data=reads_data,
+                training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
+            )
+
         trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         values = {name: _value(param, ctx) for name, param in call.params.items()}
-        graph = ReplayedGraph(len(self._known), call.symbol, plan, values, trained, fixed, self.training)
+        other = "" if id(block) in self._own else block.name
+        graph = ReplayedGraph(
+            *(len(self._known), call.symbol, planned(conversion), values, trained, fixed, self.training),
+            excluding=lambda names: planned(conversion.excluding(names)),
+            other=other,
+            reads_data=reads_data and not other,
+        )
+        self._nets.append(block if other else self._net)
         self._known[key] = call, graph
         return call, graph
 
@@ -111,8 +115,22 @@ class ReplayedNet:
             raise ValueError("apply=True needs a net that mxmp.convert has converted")
         check_exclusion(self._net, trainers_of(self._net))
 
-    def exclude(self, nodes: Collection[str]) -> None:
-        exclude_operators(self._net, nodes)
+    def exclude(self, operators: Collection[tuple[int, str]]) -> None:
+        found: dict[int, tuple[Block, list[str]]] = {}
+        for number, name in operators:
+            net = self._nets[number]
+            found.setdefault(id(net), (net, []))[1].append(name)
+        for net, _ in found.values():
+            check_exclusion(net, trainers_of(net))
+        for net, names in found.values():
+            exclude_operators(net, names)
+
+
+def _detached(value: Any) -> Any:
+    """Return a nested list of arrays without what autograd knows of them: a replay writes no gradients of a batch."""
+    if isinstance(value, (list, tuple)):
+        return [*map(_detached, value)] if isinstance(value, list) else tuple(map(_detached, value))
+    return value.detach() if isinstance(value, NDArray) else value
 
 
 def _value(param: Parameter, ctx: Any) -> NDArray:

@@ -155,7 +155,7 @@ class TrainedNet:
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         for key, built in list(place.graphs.items()):
             if key.call.training:
-                yield GraphRun(built, built.op.symbol, built.plan)
+                yield GraphRun(built, built.op.listened, built.plan)
 
     def count_graphs(self, place: Hook) -> int:
         return sum(key.call.training for key in place.graphs)

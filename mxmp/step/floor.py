@@ -15,6 +15,13 @@ _SUMMED = 2.0**10
 _LOWER = 2.0**-10
 
 
+FORWARD_FAILED = (
+    "the loss or an output is inf or NaN already, which no loss scale cures: mxmp.diagnose.blame names the first operator "
+    "and, where low precision is the cause, the exclude that cures it, and mxmp.diagnose.guard moves that to FP32; "
+    "otherwise look at the learning rate and the data"
+)
+
+
 def lower_scale_fits(peaks: Sequence[float], finite: Collection[int]) -> bool:
     """Return whether gradients are large everywhere, so that a lower loss scale is the cure, and no layer in FP32.
     ``peaks`` contain the loss scale; ``finite`` has the positions of gradients without an overflow."""
@@ -29,7 +36,10 @@ def cure(gradients: Sequence[Gradient], bad: Sequence[Gradient], scale: float, s
     peak, largest = max(zip(peaks, map(str, gradients)))
     wrong = {id(gradient.array) for gradient in bad}
     finite = [i for i, gradient in enumerate(gradients) if id(gradient.array) not in wrong]
-    look = "look at the learning rate, the data and the loss (mxmp.diagnose.blame names the operator)"
+    look = (
+        "mxmp.diagnose.blame names the operator and, if low precision is at fault, the cure; if not, look at the learning "
+        "rate, the data and the loss"
+    )
     look = f"lower it, or {look}" if scale > 1 else f"so scaling is not the cause: {look}"
     if peak == 0:
         return f"no gradient has a finite value but 0; {look}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from operator import is_
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Iterable, List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -183,6 +183,11 @@ def is_finite(array: NDArray) -> NDArray:
     # ``mx.nd.contrib.isfinite`` passes an inf to MXNet as text, which the parser refuses ("Out of range value for
     # scalar") if an operator on this thread has left ``errno`` set, as any may with MXNET_ENGINE_TYPE=NaiveEngine.
     return (array - array) == 0
+
+
+def has_bad_values(arrays: Iterable[NDArray]) -> bool:
+    """Return whether any float array has an inf or NaN; waits for the device."""
+    return any(np.dtype(a.dtype).kind == "f" and not is_finite(a).asnumpy().all() for a in arrays)
 
 
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:

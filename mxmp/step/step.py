@@ -15,9 +15,10 @@ import logging
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
+from mxnet.ndarray import NDArray
 
-from .floor import cure
-from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
+from .floor import FORWARD_FAILED, cure
+from .gradients import FiniteSums, Gradient, fetch, has_bad_values, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
 from .masters import MasterPair, distances, take_over
 from .scaler import Scaler
@@ -72,6 +73,9 @@ class Observer(Protocol):
         """
 
 
+_NEITHER_COPIED_NOR_SAVED = ("group", "_sums", "observers", "losses")
+
+
 class ScaledStep:
     """Decides in each training step of one trainer whether the update is applied; keeps loss scale and counters."""
 
@@ -90,12 +94,14 @@ class ScaledStep:
     def _start(self) -> None:
         """Set what is neither copied nor saved; join the group of all trainers with this very scaler object."""
         self.observers: list[Observer] = []
+        # What the forwards since the last step returned: losses, or a Module's outputs.
+        self.losses: list[NDArray] = []
         self._sums: FiniteSums | None = None
         self.group = group_of(self.scaler)
         self.group.members.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("group", "_sums", "observers")}
+        return {name: value for name, value in vars(self).items() if name not in _NEITHER_COPIED_NOR_SAVED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -134,6 +140,7 @@ class ScaledStep:
                 apply()
             self._note(gradients, bad, unscaled)
         finally:
+            self.losses = []
             for observer in list(self.observers):
                 observer.after_step()
         return not bad
@@ -218,21 +225,24 @@ class ScaledStep:
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1
+        forward_failed = bool(bad) and has_bad_values(self.losses)
         if bad or after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
-            self._log(bad, before, after)
+            self._log(bad, before, after, forward_failed)
         self.skips_at_floor = self.skips_at_floor + 1 if bad and at_floor else 0
         if self.skips_at_floor >= FLOOR_PATIENCE:
             raise FloatingPointError(
                 f"{self.skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
-                f"{self.scaler!r} does not lower; {cure(gradients, bad, before, self.scaler, unscaled)}. Weights are "
+                f"{self.scaler!r} does not lower; "
+                f"{FORWARD_FAILED if forward_failed else cure(gradients, bad, before, self.scaler, unscaled)}. Weights are "
                 f"unchanged. Non-finite: {_some(self.overflow_params)}"
             )
 
-    def _log(self, bad: Sequence[Gradient], before: float, after: float) -> None:
+    def _log(self, bad: Sequence[Gradient], before: float, after: float, forward_failed: bool) -> None:
         if bad:
-            message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g"
-            logger.warning(message, self.steps, _some(self.overflow_params), before, after)
+            message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g%s"
+            why = "; the loss or an output is inf or NaN already: see mxmp.diagnose.blame" if forward_failed else ""
+            logger.warning(message, self.steps, _some(self.overflow_params), before, after, why)
         else:
             logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
 

@@ -609,6 +609,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
+            self.scaled_step.losses = self.get_outputs(merge_multi_context=True)
             self.scaled_step.run(
                 [update.gradient for update in updates],
                 apply,

@@ -48,7 +48,7 @@ class ReplayedSymbol:
     def check_excludable(self) -> None:
         raise ValueError("apply=True needs a converted net or a module: a Symbol is converted by cast_symbol(exclude=)")
 
-    def exclude(self, nodes: Collection[str]) -> None:
+    def exclude(self, operators: Collection[tuple[int, str]]) -> None:
         self.check_excludable()
 
 
@@ -74,15 +74,26 @@ class ReplayedModule(ReplayedSymbol):
         ctx = next(iter(values.values())).ctx if values else batch.data[0].ctx
         inputs = {name: array.as_in_context(ctx) for name, array in named if name in read}
         trained = frozenset(name for name, array in executor.grad_dict.items() if array is not None and name in values)
-        graph = ReplayedGraph(0, module.symbol, plan, values, trained, frozenset(), module.for_training)
+        shapes = {name: array.shape for name, array in inputs.items()} if module.for_training else {}
+
+        def excluding(names: Collection[str]) -> Plan:
+            return module.core.conversion.excluding(names).preview(
+                *(Graph.from_symbol(module.symbol), device_of(ctx), module.symbol.list_arguments()),
+                keep_output_names=True,
+                training_shapes=shapes,
+            )
+
+        graph = ReplayedGraph(
+            *(0, module.symbol, plan, values, trained, frozenset(), module.for_training), excluding=excluding
+        )
         super().__init__(graph, inputs, loss, [array.as_in_context(ctx) for array in batch.label or ()])
 
     def check_excludable(self) -> None:
         if self._module.has_other_workers:
             raise ValueError(OTHER_WORKERS)
 
-    def exclude(self, nodes: Collection[str]) -> None:
-        exclude_operators(self._target, self._module, nodes)
+    def exclude(self, operators: Collection[tuple[int, str]]) -> None:
+        exclude_operators(self._target, self._module, [name for _, name in operators])
 
 
 def replayed_symbol(
@@ -103,11 +114,18 @@ def replayed_symbol(
     shapes = {name: array.shape for name, array in inputs.items()} if training else {}
     ctx = next(iter({**inputs, **values}.values())).ctx
     device = device_of(ctx)
-    plan = Conversion(emulated(how, device)).preview(
-        Graph.from_symbol(symbol), device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
-    )
+    conversion = Conversion(emulated(how, device))
+
+    def planned(conversion: Conversion) -> Plan:
+        return conversion.preview(
+            Graph.from_symbol(symbol), device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
+        )
+
     trained = frozenset(symbol.list_arguments()) & values.keys()
-    graph = ReplayedGraph(0, symbol, plan, values, trained, frozenset(), training)
+    graph = ReplayedGraph(
+        *(0, symbol, planned(conversion), values, trained, frozenset(), training),
+        excluding=lambda names: planned(conversion.excluding(names)),
+    )
     return ReplayedSymbol(graph, inputs, loss, ())
 
 

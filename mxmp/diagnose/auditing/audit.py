@@ -6,24 +6,25 @@ import math
 import os
 import sys
 from dataclasses import replace
-from glob import escape
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ...frontend import ReplayedGraph
-from ...policy import Policy
+from ...policy import Policy, pattern_for
 from ...precision.casts import strip
 from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
 from ..shared.targets import Network, check_positive, replayed_network
-from .lost import what_was_lost
-from .replays import Candidate, Noise, Replays
+from .lost import ROUNDOFF, what_was_lost
+from .replays import THRESHOLD, Candidate, Noise, Replays
 from .report import Audit, Change, Finding
 
-# From how many times the noise an operator stands out. Healthy networks reach 4 (see docs/looking-inside.md).
-THRESHOLD = 8.0
+# Among more operators than this, only so few are looked for that change much and do not stand out of the noise.
+_MANY, _FEW = 32, 3
+# What is left of a change, divided by its limit, where it is gone; and by how much more a shorter cure may leave.
+_GONE, _AS_GOOD = 0.25, 1.5
 # The loss scale from which the replays start in float16, as DynamicLossScaler does.
 _SCALE = 2.0**16
 
@@ -107,19 +108,20 @@ def audit(
     if apply:
         network.check_excludable()
     with network.unchanged():
-        found = _audited(Replays(network), worst)
+        found, bad = _audited(Replays(network), worst)
     if apply and found.findings:
-        network.exclude([name for each in found.findings for name in (each.name, *each.also)])
+        network.exclude(bad)
         return replace(found, applied=True)
     return found
 
 
-def _audited(replays: Replays, worst: int) -> Audit:
+def _audited(replays: Replays, worst: int) -> tuple[Audit, Collection[Candidate]]:
+    """Return the report, and the operators that its ``exclude`` keeps in FP32."""
     if not replays.reference.is_finite:
         raise ValueError("FP32's own loss, gradients or outputs are inf or NaN for this batch: see mxmp.diagnose.blame")
-    compute = replays.graphs[0].plan.policy.compute
-    noise = Noise(replays, compute)
-    if compute == "float16" and replays.reference.gradients:
+    computes = {graph.plan.policy.compute for graph in replays.graphs}
+    noise = Noise(replays, max(ROUNDOFF[each] for each in computes))
+    if "float16" in computes and replays.reference.gradients:
         replays.loss_scale = _SCALE
 
     def change(low: Sequence[Candidate]) -> Change:
@@ -127,44 +129,96 @@ def _audited(replays: Replays, worst: int) -> Audit:
 
     candidates = replays.candidates
     total = change(candidates)
-    bad = _worst(candidates, total, change, worst) if candidates else {}
-    findings = _findings(replays, bad, compute)
-    others = [each for each in candidates if each not in bad]
-    remaining = change(others) if bad else None
+    bad, remaining = _at_fault(replays, total, change, worst)
+    for each in replays.readers_of_digits():
+        if each not in bad and len(bad) < worst:
+            bad[each] = change([each])
+            remaining = None
+    others = replays.low_without(bad)
+    if bad and remaining is None:
+        remaining = change(others)
     ops = {each: replays.graphs[each[0]].plan.decisions[each[1]].op for each in candidates}
     full_ops = {ops[each] for each in bad} - {ops[each] for each in others}
-    return Audit(
-        *(compute, len(candidates), replays.count, replays.loss_scale, total, tuple(findings), remaining),
+    report = Audit(
+        compute=replays.graphs[0].plan.policy.compute,
+        candidates=len(candidates),
+        replays=replays.count,
+        loss_scale=replays.loss_scale,
+        total=total,
+        findings=tuple(_findings(replays, bad)),
+        remaining=remaining,
         exclude=tuple(dict.fromkeys(pattern_for(name) for _, name in bad)),
         full_ops=tuple(sorted(full_ops)),
         threshold=THRESHOLD,
     )
+    return report, bad
 
 
-def pattern_for(name: str) -> str:
-    """Return the pattern of ``exclude`` for an operator of a plan, such as ``"loop/fc"`` or ``"fc:1"``."""
-    inner = name.rpartition("/")[2]
-    stem, _, number = inner.rpartition(":")
-    return escape(stem if stem and number.isdigit() else inner)
+def _at_fault(
+    replays: Replays, total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
+) -> tuple[dict[Candidate, Change], Change | None]:
+    """Return the fewest operators found, at most ``worst``, without which nothing stands out, and what is then left."""
+    candidates = replays.candidates
+    found = _worst(candidates, total, change, worst, lambda each: each.times_noise / THRESHOLD)
+    bad, left = _needed(replays, found, change)
+    # What remains may be large beside the limits, however large the noise: the inputs multiply errors of weights too.
+    if (left or total).times_limit <= 1:
+        return bad, left
+    rest = replays.low_without(bad)
+    few = worst - len(bad) if len(rest) <= _MANY else min(worst - len(bad), _FEW)
+    more = _worst(rest, left or total, change, few, lambda each: each.times_limit)
+    cured, after = _needed(replays, {**bad, **more}, change)
+    # A few operators cause it if it is gone without them. In a deep network that multiplies any error, it is not.
+    cures = after is not None and after.times_limit <= max(1.0, (left or total).times_limit * _GONE)
+    return (cured, after) if cures else (bad, left)
+
+
+def _needed(
+    replays: Replays, found: Mapping[Candidate, Change], change: Callable[[Sequence[Candidate]], Change]
+) -> tuple[dict[Candidate, Change], Change | None]:
+    """Return those of ``found``, the worst first, that have to be in FP32, by trying, and what is then left."""
+    if not found:
+        return {}, None
+
+    def left_without(excluded: Collection[Candidate]) -> Change:
+        return change(replays.low_without(excluded))
+
+    def bound(change: Change) -> float:
+        return max(change.times_noise / THRESHOLD, change.times_limit)
+
+    left = left_without(found)
+    enough = max(1.0, bound(left) * _AS_GOOD)
+    kept = dict(found)
+    for each in reversed(list(found)) if len(found) > 1 else ():
+        without = left_without([other for other in kept if other != each])
+        if bound(without) <= enough and len(kept) > 1:
+            del kept[each]
+            left = without
+    return kept, left
 
 
 def _worst(
-    candidates: Sequence[Candidate], total: Change, change: Callable[[Sequence[Candidate]], Change], worst: int
+    candidates: Sequence[Candidate],
+    total: Change,
+    change: Callable[[Sequence[Candidate]], Change],
+    worst: int,
+    size: Callable[[Change], float],
 ) -> dict[Candidate, Change]:
-    """Return the single operators that stand out, at most ``worst``: always halve the group that changes most."""
-    groups = [(candidates, total)]  # in the order of the graphs
+    """Return the single operators whose ``size`` is above 1, the worst first: always halve the group that changes most.
+    They are at most ``worst``."""
+    groups = [(candidates, total)] if candidates else []  # in the order of the graphs
     found: dict[Candidate, Change] = {}
     while groups and len(found) < worst:
-        at = max(range(len(groups)), key=lambda i: _rank(groups[i][1]))
+        at = max(range(len(groups)), key=lambda i: (_rank(groups[i][1]), size(groups[i][1])))
         group, changed = groups.pop(at)
-        if changed.times_noise <= THRESHOLD:
+        if size(changed) <= 1:
             break
         if len(group) == 1:
             found[group[0]] = changed
         else:
             middle = len(group) // 2
             groups[at:at] = [(half, change(half)) for half in (group[:middle], group[middle:])]
-    return found
+    return dict(sorted(found.items(), key=lambda each: -_rank(each[1])))
 
 
 def _rank(change: Change) -> float:
@@ -173,7 +227,7 @@ def _rank(change: Change) -> float:
     return math.inf if forward else min(change.times_noise, sys.float_info.max)
 
 
-def _findings(replays: Replays, bad: Mapping[Candidate, Change], compute: str) -> list[Finding]:
+def _findings(replays: Replays, bad: Mapping[Candidate, Change]) -> list[Finding]:
     """Return a Finding for each operator of ``bad``, the worst first; those that only pass values on join the first."""
     findings: list[Finding] = []
     for graph in replays.graphs:
@@ -186,6 +240,7 @@ def _findings(replays: Replays, bad: Mapping[Candidate, Change], compute: str) -
             if leaders[name] == name:
                 lost, detail = "rounded", "within a loop or branch"
                 if name in around:
+                    compute = graph.plan.policy.compute
                     lost, detail = what_was_lost(around[name], changed, compute, graph.constants)
                 also = tuple(other for other in own if other != name and leaders[other] == name)
                 findings.append(Finding(name, graph.plan.decisions[name].op, changed, lost, detail, also))

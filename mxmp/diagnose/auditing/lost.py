@@ -15,6 +15,8 @@ from .report import Change
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 # Values this much larger than what is left of them lose what is left (an eighth of the digits of bfloat16).
 _BESIDE = 8.0
+# How far rounding may move a column of data, in units of its deviation, that so many rows show.
+_DIGITS, _ROWS = 0.02, 16
 # Operators that cut values off at a number of the graph.
 _CLIPS = ("clip", "_maximum_scalar", "_minimum_scalar")
 _DIFFERENCES = re.compile(r"sub|minus|diff|norm|elemwise_add|broadcast_add|_plus", re.IGNORECASE)
@@ -46,6 +48,17 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
     low = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # to nearest, ties to even
     return np.where(np.isfinite(values), low.astype(np.uint32).view(np.float32), values)
+
+
+def loses_digits(data: np.ndarray, dtype: str) -> bool:
+    """Return whether rounding moves a column of ``data``, on its last axis, by more than 2 % of its deviation."""
+    rows = data.reshape(-1, data.shape[-1] if data.ndim > 1 else 1)
+    if len(rows) < _ROWS or not np.isfinite(rows).all():
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.sqrt(np.mean((rounded(rows, dtype) - rows) ** 2, axis=0))
+    spread = rows.std(axis=0)
+    return bool(((spread > 0) & (moved > _DIGITS * spread)).any())
 
 
 def _rounded_number(number: float, dtype: str) -> float:

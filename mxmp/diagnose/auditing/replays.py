@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Collection, List, Mapping, NamedTuple, Sequence
+from typing import Callable, Collection, Mapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -12,18 +12,27 @@ from mxnet.ndarray import NDArray
 
 from ...frontend import ReplayedGraph, ReplayedNetwork
 from ...pipeline import emitted
-from ...precision.graph import Entry, Graph
+from ...precision.graph import Entry, Graph, Node
 from ...precision.heads import SCALE_NAME, scale_heads
-from ...precision.monitoring import in_full
 from ...precision.plan import Plan
-from .lost import ROUNDOFF, Around
+from ...step.scaler import MIN_SCALE
+from .arrays import full, is_float
+from .lost import Around, loses_digits
 from .report import Change
+from .segments import Segments
 from .still import in_fp32, stilled
 
 # An operator in low precision: the number of its graph, and its name in the plan.
 Candidate = tuple
 # The factor by which a loss scale is lowered that is too high.
 _BACKOFF = 2.0**-4
+# From how many times the noise an operator stands out. Healthy networks reach 4 (see docs/looking-inside.md).
+THRESHOLD = 8.0
+# Changes that never stand out: of the loss, of a gradient, and of a column of an output.
+_SMALL = (0.001, 0.02, 0.01)
+# What rounding may change of the loss, of all gradients together, and of an output, beside the noise or not. A single
+# operator of a healthy network changes them by less, or so do many (see docs/looking-inside.md).
+LIMITS = (0.02, 0.5, 0.1)
 # The relative noise above which a number has no digit that could be compared.
 _UNKNOWN = 0.5
 _FP32_NOISE = 2.0**-20  # what FP32's own rounding does to a column that is nearly constant
@@ -41,9 +50,13 @@ class Values(NamedTuple):
         return all(np.isfinite(each).all() for each in [*self.losses, *self.gradients.values(), *self.outputs])
 
 
-# How far one replay is from FP32's: relative sizes, as ``Change`` has them, of the loss (one number), of each gradient,
-# and of each column of each output.
-Differences = List[np.ndarray]
+class Differences(NamedTuple):
+    """How far one replay is from FP32's: relative sizes, as ``Change`` has them, each an array."""
+
+    # Of the loss, of each gradient, and of each column of each output.
+    numbers: list[np.ndarray]
+    # Of the loss, of all gradients together, and of each output: the root mean square over its columns.
+    wholes: tuple[float, float, float]
 
 
 class Replays:
@@ -60,7 +73,8 @@ class Replays:
         self.loss_scale = 1.0
         # By graph and shapes of its inputs: see ``still.stilled``.
         self._stilled: dict[tuple, tuple[Graph, Plan, dict[str, NDArray]]] = {}
-        self._arrays: dict[str, NDArray] = {}
+        # By the net, if it is another one, and name.
+        self._arrays: dict[tuple[str, str], NDArray] = {}
         self._inputs: dict[int, Mapping[str, NDArray]] = {}
         self.reference = self.run(())
 
@@ -69,21 +83,54 @@ class Replays:
         """Return the operators in low precision by the network's plans, in the order of the graphs."""
         return [(g.number, name) for g in self.graphs for name, d in g.plan.decisions.items() if d.low]
 
+    def low_without(self, excluded: Collection[Candidate]) -> list[Candidate]:
+        """Return the operators that stay in low precision if these are excluded, which may take others along."""
+        other = {graph.number: graph.other for graph in self.graphs}
+        found = []
+        for graph in self.graphs:
+            names = [name for number, name in excluded if other[number] == graph.other]
+            plan = graph.excluding(names) if names else graph.plan
+            found += [(graph.number, name) for name, d in plan.decisions.items() if d.low]
+        return [each for each in self.candidates if each in found and each not in excluded]
+
+    def readers_of_digits(self) -> list[Candidate]:
+        """Return the operators in low precision that read raw data whose digits the dtype does not have: a column that
+        its rounding moves by more than 2 % of its deviation, such as years or coordinates."""
+        found = []
+        for graph in self.graphs:
+            low = {name for number, name in self.candidates if number == graph.number}
+            if not graph.reads_data:
+                continue
+            still, *_ = self._still(graph, self._inputs[graph.number])
+            data = set(self._inputs[graph.number])
+            only_data: dict[Node, bool] = {}
+            reading: dict[str, list[int]] = {}
+            for node, name in still.names().items():
+                of_data = [only_data[entry.node] for entry in node.inputs]
+                only_data[node] = node.name in data if node.is_variable else bool(of_data) and all(of_data)
+                if name in low and any(of_data):
+                    reading[name] = [at for at, is_data in enumerate(of_data) if is_data]
+            compute = graph.plan.policy.compute
+            for name, around in self.tapped(graph, reading).items():
+                if any(loses_digits(around.inputs[at], compute) for at in reading[name]):
+                    found.append((graph.number, name))
+        return found
+
     def run_scaled(self, low: Collection[Candidate]) -> Values:
-        """Run at a loss scale at which no gradient overflows, if there is one >= 1, and keep it for later replays."""
+        """Run at a loss scale at which no gradient overflows, if a scaler reaches one; later replays start from it."""
         while True:
             values = self.run(low)
             overflows = values._replace(gradients={}).is_finite and not values.is_finite
-            if not overflows or self.loss_scale <= 1:
+            if not overflows or self.loss_scale <= MIN_SCALE:
                 return values
-            self.loss_scale = max(1.0, self.loss_scale * _BACKOFF)
+            self.loss_scale = max(MIN_SCALE, self.loss_scale * _BACKOFF)
 
     def run(self, low: Collection[Candidate], perturb: float = 0.0) -> Values:
         """Run the batch with ``low`` in low precision; ``perturb`` is the relative size of errors in the weights."""
         self.count += 1
         low = set(low)
         symbols: dict[tuple, mx.sym.Symbol] = {}
-        outputs: list[NDArray] = []
+        segments = Segments()
         variables = {} if perturb else self._arrays
 
         def runner(graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> list[NDArray]:
@@ -91,35 +138,23 @@ class Replays:
             if key not in symbols:
                 symbols[key] = self._converted(graph, inputs, lambda name: (graph.number, name) in low)
             with autograd.pause():
-                for name in [name for name in graph.values if name not in variables]:
-                    variables[name] = self._perturbed(graph, name, perturb)
+                for name in [name for name in graph.values if (graph.other, name) not in variables]:
+                    variables[graph.other, name] = made = self._perturbed(graph, name, perturb)
                     if name in graph.trained and self._network.training:
-                        variables[name].attach_grad()
+                        made.attach_grad()
             running = graph.values.keys() & set(graph.symbol.list_auxiliary_states())
-            own = {name: graph.values[name].copy() if name in running else variables[name] for name in graph.values}
-            outs = _outputs(symbols[key], {**self._given(graph, inputs), **own})
-            outputs.extend(outs)
-            return outs
+            own = {n: value.copy() if n in running else variables[graph.other, n] for n, value in graph.values.items()}
+            if not self._network.training:
+                return _outputs(symbols[key], {**self._given(graph, inputs), **own})
+            read = segments.entered(inputs, {(graph.other, name): own[name] for name in graph.trained})
+            return segments.left(_outputs(symbols[key], {**self._given(graph, read), **own}))
 
         outs, losses = self._network.replay(runner)
-        gradients = self._gradients(losses or outs, outputs, variables) if self._network.training else {}
-        as_rows = [_full(each).reshape(-1, each.shape[-1] if each.ndim > 1 else 1) for each in outs if _is_float(each)]
-        return Values([_full(each).ravel() for each in losses], gradients, as_rows)
-
-    def _gradients(
-        self, heads: Sequence[NDArray], outputs: Sequence[NDArray], variables: Mapping[str, NDArray]
-    ) -> dict[str, np.ndarray]:
-        """Return the gradients of the sum of ``heads``; ``outputs`` are those of all graphs."""
-        names = sorted({n for graph in self.graphs for n in graph.trained if variables[n].grad is not None})
-        if not names:
-            return {}
-        heads = list(filter(_is_float, heads))
-        # Every output of a graph is a head, so that autograd reaches every parameter.
-        others = [each for each in outputs if _is_float(each) and not any(each is head for head in heads)]
-        sent = [*((each, self.loss_scale) for each in heads), *((each, 0.0) for each in others)]
-        starts = [mx.nd.full(each.shape, scale, ctx=each.ctx, dtype=each.dtype) for each, scale in sent]
-        found = autograd.grad([*heads, *others], [variables[n] for n in names], starts, retain_graph=False)
-        return {name: _full(each) / self.loss_scale for name, each in zip(names, found)}
+        heads = [each for each in losses or outs if is_float(each)] if self._network.training else []
+        found = segments.gradients(heads, self.loss_scale)
+        gradients = {f"{n} ({other})" if other else n: found[other, n] / self.loss_scale for other, n in sorted(found)}
+        as_rows = [full(each).reshape(-1, each.shape[-1] if each.ndim > 1 else 1) for each in outs if is_float(each)]
+        return Values([full(each).ravel() for each in losses], gradients, as_rows)
 
     def _still(self, graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> tuple[Graph, Plan, dict[str, NDArray]]:
         key = _key(graph, inputs)
@@ -163,7 +198,7 @@ class Replays:
         symbol = Graph(heads, still.attrs, numpy=still.numpy).to_symbol()
         with autograd.pause(train_mode=graph.training):
             values = {name: array.copy() for name, array in self._given(graph, inputs).items()}
-            at = dict(zip(heads, map(_full, _outputs(symbol, values))))
+            at = dict(zip(heads, map(full, _outputs(symbol, values))))
         return {
             name: Around(
                 node,
@@ -176,7 +211,8 @@ class Replays:
 
     def _perturbed(self, graph: ReplayedGraph, name: str, size: float) -> NDArray:
         copy = graph.values[name].copy()
-        if size and name in graph.trained and copy.ndim >= 2 and _is_float(copy):
+        # Frozen weights too: which ones train says nothing about what rounding does to the forward.
+        if size and name not in graph.constants and copy.ndim >= 2 and is_float(copy):
             copy[:] = copy.asnumpy() * self._rng.uniform(1 - size, 1 + size, copy.shape).astype(np.float32)
         return copy
 
@@ -186,22 +222,30 @@ class Replays:
         fp32 = self.reference
         loss = max((_relative(a, b) for a, b in zip(fp32.losses, got.losses)), default=0.0)
         gradients = [_relative(value, got.gradients[name]) for name, value in fp32.gradients.items()]
-        return [np.array([loss]), np.array(gradients), *map(_by_column, fp32.outputs, got.outputs)]
+        columns = list(map(_by_column, fp32.outputs, got.outputs))
+        outputs = max((float(np.sqrt(np.mean(each**2))) for each in columns if each.size), default=0.0)
+        together = [np.concatenate([v.gradients[n].ravel() for n in fp32.gradients]) for v in (fp32, got) if gradients]
+        wholes = loss, _relative(*together) if together else 0.0, outputs
+        return Differences([np.array([loss]), np.array(gradients), *columns], wholes)
 
 
 class Noise:
     """How far errors of two roundings in the weights move each number: the unit in which changes are counted."""
 
-    def __init__(self, replays: Replays, compute: str, rounds: int = 3) -> None:
-        least = ROUNDOFF[compute]
+    def __init__(self, replays: Replays, least: float, rounds: int = 3) -> None:
+        """Measure it with errors of ``2 * least``, where ``least`` is the dtype's unit roundoff."""
         # Inputs get no errors: an operator that needs their last digits would make noise itself, and not stand out.
-        found = [replays.differences(replays.run((), 2 * least)) for _ in range(rounds)]
-        self._noise = [_floored(np.array(each), least) for each in zip(*found)]
+        found = [replays.differences(replays.run((), 2 * least)).numbers for _ in range(rounds)]
+        small = [*_SMALL[:2], *[_SMALL[2]] * len(found[0])]
+        self._noise = [
+            np.maximum(_floored(np.array(each), least), much / THRESHOLD) for each, much in zip(zip(*found), small)
+        ]
         self._names = list(replays.reference.gradients)
         self._has_loss = bool(replays.reference.losses)
 
-    def change(self, found: Differences) -> Change:
+    def change(self, differences: Differences) -> Change:
         """Return a Change, with the parameter and the column that changed most in units of their noise."""
+        found, wholes = differences
         ratios = list(map(_ratio, found, self._noise))
         most = [float(each.max(initial=-1.0)) for each in ratios]
         worst = [int(np.argmax(each)) if each.size else 0 for each in ratios]
@@ -211,7 +255,8 @@ class Noise:
         if at and found[at].size:
             output, number, column = float(found[at][worst[at]]), at - 2, worst[at]
         loss = float(found[0][0]) if self._has_loss else None
-        return Change(loss, gradient, parameter, output, number, column, max(most))
+        limit = max(each / most for each, most in zip(wholes, LIMITS))
+        return Change(loss, gradient, parameter, output, number, column, max(most), limit)
 
 
 def _key(graph: ReplayedGraph, inputs: Mapping[str, NDArray]) -> tuple:
@@ -258,11 +303,3 @@ def _by_column(before: np.ndarray, after: np.ndarray) -> np.ndarray:
         change = np.sqrt(np.mean((after - before) ** 2, axis=0)) / np.maximum(spread, 1e-30)
     lost = np.isfinite(before).all(axis=0) & ~np.isfinite(after).all(axis=0)
     return np.where(lost, math.inf, np.nan_to_num(change, nan=0.0, posinf=0.0))
-
-
-def _full(array: NDArray) -> np.ndarray:
-    return in_full(array).asnumpy().astype(np.float32, copy=False)
-
-
-def _is_float(array: NDArray) -> bool:
-    return np.dtype(array.dtype).kind in "fV"  # V is bfloat16

@@ -40,6 +40,9 @@ class Change:
     number, column : int
     times_noise : float
         The largest of all changes, in units of the noise: how far rounding elsewhere moves the same number.
+    times_limit : float
+        The largest of three changes, each divided by a limit, however large the noise is: the loss (2 %), all gradients
+        together (50 %), and an output (10 %, the root mean square over its columns).
     """
 
     loss: float | None
@@ -49,6 +52,7 @@ class Change:
     number: int
     column: int
     times_noise: float
+    times_limit: float = 0.0
 
     def cells(self) -> list[str]:
         """Return the texts of a row of the report: times noise, loss, gradient with parameter, output with column."""
@@ -142,7 +146,12 @@ class Audit:
         rows += [[f"{f.name} ({f.op})", *f.change.cells(), f.lost] for f in self.findings]
         if self.remaining is not None:
             rows.append(["with these in FP32", *self.remaining.cells(), ""])
-        if self.is_healthy:
+        if self.is_healthy and self.total.times_limit > 1:
+            lines.append(
+                "nothing stands out, but the network multiplies any error, also one in its weights: no few operators "
+                "in FP32 would cure that. Compare with FP32's own spread, and with a larger batch"
+            )
+        elif self.is_healthy:
             lines.append("nothing stands out: rounding changes loss, gradients and outputs as it does anywhere")
         elif not self.findings:
             lines.append(

@@ -14,11 +14,13 @@ from ...precision.casts import strip
 from ...precision.graph import Entry, Graph, Node, output_shapes
 from ...precision.plan import Plan
 from ...precision.rule import numbers_in
+from ...precision.subgraphs import bodies, control_flow, set_bodies
 
 _UNIFORM = {"_random_uniform", "random_uniform", "uniform", "_random_uniform_like"}
 _NORMAL = {"_random_normal", "random_normal", "normal", "_random_normal_like"}
 _DROPOUT = {"Dropout": "broadcast_mul", "_npx_dropout": "_npi_multiply"}
 _PREFIX = "mxmp_drawn_"
+_RANDOM = "{!r} ({}) draws random numbers that audit cannot hold still between replays"
 
 
 def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> tuple[Graph, Plan, dict[str, NDArray]]:
@@ -30,9 +32,13 @@ def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> t
     drawn: dict[str, np.ndarray] = {}
     # Not MXNet's generators: their state cannot be read or restored.
     rng = np.random.RandomState(seed)
+    for node in control_flow(made):
+        set_bodies(node, [_without_random(body.graph) for body in bodies(node)])
     for node, name in names.items():
         if node.op == "RNN":
             node.attrs["p"] = "0"
+        elif "sparse_grad" in node.attrs:
+            node.attrs["sparse_grad"] = "False"  # gradients are compared as dense arrays
         elif node.op in _DROPOUT:
             keep = 1 - float(node.attrs.get("p", 0.5))
             active = keep < 1 and (graph.training or node.attrs.get("mode") == "always")
@@ -41,6 +47,7 @@ def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> t
             shape = tuple(1 if axis in shared else size for axis, size in whole)
             mask = rng.uniform(size=shape) < keep if active else np.ones(shape)
             drawn[_PREFIX + name] = mask / (keep if active else 1)
+            shapes[_PREFIX + name] = shape  # MXNet infers none through a broadcast
             decisions[name] = replace(decisions[name], op=_DROPOUT[node.op])
             node.op, node.attrs = _DROPOUT[node.op], {k: v for k, v in node.attrs.items() if k.startswith("__")}
             node.inputs = (*node.inputs, Entry(Node("null", _PREFIX + name)))
@@ -50,10 +57,31 @@ def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> t
             drawn[_PREFIX + name] = draw(*bounds, _shape(made, Entry(node), shapes))
             del decisions[name]
             node.op, node.name, node.attrs, node.inputs = "null", _PREFIX + name, {}, ()
-        elif node.op.startswith(("_random_", "_sample_", "random_", "sample_")) and "_pdf_" not in node.op:
-            raise ValueError(f"{name!r} ({node.op}) draws random numbers that audit cannot hold still between replays")
+        else:
+            _refuse_random(node, name)
     arrays = {name: mx.nd.array(value, ctx=ctx, dtype="float32") for name, value in drawn.items()}
     return made, replace(graph.plan, decisions=decisions), arrays
+
+
+def _without_random(body: Graph) -> Graph:
+    """Return a loop's body, or a branch, without dropout: its masks would have to be inputs of each iteration."""
+    for node in body.nodes():
+        if node.op == "RNN" or node.op in _DROPOUT:
+            node.attrs["p"] = "0"
+        elif "sparse_grad" in node.attrs:
+            node.attrs["sparse_grad"] = "False"
+        elif node.op in _UNIFORM | _NORMAL:
+            raise ValueError(_RANDOM.format(node.name, node.op))
+        else:
+            _refuse_random(node, node.name)
+    for node in control_flow(body):
+        set_bodies(node, [_without_random(each.graph) for each in bodies(node)])
+    return body
+
+
+def _refuse_random(node: Node, name: str) -> None:
+    if node.op.startswith(("_random_", "_sample_", "random_", "sample_")) and "_pdf_" not in node.op:
+        raise ValueError(_RANDOM.format(name, node.op))
 
 
 def _shape(graph: Graph, entry: Entry, shapes: Mapping[str, tuple]) -> tuple:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable
 
 from mxnet import autograd
@@ -9,7 +10,8 @@ from mxnet.gluon import Block
 
 from ...observed import ObservedGraph
 from ...probe import Probe
-from ..shared.targets import Network, trained_network
+from ..shared.targets import Network, replayed_network, trained_network
+from .cure import tried
 from .recording import Recording
 from .report import Blame
 from .verdict import verdict
@@ -54,7 +56,9 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     Returns
     -------
     Blame
-        If all values were finite, ``reproduced`` is False, and ``cause`` says what may be the reason.
+        ``cure`` has the operators that have to be in FP32: where no loss scale avoids the inf or NaN, that is tried, by
+        replays with copies and with dropout masks of blame's own. If all values were finite, ``reproduced`` is False,
+        and ``cause`` says what may be the reason.
 
     Raises
     ------
@@ -99,4 +103,10 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     if not recording.has_operators:
         raise ValueError("no operator ran: the batch must have the shapes that the module is bound to")
     names = [weight.name for weight in weights]
-    return verdict(recording.records(), graphs, names, scale, lambda scale: replayed(scale)[0].records())
+    found = verdict(recording.records(), graphs, names, scale, lambda scale: replayed(scale)[0].records())
+    if not found.reproduced or (found.where == "input" and not found.inputs):
+        return found
+    trial = tried(replayed_network(target, loss, (batch, []) if loss else batch[0], None, None), scale)
+    why = f"exclude={[*trial.cure]} cures it: tried, the batch is finite then" if trial.cure else trial.why
+    cause = ". ".join(filter(None, [found.cause, why]))
+    return replace(found, cause=cause, cure=trial.cure)

@@ -81,6 +81,10 @@ class Blame:
         tensor in FP32 is the last. Empty for any other tensor.
     loss_scale : float
         The loss scale of the replay.
+    cure : tuple of str
+        Patterns of ``exclude`` that were tried: with these operators in FP32 the same batch is finite, at a loss scale
+        that a scaler reaches. Empty where a lower loss scale alone avoids it, where nothing has to be cured, and where
+        FP32 fails too or could not be tried, as ``cause`` then says.
     """
 
     reproduced: bool
@@ -92,6 +96,7 @@ class Blame:
     output: Range | None
     inputs: tuple[Range, ...]
     loss_scale: float
+    cure: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         at = f", at a loss scale of {self.loss_scale:g}"
@@ -99,4 +104,5 @@ class Blame:
             return f"not reproduced{at}: {self.cause}"
         name = f"{self.name} ({self.op})" if self.op else self.name
         name = f"{name}, {self.where}" if self.where in ("forward", "backward") else name
-        return "\n".join([f"{name}{at}: {self.cause}", *(f"  in   {r}" for r in self.inputs), f"  out  {self.output}"])
+        ranges = [*(f"  in   {r}" for r in self.inputs), f"  out  {self.output}"]
+        return "\n".join([f"{name}{at}: {self.cause}", *ranges])

@@ -122,8 +122,10 @@ class _Step(NamedTuple):
             if unrounded.name == _OF_LOSS:
                 where, name, op = "loss", "the loss", ""
                 cause = f"its gradient has an {cause}"
-            if op == VARIABLE:
-                where, op = ("parameter" if name in self.params else "input"), ""
+            if op == VARIABLE and name in self.params:
+                where, op = "parameter", ""
+            elif op == VARIABLE:
+                where, name, op = "input", unrounded.name, ""
             before = replace(unrounded, name=f"{unrounded.name}, unrounded")
             inputs = (*(r for r in inputs if r != unrounded), before)
             cause += advice
@@ -138,10 +140,7 @@ class _Step(NamedTuple):
             cause += advice
             rounded = [] if graph is None else _rounded_inputs(graph, observed.operator)
             if rounded:
-                cause += (
-                    f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto a value that has no finite "
-                    f"result: exclude=[{rounded[0]!r}] computes it in FP32"
-                )
+                cause += f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto a value that has no finite result"
         return Blame(True, where, name, op, dtype, cause, found, inputs, self.scale)
 
 
@@ -170,6 +169,8 @@ def _unrounded(past: Sequence[Record], observed: Observed, found: Range) -> Rang
     beyond = [r for r in fitting if r.largest > FORMATS[found.dtype].largest]
     # The gradient of the loss is preferred to the tensor's own label, and this to a sum; the last of several.
     labels = [_OF_LOSS] if observed.of_output else []
+    if observed.op == VARIABLE:  # a net's inputs are recorded under other names: "the input"
+        labels += [r.name for r in beyond if r.name.startswith(("the input", "input "))]
     return next((r for label in [*labels, observed.label, SUM] for r in beyond if r.name == label), None)
 
 

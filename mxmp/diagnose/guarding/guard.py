@@ -19,7 +19,7 @@ from ...step.floor import lower_scale_fits
 from ...step.gradients import Gradient
 from ...step.scaler import check_count, check_scale
 from ..blaming.recording import Recording
-from ..blaming.report import Blame
+from ..blaming.report import Blame, Range
 from ..blaming.verdict import Record, verdict
 from ..shared.report import some
 from ..shared.targets import Network, Trainer, trained_network
@@ -112,7 +112,7 @@ class Guard(StepObserver):
         if is_gradient and too_high and not self._step.at_floor:
             return
         planned = self._network.is_planned
-        layers = (_layer_at_fault(graph, first, params, with_followers=planned) for graph in graphs)
+        layers = (_layer_at_fault(graph, first, records, params, with_followers=planned) for graph in graphs)
         layer = next(filter(None, layers), None)
         if layer is None:
             return
@@ -181,9 +181,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     The overflow of an activation does not depend on the loss scale, and is always counted. That of a gradient is
     counted only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it; and not where the
     scaler can lower it and the gradients of all parameters are large, as in a regression on targets in the hundreds:
-    there the lower scale is the cure. An inf or NaN that appears in FP32 is not counted. In a skipped step, an output
-    without consequences, such as the inf that a sigmoid turns into 1, is ignored, and the next tensor with an inf or
-    NaN matters.
+    there the lower scale is the cure. An inf or NaN that appears in FP32 is counted where an operator in low precision
+    has rounded what was read to 0 or to 1, as a product in front of a logarithm: that operator is at fault. In a
+    skipped step, an output without consequences, such as the inf that a sigmoid turns into 1, is ignored, and the next
+    tensor with an inf or NaN matters.
 
     When an operator's overflows were counted in ``patience`` steps, at least one of them skipped, it is added to the
     policy's ``exclude``, with the operators of its type that share a parameter with it. The next forward runs the new
@@ -243,9 +244,12 @@ def _without_harmless(records: Sequence[Record], graphs: Sequence[ObservedGraph]
     return [record for record in records if not is_harmless(record)]
 
 
-def _layer_at_fault(graph: ObservedGraph, first: Record, params: Collection[str], *, with_followers: bool) -> list[str]:
+def _layer_at_fault(
+    graph: ObservedGraph, first: Record, records: Sequence[Record], params: Collection[str], *, with_followers: bool
+) -> list[str]:
     """Return the FP32 names of the operators to move because of ``first``; none if FP32 or another graph made it."""
-    fault = [node for node in _operators_at_fault(graph, first) if graph.is_low(node)]
+    made = _operators_at_fault(graph, first)
+    fault = [node for node in made if graph.is_low(node)] or _rounded_to_a_limit(graph, made, records)
     layer = dict.fromkeys(found for node in fault for found in _sharing_parameters(graph, node, params))
     # A Plan keeps them in low precision; under a policy, the rules put them into FP32 as well.
     if with_followers:
@@ -264,6 +268,47 @@ def _operators_at_fault(graph: ObservedGraph, first: Record) -> list[Node]:
     if any(map(graph.is_low, made)) or not observed.inserted:
         return made
     return [graph.source(Entry(observed.node)).node] if observed.backward else graph.readers(observed.node)
+
+
+# Where log, rsqrt, a division, arccos or the gradient of a root has no finite result.
+_LIMITS = (-1.0, 0.0, 1.0)
+
+
+def _rounded_to_a_limit(graph: ObservedGraph, made: Sequence[Node], records: Sequence[Record]) -> list[Node]:
+    """Return the operators in low precision whose rounding made a 0 or 1 that FP32 operators ``made`` cannot take."""
+    rounded: dict[str, Range] = {}
+    exact: dict[str, Range] = {}
+    for observed, found in records:
+        if observed is None or not observed.backward:
+            ranges = exact if observed is not None and not observed.inserted and found.dtype == "float32" else rounded
+            ranges[found.name] = found
+
+    def reaches(node: Node) -> bool:
+        name = graph.original_name(node)
+        found = rounded.get(name, exact.get(name))
+        return found is not None and (found.lowest in _LIMITS or found.highest in _LIMITS)
+
+    def had_reached(node: Node) -> bool:
+        """Return whether a result had the limit before it was rounded, where that is known: then FP32 has it too."""
+        before, after = (ranges.get(graph.original_name(node)) for ranges in (exact, rounded))
+        if before is None or after is None:
+            return False
+        return all(getattr(before, end) in _LIMITS for end in ("lowest", "highest") if getattr(after, end) in _LIMITS)
+
+    left, seen, fault = list(made), set(made), []
+    while left:
+        reader = left.pop()
+        for node in dict.fromkeys(graph.source(entry).node for entry in reader.inputs):
+            if node in seen or node.is_variable or not reaches(node):
+                continue
+            seen.add(node)
+            if had_reached(node):
+                left.append(node)
+            elif graph.is_low(node) or graph.is_low(reader):  # what rounds its result, or reads it rounded
+                fault.append(node if graph.is_low(node) else reader)
+            else:
+                left.append(node)
+    return fault
 
 
 def _sharing_parameters(graph: ObservedGraph, node: Node, params: Collection[str]) -> Iterable[Node]:

@@ -107,8 +107,9 @@ class Watch(StepObserver):
 
     def _observe(self, observed: Observed, array: NDArray) -> None:
         self._reported = True
-        # Not of casts, nor sums of gradients. But where a graph output is cast, only the cast computes its gradient.
-        if not observed.inserted or observed.of_output:
+        # Not of casts, nor sums of gradients. But where a graph output is cast, only inserted operators compute its
+        # gradient: what they are to round.
+        if not observed.inserted or (observed.of_output and not observed.rounded):
             kind = "gradient" if observed.backward else "activation"
             self._note_tensor(kind, observed.label, observed.op, observed.low, array)
 
