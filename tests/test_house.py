@@ -35,6 +35,7 @@ HOUSE = {
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
         *("_mxnet", "scaler", "adaptive", "ledger", "stores", "gradients", "floor", "multi_tensor", "masters"),
+        "python_operators",
         *("statistics", "fingerprint", "step", "state_layout", "resume", "updater", "state_file", "states"),
         "__init__",
     ],

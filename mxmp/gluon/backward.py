@@ -49,15 +49,13 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
 @contextmanager
 def _noting(trainer: Any, record: Record, factors: Sequence[NDArray]) -> Iterator[None]:
     """Check that the backward may run, and note in the ledgers what it has written."""
-    group = trainer.scaler_group
-    others = [other for other in list(living_trainers) if other is not trainer]
-    sharing = [other for other in others if group is not None and other.scaler_group is group]
-    # A trainer of the group that has a loss of its own, as in a GAN, and that this backward does not reach, is no peer.
-    peers = [trainer, *(other for other in sharing if any(_reached(other, record)))]
-    others = [other for other in others if other not in sharing]
+    peers, others = _peers(trainer, record)
     _check_and_begin(trainer, peers, others, record)
     if trainer.loss_scale == 1.0:
+        reached = [other for other in others if other.may_scale and any(_reached(other, record))]
         yield
+        for other in reached:  # its marks stay: the gradients are true ones
+            other.ledger.scale_of_other = 1.0
         return
     own = [param for peer in peers for param in _mxnet.parameters_of(peer)]
     of_others = [(other, list(_reached(other, record))) for other in others]
@@ -75,7 +73,8 @@ def _noting(trainer: Any, record: Record, factors: Sequence[NDArray]) -> Iterato
                 peer.ledger.note_written(array for _, array in written)
             for other, params in of_others:
                 _mxnet.fresh_weights(params, clear=True)  # at this scale, which is not their trainer's
-                other.ledger.written_by_other = other.ledger.written_by_other or bool(params)
+                if params:
+                    other.ledger.scale_of_other = trainer.loss_scale
         names = {id(array) for _, array in written} if scaled else ()
         mark_fresh(array for _, array in [*before, *([] if scaled else written)] if id(array) not in names)
         if factors:
@@ -124,6 +123,42 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
         peer.ledger.note(Event.BACKWARD, scale)
         peer.watch_statistics()
     trainer.scaled_step.group.note_backward(peer.scaled_step for peer in peers)
+
+
+def discard_unused(trainer: Any, record: Record) -> None:
+    """Before a backward of ``record``: discard gradients that the user has set to zero, and those with an overflow that
+    no step has applied and the backward overwrites, so that the loss scale falls in a loop that never steps."""
+    if trainer.scaler_group is None or not any(member.ledger.pending for member in trainer.scaler_group.members):
+        return
+    with engine_lock():
+        waiting = [peer for peer in _peers(trainer, record)[0] if peer.ledger.pending]
+        for peer in waiting:
+            if peer.ledger.refuses_backward:
+                peer.discard_zeros()
+        scaled = [peer for peer in waiting if peer.ledger.scaled and peer.loss_scale != 1.0]
+        if all(_overwrites(record, peer) for peer in scaled) and any(peer.has_overflow() for peer in scaled):
+            for peer in scaled:
+                peer.discard()
+
+
+def _peers(trainer: Any, record: Record) -> tuple[list[Any], list[Any]]:
+    """Return the trainers that a backward of ``record`` serves, ``trainer`` first, and those with other scalers."""
+    group = trainer.scaler_group
+    others = [other for other in list(living_trainers) if other is not trainer]
+    sharing = [other for other in others if group is not None and other.scaler_group is group]
+    # A trainer of the group that has a loss of its own, as in a GAN, and that this backward does not reach, is no peer.
+    peers = [trainer, *(other for other in sharing if any(_reached(other, record)))]
+    return peers, [other for other in others if other not in sharing]
+
+
+def _overwrites(record: Record, trainer: Any) -> bool:
+    """Return whether a backward of ``record`` overwrites all gradients that ``trainer`` has not applied."""
+    params = [param for param in _mxnet.parameters_of(trainer) if is_written(param, trainer.ledger)]
+    return all(
+        param.grad_req == "write" and (not trainer.ledger.has_written(array) or recorded_name(array) in record.leaves)
+        for param in params
+        for array in _mxnet.arrays(param)
+    )
 
 
 def _reached(trainer: Any, record: Record) -> Iterator[Parameter]:

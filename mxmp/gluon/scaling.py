@@ -21,9 +21,10 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..precision._mxnet import BFLOAT16
+from ..precision._mxnet import BFLOAT16, dtype_name
 from ..precision.graph import Entry, Graph, Node
 from ..precision.heads import HEAD_OPERATORS, is_unscaled
+from ..step.python_operators import true_gradients
 from . import _mxnet
 
 # -- what autograd recorded --------------------------------------------------------------------------
@@ -145,9 +146,10 @@ def _as_text(number: np.float32) -> str:
 _NARROW = {np.dtype(np.float16): ("float16", 11), BFLOAT16: ("bfloat16", 8)}
 
 
-def head_gradient(loss: NDArray, scale: float) -> NDArray:
+def head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> NDArray:
     """Return the head gradient with which a backward of ``loss`` is one of ``loss * scale``; does not wait.
-    Raises ``TypeError`` if ``loss`` is no NDArray, and ``ValueError`` if its dtype cannot hold ``scale`` exactly."""
+    ``given`` is the user's, None for 1. Raises ``TypeError`` if one is no NDArray, and ``ValueError`` if the dtype of
+    the loss cannot hold ``scale`` exactly, or ``given`` does not fit the loss."""
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
     name, digits = _NARROW.get(np.dtype(loss.dtype), ("", 53))
@@ -159,8 +161,15 @@ def head_gradient(loss: NDArray, scale: float) -> NDArray:
             f"the loss is {name}, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
             "(loss_fn(net(x).astype('float32'), y)), or use a power of two from 2**-14 to 2**15"
         )
-    kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
-    return kind.ones_like(loss) * scale
+    if given is None:
+        kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
+        return kind.ones_like(loss) * scale
+    if not isinstance(given, NDArray):
+        raise TypeError(f"out_grad must be an NDArray or a list of them, got {type(given).__name__}")
+    wanted, got = ((each.shape, dtype_name(each.dtype), str(each.ctx)) for each in (loss, given))
+    if wanted != got:
+        raise ValueError(f"out_grad must have the shape, dtype and device of its loss, {wanted}, got {got}")
+    return given * scale
 
 
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
@@ -202,7 +211,7 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
 
 @contextmanager
 def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
-    """Multiply the gradients that loss heads write by ``value``, during a backward from ``record.losses``.
+    """Multiply the gradients that loss heads and Python operators write by ``value``, in a backward of ``record``.
     Raises ``RuntimeError`` inside another such ``with`` block on this thread: the loss would be scaled twice."""
     if getattr(_local, "open", False):
         raise RuntimeError(
@@ -221,7 +230,8 @@ def heads_scaled_by(value: float, record: Record) -> Iterator[None]:
         _set(scales, value)
         for head, own in heads:
             _mxnet.set_attribute(head, "grad_scale", _as_text(np.float32(own) * np.float32(value)))
-        yield
+        with true_gradients(value):
+            yield
     finally:
         _set(scales, 1.0)
         for head, own in heads:

@@ -20,11 +20,11 @@ from ..step import gradients as grads
 from ..step import states
 from ..step.ledger import Event, Ledger, ScalerGroup
 from ..step.masters import Weight, share_drawn, share_initial
-from ..step.scaler import as_scaler, check_positive
+from ..step.scaler import as_positive, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
-from ..step.updater import Updaters, check_optimizer, exposed_pairs
+from ..step.updater import Update, Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
 from .backward import Gradients
 from .conversion import any_conversion, next_forward_number, running_statistics_of
@@ -138,44 +138,72 @@ class Trainer(StepView, gluon.Trainer):
 
     # -- backward -----------------------------------------------------------------------------------
 
-    def backward(self, loss: NDArray | Sequence[NDArray], retain_graph: bool = False) -> None:
+    def backward(
+        self,
+        loss: NDArray | Sequence[NDArray],
+        out_grad: Any = None,
+        retain_graph: bool = False,
+        train_mode: bool = True,
+        *,
+        head_grads: Any = None,
+    ) -> None:
         """Run backward from ``loss * loss_scale``.
 
         The gradients of several calls before one step add up where ``grad_req`` is ``"add"``; elsewhere each call
-        overwrites them. The loss scale stays the same between the calls. Does not wait for the device, except that
-        before the first update, if a net has running statistics, it waits for the forward. Several threads may call
-        this method, such as one for each device (GluonCV's ``Parallel``); they take turns.
+        overwrites them. The loss scale stays the same between the calls, with one exception: if a call overwrites all
+        gradients of the call before, and these have an inf or NaN, then they are discarded, as by ``discard``, and the
+        loss scale falls first. Several threads may call this method, such as one for each device (GluonCV's
+        ``Parallel``); they take turns.
+
+        Does not wait for the device, except: for the forward before the first update, if a net has running statistics;
+        for gradients that no step has applied and that are overwritten; and for the whole backward where Python code
+        computes gradients (``mx.operator.CustomOp``, ``autograd.Function``). Such code gets true gradients, without the
+        loss scale, and what it returns is multiplied by the scale.
 
         Parameters
         ----------
         loss : NDArray or sequence of NDArray
             One recorded loss of any shape, or several, such as one per device.
+        out_grad : NDArray or sequence of NDArray or None, optional
+            The gradient of each loss, with its shape, dtype and device, as for ``loss.backward(out_grad)``, without the
+            loss scale. None: 1 for each element.
         retain_graph : bool
             As for ``loss.backward``: True keeps what was recorded, for another backward.
+        train_mode : bool
+            As for ``loss.backward``: whether the backward is that of training.
+        head_grads : NDArray or sequence of NDArray or None, optional
+            The name that ``autograd.backward`` has for ``out_grad``: give one of the two.
 
         Raises
         ------
         ValueError
             A loss is float16 and the loss scale above 2**15, or a loss is float16 or bfloat16 and cannot hold the loss
             scale exactly, as it can hold powers of two: compute the loss in FP32. Or a loss head outside any converted
-            net would ignore the loss scale. Or the sequence is empty.
+            net would ignore the loss scale. Or the sequence is empty. Or ``out_grad`` does not fit the losses.
         RuntimeError
             The call comes after ``unscale`` or ``clip_global_norm``, or after ``allreduce_grads`` if a parameter has
-            ``grad_req="add"``: step first. Or inside ``scale_loss``. Or the loss was computed outside
-            ``autograd.record()``. Or the backward would overwrite gradients that another mxmp.Trainer has not applied
+            ``grad_req="add"``, and the gradients were not set to zero since: step or discard first. Or inside
+            ``scale_loss``. Or the loss was computed outside ``autograd.record()``. Or the backward would overwrite
+            gradients that another mxmp.Trainer has not applied
             yet, or add to unscaled gradients of ``loss.backward()``.
         TypeError
-            ``loss`` is neither an NDArray nor a sequence of them.
+            ``loss`` or ``out_grad`` is neither an NDArray nor a sequence of them.
         """
-        losses, heads, record = self._begin_backward(loss)
+        if isinstance(out_grad, (bool, int)):  # ``retain_graph`` was the second argument once
+            out_grad, retain_graph = None, bool(out_grad)
+        if out_grad is not None and head_grads is not None:
+            raise ValueError("out_grad and head_grads are two names for the same gradients: give one of them")
+        given = head_grads if out_grad is None else out_grad
+        losses, heads, record = self._begin_backward(loss, given)
         with backward.scaled_backward(self, record):
-            autograd.backward(losses, heads, retain_graph=retain_graph)
+            autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
     @contextmanager
     def scale_loss(self, loss: NDArray | Sequence[NDArray]) -> Iterator[Any]:
         """Return a context manager that gives ``loss * loss_scale``, for code that calls backward itself.
 
-        A list of losses gives a list. Use it inside or outside ``autograd.record()``::
+        A list of losses gives a list. Use it inside or outside ``autograd.record()``. Head gradients that you pass to
+        the backward are those of the losses, without the loss scale::
 
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
@@ -244,15 +272,36 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             Gradients are float16, which cannot hold unscaled values. Nothing is changed.
         """
-        self.ledger.check(Event.UNSCALE, self.loss_scale)
+        if self._accept_true_gradients():
+            factor = 1.0
+        else:
+            self._check(Event.UNSCALE)
+            factor = 1.0 / self.loss_scale
         due = self._read_gradients().due
         found = [update.gradient for update in due]
-        grads.unscale(found, 1.0 / self.loss_scale)
+        grads.unscale(found, factor)
         self.ledger.overflows = grads.Overflows(found)
         stop_warning(self._params)
         # They are true gradients now, which any optimizer may apply.
         backward.mark_fresh(update.weight for update in due)
         self.ledger.note(Event.UNSCALE, self.loss_scale)
+
+    def input_grad(self, x: NDArray) -> NDArray:
+        """Return the gradient of an input from the last ``backward``, divided by the loss scale, as a new array.
+
+        ``x`` is an array for which ``x.attach_grad()`` was called before the forward. If the gradient has an inf or
+        NaN, a warning is logged, and the loss scale falls at the next step, ``discard`` or ``backward``, so that a
+        later call is right. Waits for the device, unless the loss scale is 1. Raises ``ValueError`` if ``x`` has no
+        gradient.
+        """
+        if not isinstance(x, NDArray) or x.grad is None:
+            raise ValueError("input_grad(x) needs an NDArray with a gradient: call x.attach_grad() before the forward")
+        scale = self.scaled_step.ledger.scale
+        with autograd.pause():
+            found = x.grad / scale
+        if scale != 1.0 and grads.non_finite([grads.Gradient("input", found)]):
+            self.scaled_step.note_input_overflow()
+        return found
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Limit the global L2 norm of the true (unscaled) gradients to ``max_norm``; return the norm before clipping.
@@ -260,7 +309,10 @@ class Trainer(StepView, gluon.Trainer):
         Sums the gradients over devices and workers first, and waits for the device. As in
         ``gluon.utils.clip_global_norm``, the gradients are not divided by the batch size. The summed gradients do not
         change: the update multiplies them by ``max_norm / norm`` if ``norm`` is larger than ``max_norm``. If ``norm``
-        is inf or NaN, nothing is clipped and ``step`` will be skipped.
+        is inf or NaN, nothing is clipped and ``step`` will be skipped. To leave the step out by the norm, call
+        ``discard`` in place of ``step``.
+
+        ``max_norm`` is a number, or an array with one.
 
         Raises
         ------
@@ -270,15 +322,18 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             ``max_norm`` is not positive.
         """
-        check_positive("max_norm", max_norm)
-        self.ledger.check(Event.CLIP, self.loss_scale)
+        limit = float(as_positive("max_norm", max_norm))
+        self._accept_true_gradients()
+        self._check(Event.CLIP)
         due = self._sum_gradients().due
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
         summed = [*{update.index: update for update in reversed(due)}.values()][::-1]
         counted = due if self._kvstore is None else summed
         total = grads.norm([update.gradient for update in counted]) * self._gradient_factor
-        if max_norm < total < float("inf"):
-            self.ledger.clip *= float(max_norm) / total
+        if limit < total < float("inf"):
+            self.ledger.clip *= limit / total
+        if not np.isfinite(total):  # the step is skipped, and a discard lowers the loss scale, whatever is written now
+            self.ledger.overflows = grads.Overflows([update.gradient for update in due])
         self.ledger.note(Event.CLIP, self.loss_scale)
         return total
 
@@ -292,11 +347,13 @@ class Trainer(StepView, gluon.Trainer):
 
         Parameters
         ----------
-        batch_size : int
-            As for ``gluon.Trainer``: the number of samples of the step; with Horovod, of one worker's part.
+        batch_size : int or float
+            As for ``gluon.Trainer``: the number of samples of the step; with Horovod, of one worker's part. An array of
+            one element is taken too, and waited for.
         ignore_stale_grad : bool
             A stale gradient is one that no backward has written since the last step. True: leave the parameters with a
-            stale gradient as they are. False: raise ``UserWarning`` if there are any, as ``gluon.Trainer`` does.
+            stale gradient as they are; if no backward has reached any, do nothing. False: raise ``UserWarning`` if
+            there are any, as ``gluon.Trainer`` does.
 
         Raises
         ------
@@ -309,7 +366,7 @@ class Trainer(StepView, gluon.Trainer):
         ValueError
             ``batch_size`` is not positive.
         """
-        self._begin_update("step", batch_size)
+        self._begin_update("step", batch_size, ignore_stale_grad)
         self._sum_gradients()
         self._check_and_update(ignore_stale_grad)
 
@@ -321,20 +378,71 @@ class Trainer(StepView, gluon.Trainer):
         ``allreduce_grads`` was not called or a backward came later, are applied as they are, without an error. But at a
         loss scale other than 1, those of ``loss.backward()`` raise ``RuntimeError``, unless ``unscale`` was called.
         """
-        self._begin_update("update", batch_size)
+        self._begin_update("update", batch_size, ignore_stale_grad)
         self._prepare()
         self._check_and_update(ignore_stale_grad)
+
+    def discard(self) -> None:
+        """Leave this step out: drop the gradients of this trainer's parameters, instead of ``step``.
+
+        For a step that your own code rejects, such as by the norm that ``clip_global_norm`` returned. All gradients
+        that a backward has written since the last step become zero, and no later step applies them; the next ``backward``
+        and ``save_states`` may follow, whatever was called before. Weights, counters and schedules stay as they are,
+        and so does the loss scale, with one exception: if a gradient has an inf or NaN, the scale falls, as after a
+        skipped step, so that a later backward can be right. Running statistics that are not finite go back to their
+        last finite values.
+
+        Of trainers with one scaler, each steps or discards, and the scaler is adjusted when all have. With several
+        workers, all must discard. Setting all gradients to zero, by ``zero_grad`` of the parameters, is understood as a
+        discard where ``backward`` or ``save_states`` would otherwise refuse. Does nothing if there are no gradients.
+        Waits for the device.
+        """
+        ready = list(filter(_mxnet.is_initialized, self._params))
+        overflows, self.ledger.overflows = self.ledger.overflows, None
+        if overflows is not None:
+            overflows.put_back()
+        if self.ledger.pending and self.has_other_workers and not self.ledger.summed:
+            self._prepare()
+            self._allreduce_grads()  # all workers find the same overflows
+        due = backward.read_gradients(ready, self.ledger).due
+        if due or self.ledger.pending:
+            self.scaled_step.discard([update.gradient for update in due], self._statistics)
+        self._drop(ready, due)
+
+    def discard_zeros(self) -> None:
+        """Call ``discard`` if a user has set all gradients to zero since the backward. Waits for the device."""
+        due = backward.read_gradients(self._params, self.ledger).due
+        if due and grads.are_zero([update.gradient for update in due]):
+            self.discard()
+
+    def has_overflow(self) -> bool:
+        """Return whether a gradient that no step has applied has an inf or NaN. Waits for the device."""
+        due = backward.read_gradients(self._params, self.ledger).due
+        found = [update.gradient for update in due]
+        return self.ledger.inputs_overflowed or (bool(found) and bool(grads.non_finite(found)))
+
+    def _drop(self, params: Sequence[Parameter], due: Sequence[Update]) -> None:
+        for update in due:
+            update.grad[:] = 0  # the next backward may add to it
+        backward.use_up(params, due)
+        self.ledger.clear()
+        self._gradients = None
 
     def save_states(self, fname: str) -> None:
         """Save the optimizer's states, master weights, scaler and step counters to the file ``fname``.
 
         Waits for the device. An existing file is replaced only when the new one is complete. Raises ``RuntimeError``
-        between ``trainer.backward`` and its step, because the gradients would be missing from the file. Raises
+        between ``trainer.backward`` and its step or ``discard``, because the gradients would be missing from the file,
+        unless all are zero. Raises
         ``TypeError`` if an optimizer of the user's own keeps a state that is none of these: an NDArray, a number, a
         string, None, or a dict, list or tuple of them.
         """
         if self.ledger.pending:
-            raise RuntimeError("save_states between backward and step would lose the gradients: step first")
+            self.discard_zeros()
+        if self.ledger.pending:
+            raise RuntimeError(
+                "save_states between backward and step would lose the gradients: step first, or trainer.discard()"
+            )
         states.save(fname, self.scaled_step, self._updaters, self._all_weights())
 
     def check_states(self, fname: str) -> None:
@@ -364,9 +472,7 @@ class Trainer(StepView, gluon.Trainer):
         self.watch_statistics()
         ready = list(filter(_mxnet.is_initialized, self._params))
         dropped = backward.read_gradients(ready, self.ledger).due  # they have another scale
-        for update in dropped:
-            update.grad[:] = 0  # the next backward may add to it
-        backward.use_up(ready, dropped)
+        self._drop(ready, dropped)
         self.scaled_step.group.forget_backward(self.scaled_step)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
@@ -395,15 +501,22 @@ class Trainer(StepView, gluon.Trainer):
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _begin_backward(self, loss: Any) -> tuple[list[NDArray], list[NDArray], Record]:
-        """Return the losses as a list, a head gradient full of the loss scale for each, and their Record."""
+    def _begin_backward(self, loss: Any, given: Any = None) -> tuple[list[NDArray], list[NDArray], Record]:
+        """Return the losses as a list, a head gradient with the loss scale for each, and their Record.
+        ``given`` are the head gradients of the user's, or None for 1."""
         losses = listed(loss)
         if not losses:
             raise ValueError("loss must be an NDArray or a list of them, such as one per device, got an empty list")
+        record, gradients = Record(losses), [None] * len(losses) if given is None else listed(given)
+        if len(gradients) != len(losses):
+            raise ValueError(f"got {len(gradients)} head gradients for {len(losses)} losses: give one for each")
         with autograd.pause():
-            heads = [head_gradient(item, self.loss_scale) for item in losses]
+            for item, gradient in zip(losses, gradients):  # before anything changes
+                head_gradient(item, self.loss_scale, gradient)
+            backward.discard_unused(self, record)
+            heads = [head_gradient(item, self.loss_scale, gradient) for item, gradient in zip(losses, gradients)]
         self._warn_of_other_trainer()
-        return losses, heads, Record(losses)
+        return losses, heads, record
 
     def _warn_of_other_trainer(self) -> None:
         """Warn, once per trainer, if MXNet's own Trainer was made later over one of the parameters."""
@@ -514,15 +627,37 @@ class Trainer(StepView, gluon.Trainer):
         """Return the factor of the update besides ``rescale_grad``: of clipping, and to divide by the loss scale."""
         return self.ledger.clip / (1.0 if self.ledger.unscaled else self.loss_scale)
 
-    def _begin_update(self, called: str, batch_size: float) -> None:
+    def _begin_update(self, called: str, batch_size: Any, ignore_stale_grad: bool) -> None:
         """Check that the user may update now, and set the optimizer's ``rescale_grad`` for ``batch_size``.
         ``called`` is the method that the user called, for the message."""
-        self.ledger.check(Event.UPDATE, self.loss_scale, called=called)
-        check_positive("batch_size", batch_size)
-        if not self.ledger.pending:  # a plain backward, at a loss scale of 1
+        number = as_positive("batch_size", batch_size)
+        self._accept_true_gradients()
+        written = self.ledger.pending or self.ledger.scale_of_other is not None or self._has_fresh
+        if written or not ignore_stale_grad:
+            self._check(Event.UPDATE, called)
+        if self._has_fresh and not self.ledger.pending:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
-        self._check_and_rescale_grad(self._scale / batch_size)
+        self._check_and_rescale_grad(self._scale / number)
+
+    @property
+    def _has_fresh(self) -> bool:
+        """Return whether MXNet has marked a gradient as written: by no scaled backward, or at a loss scale of 1."""
+        return bool(_mxnet.fresh_weights(self._params))
+
+    def _check(self, event: Event, called: str = "") -> None:
+        self.ledger.check(event, self.loss_scale, called=called, fresh=self._has_fresh)
+
+    def _accept_true_gradients(self) -> bool:
+        """Take gradients that another trainer's backward has written at a loss scale of 1 for unscaled ones, and return
+        whether there are any. Not those of a net in float16, which needs a loss scale."""
+        of_float16 = any(conversion.policy.compute == "float16" for conversion in conversions_of(self._params))
+        if self.ledger.pending or self.ledger.scale_of_other != 1.0 or of_float16 or not self._has_fresh:
+            return False
+        backward.note_fresh(backward.read_gradients(self._params, self.ledger), self.ledger)
+        self.ledger.note(Event.BACKWARD, self.loss_scale)
+        self.ledger.note(Event.UNSCALE, self.loss_scale)
+        return True
 
     def _prepare(self) -> Gradients:
         """Do what must come before gradients are summed over devices and workers; open the kvstore at first use."""
@@ -604,7 +739,7 @@ class Trainer(StepView, gluon.Trainer):
                     unscaled=self.ledger.unscaled,
                 )
             else:
-                self.scaled_step.group.forget_backward(self.scaled_step)
+                self.scaled_step.discard([])
         finally:
             backward.use_up(self._params, updates)
             self.ledger.clear()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from typing import Sequence
+from types import FunctionType
+from typing import Any, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 
@@ -37,3 +40,24 @@ def update_by_momentum(optimizer: mx.optimizer.SGD, index: int, weight: NDArray,
     lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
     # MXNet's Updater uses a kernel for many weights: the same bits, but slower for large weights on a CPU.
     mx.nd.sgd_mom_update(weight, grad, state, out=weight, lazy_update=False, lr=lr, wd=wd, **settings)
+
+
+def python_operators() -> list[Any]:
+    """Return the living objects whose method ``backward`` MXNet may call: custom operators, ``autograd.Function``s."""
+    made = list(mx.operator._registry.ref_holder.values())
+    customs = [each for each in made if isinstance(each, mx.operator.CustomOp)]
+    return [*customs, *mx.operator.PythonOp._ref_holder, *_recorded_functions()]
+
+
+def _recorded_functions() -> list[autograd.Function]:
+    # MXNet keeps the callbacks of a recorded Function, closures over it, in C structures.
+    found: list[autograd.Function] = []
+    seen: set[int] = set()
+    todo: list[Any] = list(autograd.Function._registry.ref_holder.values())
+    while todo:
+        inner = [each for each in gc.get_referents(*todo) if not isinstance(each, type) and id(each) not in seen]
+        seen.update(map(id, inner))
+        held = [cell.cell_contents for each in inner for cell in getattr(each, "__closure__", None) or ()]
+        found += [each for each in held if isinstance(each, autograd.Function)]
+        todo = [each for each in inner if not isinstance(each, FunctionType)]
+    return list({id(each): each for each in found}.values())

@@ -92,6 +92,11 @@ def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
     return _of_each(gradients, lambda values: (values == 0).mean(), lambda values: values.abs().max())
 
 
+def are_zero(gradients: Sequence[Gradient]) -> bool:
+    """Return whether all elements of all gradients are 0. Waits for the device."""
+    return not fetch(*_of_each(gradients, lambda values: (values != 0).max()))[0].any()
+
+
 def largest_finite(gradients: Sequence[Gradient]) -> list[float]:
     """Return the largest finite absolute value of each gradient; 0 if it has none. Waits for the device."""
 

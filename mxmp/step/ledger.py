@@ -26,6 +26,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.scale = 1.0  # the loss scale of the last scaled backward; stays after the step
+        self.unapplied = False  # whether a Module's backward came after another one, without an update between them
         self.clear()
 
     def __reduce__(self) -> tuple:
@@ -39,12 +40,14 @@ class Ledger:
         self.summed = False  # over devices and workers
         self.unscaled = False
         self.clipped = False
+        self.inputs_overflowed = False  # whether a user has seen an inf or NaN in the gradient of an input
         self.clip = 1.0  # the factor by which the update multiplies the gradients to clip their norm
         # Whether gradients are summed and one has ``grad_req="add"``, so that another backward would add to its sum.
         self.accumulates = False
         # Overflows, from ``unscale()`` until gradients are summed: before, the Trainer writes a NaN into each.
         self.overflows: Any = None
-        self.written_by_other = False  # whether a trainer with another scaler ran the last backward
+        # If a trainer with another scaler ran the last backward, its loss scale.
+        self.scale_of_other: float | None = None
         self.written: dict[int, Any] = {}  # by ``id``: arrays of weights whose gradients it knows
 
     def note_scale(self, scale: float, *, awaited: bool) -> None:
@@ -62,24 +65,36 @@ class Ledger:
         for weight in weights:
             self.written.pop(id(weight), None)
 
-    def check(self, event: Event, loss_scale: float, *, called: str = "") -> None:
-        """Raise ``RuntimeError`` if the user may not call ``event`` now, which the message calls ``called``."""
+    @property
+    def refuses_backward(self) -> bool:
+        return self.unscaled or self.clipped or (self.summed and self.accumulates)
+
+    def check(self, event: Event, loss_scale: float, *, called: str = "", fresh: bool = True) -> None:
+        """Raise ``RuntimeError`` if the user may not call ``event`` now, which the message calls ``called``.
+        ``fresh``: a plain ``loss.backward()`` may have written gradients."""
         if event is Event.BACKWARD:
+            leave_out = "or trainer.discard() to leave this step out"
             if self.unscaled or self.clipped:
-                raise RuntimeError("backward after unscale() or clip_global_norm(): step first, then continue")
-            if self.summed and self.accumulates:
-                raise RuntimeError("backward after allreduce_grads() would add to reduced gradients: update first")
+                raise RuntimeError(
+                    f"backward after unscale() or clip_global_norm(): step first, then continue, {leave_out}"
+                )
+            if self.refuses_backward:
+                raise RuntimeError(
+                    f"backward after allreduce_grads() would add to reduced gradients: update first, {leave_out}"
+                )
         elif event is Event.UNSCALE and self.unscaled:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
-        elif event is not Event.REDUCE and not self._has_any(loss_scale):
+        elif event is not Event.REDUCE and not self.pending and (loss_scale != 1.0 or not fresh):
             name = called or event.value
-            if self.written_by_other:
+            if self.scale_of_other is not None:
                 raise RuntimeError(
                     f"{name}() before a scaled backward of this trainer: another mxmp.Trainer's backward has written "
                     "its gradients, with another loss scale. Give all trainers of one loss the same scaler object "
                     "(scaler = mxmp.DynamicLossScaler(); loss_scale=scaler), and call backward once for all; or, for "
                     "a loss of its own, call trainer.backward(loss) of this trainer"
                 )
+            if loss_scale == 1.0:
+                return
             raise RuntimeError(
                 f"{name}() before a scaled backward: call trainer.backward(loss), or scale_loss(loss), instead of "
                 "loss.backward() (an Estimator takes batch_processor=mxmp.BatchProcessor()); unscaled gradients would "
@@ -88,7 +103,7 @@ class Ledger:
 
     def note(self, event: Event, loss_scale: float) -> None:
         """Record ``event``, which ``check`` has permitted."""
-        self.written_by_other = False
+        self.scale_of_other = None
         self.pending = event is Event.BACKWARD or self._has_any(loss_scale)
         if event is Event.BACKWARD:
             self.summed = False
@@ -111,7 +126,7 @@ class ScalerGroup:
         # Weak references only, to scaler and members.
         self._scaler = weakref.proxy(scaler)
         self.members: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._finite = True
+        self._finite: bool | None = None  # whether all steps since the last backward were; None before the first
 
     def _awaited(self) -> list[Ledger]:
         return [member.ledger for member in self.members if member.ledger.awaited]
@@ -129,18 +144,26 @@ class ScalerGroup:
 
     def note_step(self, member: Any, finite: bool) -> None:
         """Record a step. If no other member must still step, adjust the scaler: with False if any had an overflow."""
-        self._finite = self._finite and finite
+        self._finite = finite and self._finite is not False
+        self._end(member)
+
+    def note_discard(self, member: Any, finite: bool) -> None:
+        """Record that ``member`` makes no step. Only an overflow adjusts the scaler, or the steps of other members."""
+        if not finite:
+            self._finite = False
+        self._end(member)
+
+    def _end(self, member: Any) -> None:
         member.ledger.scaled = member.ledger.awaited = False
-        if not self._awaited():
-            self._scaler.adjust(self._finite)
-            self._finite = True
+        if not self._awaited() and self._finite is not None:
+            finite, self._finite = self._finite, None
+            self._scaler.adjust(finite)
 
     def forget_backward(self, member: Any) -> None:
-        """Record that ``member`` has no gradients to apply, so that no other member waits for its step."""
+        """Record that ``member`` has loaded states, and no gradients to apply; a loaded scaler stays as it is."""
         member.ledger.clear()
-        # Not adjusted: its ``load_states`` may have dropped the gradients, and a loaded scaler stays as it was saved.
         if not self._awaited():
-            self._finite = True
+            self._finite = None
 
 
 # Global: the group of each scaler that exists, by ``id(scaler)``. Trainers share one by being passed the same object,

@@ -27,9 +27,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless ``value``, of the argument ``name``, is a number above 0; infinity is allowed."""
-    require(is_number(value) and float(value) > 0, name, value, "a positive number")
+def as_positive(name: str, value: Any) -> Any:
+    """Return ``value``, of the argument ``name``, as a number; an array of one element, for which it waits, has one.
+    Raises ``ValueError`` unless it is a number above 0; infinity is allowed."""
+    host = value.asnumpy() if hasattr(value, "asnumpy") else value
+    number = host.item() if getattr(host, "size", 0) == 1 else host
+    require(is_number(number) and float(number) > 0, name, value, "a positive number")
+    return number
 
 
 def _check_finite(name: str, value: Any) -> float:

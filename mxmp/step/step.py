@@ -114,8 +114,32 @@ class ScaledStep:
 
     def note_own_backward(self, adds: bool) -> None:
         """Record a Module's backward and its loss scale, which stays if it ``adds`` to present gradients."""
+        self.ledger.unapplied = self.ledger.scaled
+        if self.ledger.inputs_overflowed and not adds:
+            self.discard([])
         if not (self.ledger.scaled and adds):
             self.ledger.note_scale(self.scaler.loss_scale, awaited=False)
+
+    def note_input_overflow(self) -> None:
+        """Record, and log, that the gradient of an input has an inf or NaN: the loss scale falls at the next step, or
+        when the gradients are discarded."""
+        if not self.ledger.inputs_overflowed:
+            self.ledger.inputs_overflowed = True
+            logger.warning("a gradient of an input is not finite at the loss scale %g", self.ledger.scale)
+
+    def discard(self, gradients: Sequence[Gradient], statistics: RunningStatistics | None = None) -> None:
+        """End a step without an update or a count; lower the loss scale if ``gradients``, or those of inputs, overflow.
+        Waits for the device if there are gradients."""
+        bad = self._check(gradients, statistics or RunningStatistics(), (), None)[0] if gradients else []
+        before = self.loss_scale
+        self.group.note_discard(self, not bad and not self.ledger.inputs_overflowed)
+        self.ledger.inputs_overflowed = False
+        after = self.scaler.loss_scale
+        if bad or after != before:
+            what = f"in {_some([str(each) for each in bad])}" if bad else "of inputs"
+            logger.warning("discarded non-finite gradients %s; loss scale %g -> %g", what, before, after)
+        if after != before:
+            self.history.append(ScaleEvent(self.steps + 1, after, False))
 
     def run(
         self,
@@ -189,7 +213,7 @@ class ScaledStep:
         gradients: Sequence[Gradient],
         statistics: RunningStatistics,
         exposed: Sequence[MasterPair],
-        unscaled: bool,
+        unscaled: bool | None,  # None: the gradients are discarded, and not measured
     ) -> tuple[list[Gradient], list[MasterPair]]:
         """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
         Keeps or restores ``statistics``, and passes measurements of finite gradients to a scaler that measures."""
@@ -197,7 +221,8 @@ class ScaledStep:
             self._sums = FiniteSums(gradients)
         # All numbers come to the host in one transfer; a second one follows only if a sum is not finite.
         device_sums = self._sums()
-        measured = zeros_and_peaks(gradients) if getattr(self.scaler, "measures", False) else []
+        measures = unscaled is not None and getattr(self.scaler, "measures", False)
+        measured = zeros_and_peaks(gradients) if measures else []
         sums, running, far, *found = fetch(
             device_sums, statistics.sums(after=device_sums), distances(exposed), *measured
         )
@@ -221,7 +246,8 @@ class ScaledStep:
         at_floor, before = self.at_floor, self.loss_scale
         if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
             self.history.append(ScaleEvent(self.steps, before, False))
-        self.group.note_step(self, not bad)
+        self.group.note_step(self, not bad and not self.ledger.inputs_overflowed)
+        self.ledger.unapplied = self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1

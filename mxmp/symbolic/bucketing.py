@@ -179,6 +179,14 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """Raise the errors of ``load_optimizer_states`` for a file that it cannot load; change nothing."""
         self._default_module().check_optimizer_states(fname)
 
+    def discard(self) -> None:
+        """Leave this step out: drop the gradients of the current bucket, instead of ``update``; see ``Module.discard``.
+
+        Raises ``RuntimeError`` before ``bind``.
+        """
+        self._default_module()
+        self._curr_module.discard()
+
     @property
     def modules(self) -> dict[Any, Module]:
         """Return a new dict from the key of each bucket that has a module to this module.

@@ -23,8 +23,9 @@ from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan
 from ..step import states
 from ..step._mxnet import is_called_by_user
-from ..step.gradients import Gradient
+from ..step.gradients import Gradient, non_finite
 from ..step.masters import Weight, share_drawn, share_initial
+from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep, StepView
 from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
 from ..step.updater import Update, check_optimizer, exposed_pairs
@@ -561,7 +562,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if out_grads is not None:
             out_grads = [g * scale for g in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]
         self.core.statistics.watch(self.running)
-        super().backward(out_grads)
+        with true_gradients(scale):
+            super().backward(out_grads)
 
     def set_head_scale(self, scale: float) -> None:
         """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write.
@@ -588,18 +590,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
             scaling); names the parameters.
         """
         require(self, optimizer=True)
-        if not self.for_training:
-            raise RuntimeError("there are no gradients: call bind(..., for_training=True, force_rebind=True) first")
-        group, kvstore = self._exec_group, self._kvstore
-        updates = []
-        for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
-            if gradients[0] is None:
-                continue
-            index = self._updater.numbers[name]
-            if kvstore is not None:
-                kvstore.pushpull(name, gradients, priority=-index)
-            masters = self.core.masters.get(name)
-            updates += [Update(index, k, name, w, g, masters) for k, (w, g) in enumerate(zip(weights, gradients))]
+        self._require_gradients()
+        kvstore, updates = self._kvstore, self._sum_gradients()
         self._params_dirty = True
 
         def apply() -> None:
@@ -622,17 +614,69 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         ``bind`` must have been called with ``inputs_need_grad=True``. The result has the form of
         ``mx.mod.Module.get_input_grads``: a list with an array per input; with ``merge_multi_context=False``, a list
-        per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``. Does not
-        wait for the device.
+        per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``.
+
+        Does not wait for the device in a module that is updated after each backward. One that is not (it has no
+        optimizer, or the last backward came without an ``update`` after the one before) checks the gradients here,
+        since no ``update`` does: if one has an inf or NaN, a warning is logged, and the loss scale is lower from the
+        next backward on, so that a later call is right.
         """
-        factor = 1.0 / self.core.step.ledger.scale
+        ledger = self.scaled_step.ledger
+        factor = 1.0 / ledger.scale
+        arrays = []
 
         def unscaled(found: Any) -> Any:
             if isinstance(found, list):
                 return [unscaled(each) for each in found]
-            return None if found is None else found * factor
+            if found is None:
+                return None
+            arrays.append(Gradient("input", found * factor))
+            return arrays[-1].array
 
-        return unscaled(super().get_input_grads(merge_multi_context))
+        result = unscaled(super().get_input_grads(merge_multi_context))
+        is_updated = self.optimizer_initialized and not ledger.unapplied
+        if not is_updated and factor != 1.0 and non_finite(arrays):
+            self.scaled_step.note_input_overflow()
+        return result
+
+    def discard(self) -> None:
+        """Leave this step out: drop the gradients of the parameters, instead of ``update``.
+
+        They become zero. Weights, counters and schedules stay as they are, and so does the loss scale, unless a
+        gradient of a parameter or an input has an inf or NaN: then it falls, as after a skipped step. Running
+        statistics that are not finite go back to their last finite values. With several workers, all must discard.
+        Waits for the device.
+        Raises ``RuntimeError`` if the module is not bound or initialized, or was bound with ``for_training=False``.
+        """
+        require(self, optimizer=False)
+        self._require_gradients()
+        group = self._exec_group
+        if self.has_other_workers:
+            self._sum_gradients()  # all find the same overflows
+        named = [*zip(group.param_names, group.grad_arrays)]
+        inputs = [*zip(self._data_names, group.input_grad_arrays)] if self.inputs_need_grad else []
+        found = [Gradient(name, array) for name, arrays in [*named, *inputs] for array in arrays if array is not None]
+        if self.scaled_step.ledger.scaled:
+            self.scaled_step.discard(found, self.core.statistics)
+        for gradient in found[: sum(len(arrays) for _, arrays in named if arrays[0] is not None)]:
+            gradient.array[:] = 0
+
+    def _require_gradients(self) -> None:
+        if not self.for_training:
+            raise RuntimeError("there are no gradients: call bind(..., for_training=True, force_rebind=True) first")
+
+    def _sum_gradients(self) -> list[Update]:
+        """Sum the gradients over devices and workers, if there is a kvstore; return them for the optimizer."""
+        group, kvstore, updates = self._exec_group, self._kvstore, []
+        for name, weights, gradients in zip(group.param_names, group.param_arrays, group.grad_arrays):
+            if gradients[0] is None:
+                continue
+            index = self._updater.numbers[name]
+            if kvstore is not None:
+                kvstore.pushpull(name, gradients, priority=-index)
+            masters = self.core.masters.get(name)
+            updates += [Update(index, k, name, w, g, masters) for k, (w, g) in enumerate(zip(weights, gradients))]
+        return updates
 
     @property
     def scaled_step(self) -> ScaledStep:

@@ -12,6 +12,7 @@ from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_tr
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight
+from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep
 from . import _mxnet
 from .bucketing import BucketingModule
@@ -82,7 +83,8 @@ class TrainedModule:
         module.forward(data, is_train=True)
         # Of the outputs that are no loss heads, the backward starts from the loss scale in every element.
         module.set_head_scale(loss_scale)
-        _mxnet.group(module).backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
+        with true_gradients(loss_scale):
+            _mxnet.group(module).backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
 
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
         gradients, plan = place.grad_dict, self._module.plan
