@@ -1,7 +1,7 @@
 """Static graphs, and events that give a weight another array, or another gradient array.
 
-With ``static_alloc`` and ``static_shape``, MXNet's CachedOp remembers both. Each net computes in FP32, and is compared bit for bit with MXNet's own, which is
-not hybridized: plain MXNet's static graphs are wrong after some of these events too.
+With ``static_alloc`` and ``static_shape``, MXNet's CachedOp remembers both. Each net computes in FP32, and is compared
+bit for bit with MXNet's own, not hybridized: plain MXNet's static graphs are wrong after some of these events too.
 """
 
 from __future__ import annotations
