@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:nothing in .* (computes|would run) in:UserWarning"),
     pytest.mark.filterwarnings("ignore:Optimizer created manually:UserWarning"),
     pytest.mark.filterwarnings("ignore:Already bound:UserWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # of MXNet's own Module
 ]
 
 
