@@ -10,7 +10,7 @@ import ctypes
 import sys
 import threading
 from collections import Counter, deque
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import FrameType
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
@@ -70,6 +70,33 @@ def is_aligned(array: NDArray) -> bool:
     # Not by the address: for it MXNet would allocate memory (MXNDArrayGetData), and if the engine does so at the same
     # time, the array's values are lost.
     return ctypes.c_size_t.from_address(array.handle.value + _BYTE_OFFSET).value % _ALIGNMENT == 0
+
+
+# Where it has its attribute ``autograd_entry_``: a pointer to a node, a new one each time that the array is marked with
+# a gradient array (``attach_grad``, ``grad_req``, ``reset_ctx``, ``initialize(force_reinit=True)``).
+_AUTOGRAD_NODE = 88
+
+
+class Marks:
+    """Weights and the gradient arrays that they are marked with, compared with those of a later call; does not wait."""
+
+    def __init__(self, weights: Sequence[NDArray]) -> None:
+        self._weights = weights
+        # Copies of MXNet's objects keep the nodes alive, so that no new node gets an old one's address.
+        self._kept = [_shallow_copy(weight) for weight in weights]
+        self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in weights]
+        self._nodes = [pointer.value for pointer in self._pointers]
+
+    def hold(self, weights: Sequence[NDArray]) -> bool:
+        """Return whether ``weights`` are the same objects, with the same gradient arrays and ``grad_req``."""
+        same = len(weights) == len(self._weights) and all(map(is_, weights, self._weights))
+        return same and [pointer.value for pointer in self._pointers] == self._nodes
+
+
+def _shallow_copy(array: NDArray) -> NDArray:
+    handle = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    return NDArray(handle)
 
 
 # -- a block's graph and its arguments ---------------------------------------------------------------

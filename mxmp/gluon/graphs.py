@@ -434,8 +434,12 @@ class _LowPrecisionOp:
         self._flags = [("data_indices", data), ("param_indices", params), *flags]
         # MXNet fuses pointwise operators of a CachedOp on a GPU, and only with ``static_alloc``.
         self._is_fused = plan.device == "gpu" and bool(dict(flags).get("static_alloc"))
+        # Where the arrays are weights that a CachedOp with ``static_shape`` remembers.
+        is_static = bool(dict(flags).get("static_shape"))
+        self._static = [i for i in params if is_static and self._sources[i][1] not in self._computed]
         self._shared: mx.nd.CachedOp | None = None
-        self._recording: dict[int, mx.nd.CachedOp] = {}  # from a thread's number to its CachedOp
+        # From a thread's number to its CachedOp, and the weights of its last call on each device.
+        self._recording: dict[int, tuple[mx.nd.CachedOp, dict[mx.Context, _mxnet.Marks]]] = {}
         # From a thread's number to its CachedOp with an op hook, and the monitor that the hook was registered with.
         self._monitored: dict[int, tuple[mx.nd.CachedOp, tuple]] = {}
         weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
@@ -469,18 +473,27 @@ class _LowPrecisionOp:
             if not autograd.is_recording():
                 self._shared = self._shared or self._make(self._flags)
                 return self._shared(*values)
-            return self._op_of_this_thread()(*values)
+            return self._op_of_this_thread([values[i] for i in self._static])(*values)
 
-    def _op_of_this_thread(self) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls that autograd records; the caller holds ``engine_lock``."""
+    def _op_of_this_thread(self, weights: Sequence[NDArray]) -> mx.nd.CachedOp:
+        """Return this thread's CachedOp for calls that autograd records; the caller holds ``engine_lock``.
+        ``weights`` are those of this call that it remembers."""
         # Those of ended threads are not freed: autograd's record may still need them, and would then free them at a
         # time when other threads pass operators to the engine.
         thread = threading.get_ident()
         if thread not in self._recording:
             alive = {each.ident for each in threading.enumerate()}
             ended = next((each for each in self._recording if each not in alive), None)
-            self._recording[thread] = self._make(self._flags) if ended is None else self._recording.pop(ended)
-        return self._recording[thread]
+            self._recording[thread] = (self._make(self._flags), {}) if ended is None else self._recording.pop(ended)
+        op, marks = self._recording[thread]
+        if weights:
+            # MXNet's backward goes on writing the gradient arrays that such a CachedOp has seen first.
+            ctx = mx.current_context()
+            if ctx in marks and not marks[ctx].hold(weights):
+                op, marks = self._recording[thread] = self._make(self._flags), {}
+            if ctx not in marks:
+                marks[ctx] = _mxnet.Marks(weights)
+        return op
 
     @property
     def listened(self) -> mx.sym.Symbol:

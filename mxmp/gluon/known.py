@@ -37,11 +37,13 @@ def asks_for_more(error: Exception) -> bool:
 @contextmanager
 def tracing(knowledge: Knowledge | None) -> Iterator[None]:
     """Trace blocks on this thread in the ``with`` block, with Symbols that know what ``knowledge`` has."""
+    # The code that is traced may call another converted block on arrays, which is traced inside this trace.
+    outer = is_tracing(), getattr(_local, "knowledge", None)
     _local.tracing, _local.knowledge = True, knowledge
     try:
         yield
     finally:
-        _local.tracing, _local.knowledge = False, None
+        _local.tracing, _local.knowledge = outer
 
 
 def is_tracing() -> bool:

@@ -421,3 +421,35 @@ def test_a_part_of_an_array_is_aligned_or_not_by_where_it_begins(begin, aligned)
     assert _mxnet.is_aligned(whole[begin:].reshape(-1)) is aligned
     assert _mxnet.is_aligned(mx.np.ones((9, 5))[begin]) is aligned
     assert _mxnet.is_aligned(mx.nd.sparse.zeros("row_sparse", (3, 4)))
+
+
+class CallsAnother(nn.HybridBlock):
+    """Calls another net on arrays, and lets a child be traced after it."""
+
+    def __init__(self, other, reads_shape):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=5)
+        self.call_other, self.reads_shape = (lambda x: other(x)), reads_shape
+
+    def hybrid_forward(self, op, x):
+        self.call_other(mx.nd.ones((2, x.shape[1] if self.reads_shape else 5)))
+        return self.dense(x) * (x.shape[1] if self.reads_shape else 5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("reads_shape", [False, True])
+@pytest.mark.parametrize("inner_reads_shape", [False, True])
+def test_a_converted_net_may_be_called_while_another_is_traced(reads_shape, inner_reads_shape, training):
+    innermost = nn.Dense(4, in_units=5)
+    inner = CallsAnother(innermost, inner_reads_shape)
+    nets = [innermost, inner, CallsAnother(inner, reads_shape)]
+    for net in nets:
+        net.initialize()
+    want = nets[-1](mx.nd.ones((3, 5))).asnumpy()
+    for net in nets:
+        mxmp.convert(net, "float16")
+    for _ in range(2):
+        with autograd.record(training):
+            found = nets[-1](mx.nd.ones((3, 5)))
+        np.testing.assert_allclose(found.asnumpy(), want, rtol=1e-2, atol=1e-3)

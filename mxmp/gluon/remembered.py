@@ -1,0 +1,367 @@
+"""What a graph remembers of Python: what the trace has read, compared at each call, and what it has left behind.
+
+The code of a block runs in the trace alone. What it reads then (attributes, children, globals) must be the same in each
+call of the graph; what it writes, such as a second result in an attribute, is written again after each call.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from operator import is_
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block, Parameter
+from mxnet.ndarray import NDArray
+
+from . import _mxnet
+from .nesting import Nesting, is_constant, nesting_of
+
+# Global: the trace that runs on this thread, if any, for the blocks that note what is read of them.
+_local = threading.local()
+_MISSING = object()
+# How deep values are compared, in containers and objects inside each other; what is deeper, by identity.
+_DEPTH = 6
+# Names by which code reads the values of arrays, as no Symbol lets it.
+_VALUES = {"asscalar", "asnumpy", "item", "tolist"}
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+
+
+class _Same:
+    """An object that equals only itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Places:
+    """Where values are, to see quickly whether each is still the same object."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Callable[[], int], Callable[[], Any], tuple]] = []
+        self._contents: list[tuple[Callable[[], Any], Any]] = []
+
+    def add(self, length: Callable[[], int], values: Callable[[], Any]) -> None:
+        self._places.append((length, values, tuple(values())))
+
+    def add_content(self, read: Callable[[], Any]) -> Any:
+        self._contents.append((read, read()))
+        return self._contents[-1][1]
+
+    def hold(self) -> bool:
+        return all([length() == len(saved) and all(map(is_, values(), saved)) for length, values, saved in self._places]) and (
+            all([read() == saved for read, saved in self._contents])
+        )
+
+
+def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
+    """Return what equals the token of another value if code that makes a graph reads the same from both."""
+    if value is None or is_constant(value):
+        return type(value), _Same(value) if isinstance(value, type) else repr(value)
+    if isinstance(value, (NDArray, mx.sym.Symbol)):
+        return NDArray  # whose values no trace reads, but by ``_VALUES``
+    if isinstance(value, np.ndarray):
+        return places.add_content(lambda: (value.dtype.str, value.shape, value.tobytes()))
+    if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType, *_GENERATORS)):
+        return _Same(value)
+    inside = partial(_token, places=places, depth=depth - 1)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        if not isinstance(value, tuple):
+            places.add(value.__len__, value.__iter__)
+        return type(value), tuple(map(inside, value))
+    if isinstance(value, Mapping):
+        places.add(value.__len__, value.keys)
+        places.add(value.__len__, value.values)
+        return type(value), tuple((_key(key), inside(each)) for key, each in value.items())
+    if isinstance(value, FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell is not None]
+        places.add(cells.__len__, lambda: [_content(cell) for cell in cells])
+        return _Same(value), tuple(inside(_content(cell)) for cell in cells)
+    if isinstance(value, MethodType):
+        return inside(value.__func__), inside(value.__self__)
+    if isinstance(value, partial):
+        return inside(value.func), inside(value.args), inside(value.keywords)
+    if hasattr(value, "__dict__") and not isinstance(value, type) and not _is_foreign(type(value)):
+        return type(value), inside(vars(value))
+    return _Same(value)
+
+
+def _key(key: Any) -> Any:
+    return (type(key), repr(key)) if is_constant(key) else _Same(key)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return _MISSING
+
+
+def _is_foreign(kind: Any) -> bool:
+    return (kind.__module__ or "").partition(".")[0] in ("mxnet", "mxmp", "numpy", "threading", "_thread", "logging")
+
+
+class Reads:
+    """What the code of one graph has read of Python, by owner (a block, or the globals of a function) and name."""
+
+    def __init__(self, *, is_fixed: bool = True) -> None:
+        # Why the graph is right for no other call, if so.
+        self.always_anew: str | None = None
+        self._read: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._places = _Places()
+
+    def hold(self) -> bool:
+        """Return whether a trace would read the same now."""
+        if self.always_anew:
+            return False
+        if self._places.hold():
+            return True
+        return self.changed() is None
+
+    def changed(self) -> str | None:
+        """Return the name of what a trace would read another value of now, such as ``"net0.tau"``."""
+        places = _Places()
+        names: dict[int, tuple[Any, list[str]]] = {}
+        for owner, name, token in self._read.values():
+            if _token_of(owner, name, places) != token:
+                return f"{owner.name}.{name}" if isinstance(owner, Block) else name
+            names.setdefault(id(owner), (owner, []))[1].append(name)
+        for owner, its in names.values():
+            places.add(its.__len__, partial(_values_of, owner, its))
+        self._places = places
+        return None
+
+    def note(self, owner: Any, name: str) -> None:
+        if (id(owner), name) not in self._read:
+            self._read[id(owner), name] = owner, name, _token_of(owner, name, _Places())
+
+    def replace(self, clone: Block, block: Block) -> None:
+        """Compare the attributes of ``block`` in place of those of ``clone``."""
+        self._read = {
+            (id(block if owner is clone else owner), name): (block if owner is clone else owner, name, token)
+            for owner, name, token in self._read.values()
+        }
+
+    def tokens(self) -> dict[tuple[int, str], tuple[Any, str, Any]]:
+        return dict(self._read)
+
+
+def _values_of(owner: Any, names: Sequence[str]) -> list:
+    if isinstance(owner, dict):
+        return [owner.get(name, _MISSING) for name in names]
+    held = vars(owner)
+    return [held[name] if name in held else _of_class(owner, name) for name in names]
+
+
+def _of_class(owner: Any, name: str) -> Any:
+    return next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), _MISSING)
+
+
+def _token_of(owner: Any, name: str, places: _Places) -> Any:
+    value = _values_of(owner, [name])[0]
+    if name in _mxnet.HOOKS:
+        return places.add_content(lambda: bool(value))
+    return _token(value, places)
+
+
+# -- during a trace ---------------------------------------------------------------------------------
+
+
+class Trace:
+    """One run of a block's code on Symbols: what it reads and writes, and what hooks of blocks inside would get."""
+
+    def __init__(self, block: Block, clone: Block, inside: Sequence[Block]) -> None:
+        self.reads = Reads()
+        self._block, self._clone = block, clone
+        self._inside = [each for each in inside if each is not block]
+        # By id and name: the block, the name, and what the block had before the first write.
+        self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
+        self._hooked: list[tuple[str, Block, tuple]] = []
+        self._paused = False
+        self._functions: dict[int, FunctionType] = {}
+
+    # -- what blocks of ``_noting_class`` say --
+
+    def note_read(self, block: Block, name: str) -> None:
+        if self._paused or name in _mxnet.BOOKKEEPING or name.startswith("__") or (id(block), name) in self._written:
+            return
+        if name in _mxnet.HOOKS and block is self._clone:
+            return  # they get arrays
+        if name not in vars(block):
+            found = _of_class(block, name)
+            if isinstance(found, FunctionType):
+                self._reach(found)
+            if hasattr(type(found), "__get__"):  # a method, or a property, whose code is noted itself
+                return
+        self.reads.note(block, name)
+
+    def note_write(self, block: Block, name: str) -> None:
+        if not self._paused and name not in _mxnet.BOOKKEEPING:
+            self._written.setdefault((id(block), name), (block, name, vars(block).get(name, _MISSING)))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def _reach(self, function: FunctionType) -> None:
+        """Note the globals that a function of the user's reads, and those of the functions that it names."""
+        if id(function) in self._functions or _is_foreign(function):
+            return
+        self._functions[id(function)] = function
+        space = function.__globals__
+        for name in _names(function.__code__) & space.keys():
+            value = space[name]
+            if isinstance(value, FunctionType):
+                self._reach(value)
+            elif not isinstance(value, (ModuleType, type)) and not callable(value):
+                self.reads.note(space, name)
+
+    # -- running it --
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what the code reads and writes in the ``with`` block; afterwards all blocks have what they had."""
+        kinds = [(each, type(each)) for each in (self._clone, *self._inside)]
+        hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
+        outer, _local.trace = getattr(_local, "trace", None), self
+        states = _generator_states()
+        try:
+            self._reach(type(self._block).hybrid_forward)  # type: ignore[arg-type]
+            for each, kind in kinds:
+                each.__class__ = _noting_class(kind)
+            for each, name, _ in hooks:
+                # ``__call__`` reads these; the user's hooks run on arrays, after each call.
+                vars(each)[name] = {0: partial(self._note_hook, name)}
+            yield
+        finally:
+            _local.trace = outer
+            for each, name, before in hooks:
+                vars(each)[name] = before
+            for each, kind in kinds:
+                each.__class__ = kind
+            if _generator_states() != states:
+                self.reads.always_anew = "draws random numbers in Python (random, numpy.random)"
+            elif any(_VALUES & _names(function.__code__) for function in self._functions.values()):
+                self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy, item)"
+
+    def _note_hook(self, name: str, block: Block, *given: Any) -> None:
+        self._hooked.append((name, block, given))
+
+    def left(self) -> Left:
+        """Return what the code has left behind; the blocks keep what they had before. Raises ``ValueError`` if it has
+        put a Symbol into a list or dict that was there before."""
+        arrays: list[mx.sym.Symbol] = []
+        writes: list[tuple[Block, str, Nesting]] = []
+        for block, name, before in self._written.values():
+            value = vars(block).pop(name, _MISSING)
+            if block is not self._clone and before is not _MISSING:
+                vars(block)[name] = before
+            if value is not _MISSING:
+                writes.append((self._block if block is self._clone else block, name, _nesting(value, arrays)))
+        calls = [(name, block, _nesting(given, arrays)) for name, block, given in self._hooked]
+        for owner, name, token in self.reads.tokens().values():
+            if _token_of(owner, name, _Places()) != token:
+                self._refuse_symbols(owner, name)
+                self.reads.always_anew = f"changes {name!r} in place"
+        self.reads.replace(self._clone, self._block)
+        return Left(arrays, writes, calls)
+
+    def _refuse_symbols(self, owner: Any, name: str) -> None:
+        value = _values_of(owner, [name])[0]
+        found: list[mx.sym.Symbol] = []
+        _nesting(value, found)
+        if any(isinstance(each, mx.sym.Symbol) for each in found):
+            raise ValueError(
+                f"it puts a result into {name!r}, a {type(value).__name__} that was there before: assign a new one, "
+                f"self.{name} = ..., or return the result as an output"
+            )
+
+    def undo(self) -> None:
+        """Give all blocks back what the code of a failed trace has written."""
+        for block, name, before in self._written.values():
+            vars(block).pop(name, None) if before is _MISSING else vars(block).update({name: before})
+
+
+class Left(NamedTuple):
+    """What a trace has left behind besides its result."""
+
+    # Symbols, further outputs of the graph.
+    arrays: list
+    # Attributes that the code has set: the block, the name, and how the value is nested.
+    writes: list
+    # Calls of forward hooks of blocks inside: ``_forward_hooks`` or ``_forward_pre_hooks``, the block, what they get.
+    calls: list
+
+    @property
+    def nestings(self) -> list[Nesting]:
+        return [nesting for _, _, nesting in (*self.writes, *self.calls)]
+
+    def repeat(self, values: Sequence[Any]) -> None:
+        """Set the attributes and run the hooks with what this call gives, in the order of ``nestings``."""
+        for (block, name, _), value in zip(self.writes, values):
+            vars(block)[name] = value
+        for (name, block, _), given in zip(self.calls, values[len(self.writes) :]):
+            args = tuple(given[0]) if isinstance(given[0], list) else given[0]
+            for hook in list(vars(block)[name].values()):
+                hook(block, args, *given[1:])
+
+
+def _nesting(value: Any, arrays: list) -> Nesting:
+    """Return ``nesting_of`` a value; one that it does not know is passed on as it is."""
+    kept = len(arrays)
+    try:
+        return nesting_of(value, arrays)
+    except ValueError:
+        del arrays[kept:]
+        return Nesting(None, value)
+
+
+@lru_cache(maxsize=None)
+def _noting_class(kind: type) -> type:
+    """Return a subclass of a class of blocks that tells the thread's trace what is read and written."""
+
+    def get(self: Any, name: str) -> Any:
+        trace = getattr(_local, "trace", None)
+        if trace is not None:
+            trace.note_read(self, name)
+        return kind.__getattribute__(self, name)
+
+    def set_(self: Any, name: str, value: Any) -> None:
+        trace = getattr(_local, "trace", None)
+        if trace is None:
+            kind.__setattr__(self, name, value)
+            return
+        trace.note_write(self, name)
+        with trace.paused():  # Block.__setattr__ reads what it replaces
+            kind.__setattr__(self, name, value)
+
+    if "__getattribute__" in vars(kind) and vars(kind).get("__mxmp_noting__"):
+        return kind
+    return type(kind.__name__, (kind,), {"__getattribute__": get, "__setattr__": set_, "__mxmp_noting__": True,
+                                         "__module__": kind.__module__})
+
+
+def _generator_states() -> tuple:
+    return random.getstate(), repr(np.random.get_state(legacy=False)["state"]["pos"]), np.random.get_state()[1].tobytes()
+
+
+@lru_cache(maxsize=None)
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in a function's code, and in that of functions inside it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return frozenset(code.co_names).union(*map(_names, inner))

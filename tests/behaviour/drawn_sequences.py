@@ -1,0 +1,547 @@
+"""Drawn sequences of calls, each made on a net or Module of mxmp that computes in FP32, and on plain MXNet's beside it.
+
+Plain MXNet is not hybridized, so it has no graph that could go stale. A call that mxmp refuses in words is made on
+neither, and must leave everything as it was: the sequence goes on. The two are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import random
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator
+from unittest import mock
+
+import mxnet as mx
+import numpy as np
+from kit.twins import LOSS, array, seeded, sequence
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+logging.getLogger("mxmp").setLevel(logging.CRITICAL)
+BATCH = 4
+FLAGS = [
+    {"active": False},
+    {},
+    {"static_alloc": True},
+    {"static_alloc": True, "static_shape": True},
+    {"static_alloc": True, "static_shape": True, "inline_limit": 0},
+]
+SCALES = [1.0, 8.0, 64.0, 1024.0, 2.0**15]
+
+
+class RefusedError(Exception):
+    """mxmp has refused a call in words; ``args[0]`` has them."""
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise ``RefusedError`` in place of an error in words; one of MXNet's own is none."""
+    try:
+        yield
+    except mx.MXNetError:
+        raise
+    except (ValueError, TypeError, RuntimeError, UserWarning) as error:
+        raise RefusedError(str(error)) from error
+
+
+def policy_of(rng: random.Random) -> mxmp.Policy:
+    return mxmp.Policy(rng.choice(["float16", "bfloat16"]), exclude=["*"])
+
+
+def same(found: Any, wanted: Any, what: str) -> None:
+    assert len(found) == len(wanted), what
+    for one, other in zip(found, wanted):
+        np.testing.assert_array_equal(one, other, err_msg=what)
+
+
+class Side:
+    """A Gluon net and its trainer: plain MXNet's if ``policy`` is None."""
+
+    def __init__(self, policy: Any, rng: random.Random, devices: list[mx.Context]) -> None:
+        self.policy, self.devices = policy, devices
+        norm = [nn.BatchNorm(in_channels=5)] if len(devices) == 1 and rng.random() < 0.5 else []
+        layers = [nn.Dense(5, in_units=6, activation="tanh"), *norm, nn.Dense(3, in_units=5)]
+        self.net = seeded(sequence(*layers, prefix="net_"), devices)
+        if policy is not None:
+            mxmp.convert(self.net, policy)
+        self.params = self.net.collect_params()
+        self.trained = [param for param in self.params.values() if param.grad_req != "null"]
+        optimizer, options = rng.choice([("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {}), ("nag", {})])
+        options = {"learning_rate": 0.1, **options}
+        scaler = rng.choice([64.0, "dynamic", None, 1024.0])
+        kind, more = (gluon.Trainer, {}) if policy is None else (mxmp.Trainer, {"loss_scale": scaler})
+        kvstore = None if len(devices) == 1 and rng.random() < 0.5 else "device"
+        self.trainer = kind(self.params, optimizer, options, kvstore=kvstore, update_on_kvstore=False, **more)
+        self.losses: list[list[mx.nd.NDArray]] = []
+
+    def weights(self) -> list[np.ndarray]:
+        mx.nd.waitall()  # BatchNorm writes its statistics without telling the engine
+        return [each.asnumpy() for param in self.params.values() for each in param.list_data()]
+
+    def gradients(self) -> list[np.ndarray]:
+        scale = 1.0 if self.policy is None else self.trainer.loss_scale
+        return [grad.asnumpy() / scale for p in self.trained if p.grad_req != "null" for grad in p.list_grad()]
+
+    def outputs(self, net: Any = None) -> list[np.ndarray]:
+        return [(net or self.net)(array(999, BATCH, 6, ctx=ctx)).asnumpy() for ctx in self.devices]
+
+    def forward(self, number: int) -> None:
+        losses = []
+        with autograd.record():
+            for i, ctx in enumerate(self.devices):
+                seed = 10 * number + i
+                out = self.net(array(seed, BATCH, 6, ctx=ctx))
+                losses.append(LOSS(out, array(seed + 5000, BATCH, 3, ctx=ctx)))
+        self.losses.append(losses)
+
+
+class GluonPair:
+    """What a sequence of calls does to a net of mxmp and to its plain twin."""
+
+    OPS = (
+        *("forward", "forward", "backward", "backward", "step", "step", "iteration", "iteration", "iteration"),
+        *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
+        *("hybridize", "reset_ctx", "save_load", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
+    )
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng, self.folder = random.Random(seed), folder
+        devices = [mx.cpu(i) for i in range(self.rng.choice([1, 1, 2]))]
+        drawn, policy = self.rng.randrange(2**30), policy_of(self.rng)
+        self.low = Side(policy, random.Random(drawn), devices)
+        self.full = Side(None, random.Random(drawn), devices)
+        if self.rng.random() < 0.7:
+            self.low.net.hybridize(**self.rng.choice(FLAGS))
+        self.number, self.summed, self.counts = 0, False, Counter()
+
+    def run(self, op: str) -> None:
+        self.number += 1
+        try:
+            getattr(self, op)()
+        except RefusedError:
+            self.counts["refused calls"] += 1
+        else:
+            self.counts[op] += 1
+
+    def end(self) -> None:
+        """A last iteration and an evaluation, and the comparison."""
+        for op in ("iteration", "evaluate"):
+            self.run(op)
+        same(self.low.weights(), self.full.weights(), "weights")
+
+    # -- the calls --
+
+    def forward(self) -> None:
+        for side in (self.low, self.full):
+            side.forward(self.number)
+
+    def backward(self) -> None:
+        if not self.low.losses:
+            return
+        losses, full = self.low.losses.pop(), self.full.losses.pop()
+        if not any(param.grad_req != "null" for param in self.low.trained):
+            return
+        with refusals():
+            self.low.trainer.backward(losses)
+        autograd.backward(full)
+        self.summed = False
+        same(self.low.gradients(), self.full.gradients(), "gradients")
+
+    def iteration(self) -> None:
+        self.forward()
+        self.backward()
+        self.step()
+
+    def step(self, method: str = "step") -> None:
+        size = BATCH * self.rng.choice([1, 2])
+        if method == "step" and self.summed:  # MXNet's own would sum anew
+            method = "update"
+            with refusals():
+                self.low.trainer.step(size, ignore_stale_grad=True)
+        else:
+            with refusals():
+                getattr(self.low.trainer, method)(size, ignore_stale_grad=True)
+        getattr(self.full.trainer, method)(size, ignore_stale_grad=True)
+        self.summed = False
+        same(self.low.weights(), self.full.weights(), "weights after a step")
+
+    def update(self) -> None:
+        self.step("update")
+
+    def unscale(self) -> None:
+        with refusals():
+            self.low.trainer.unscale()
+
+    def clip(self) -> None:
+        if self.summed:
+            return
+        with refusals():
+            norm = self.low.trainer.clip_global_norm(1e30)
+        self.full.trainer.allreduce_grads()
+        self.summed = True
+        if norm > 0:
+            with refusals():
+                self.low.trainer.clip_global_norm(norm / 2)  # by 0.5 exactly
+            for param in self.full.trained:
+                for grad in param.list_grad() if param.grad_req != "null" else ():
+                    grad *= 0.5
+
+    def discard(self) -> None:
+        if not hasattr(self.low.trainer, "discard"):
+            return
+        with refusals():
+            self.low.trainer.discard()
+        self.summed = False
+        for side in (self.low, self.full):
+            for param in side.trained:
+                for weight in param.list_data():
+                    weight._fresh_grad = False
+                if param.grad_req != "null":
+                    param.zero_grad()
+
+    def allreduce(self) -> None:
+        if self.summed:
+            return
+        with refusals():
+            self.low.trainer.allreduce_grads()
+        self.full.trainer.allreduce_grads()
+        self.summed = True
+
+    def _request(self, how: str, pattern: str = ".*(weight|bias|gamma|beta)") -> None:
+        for side in (self.low, self.full):
+            side.net.collect_params(pattern).setattr("grad_req", how)
+        self.summed = False
+
+    def add(self) -> None:
+        self._request("add")
+
+    def write(self) -> None:
+        self._request("write")
+
+    def null(self) -> None:
+        self._request("null")
+
+    def freeze(self) -> None:
+        self._request("null", ".*dense0_.*")
+
+    def thaw(self) -> None:
+        self._request("write", ".*dense0_.*")
+
+    def zero_grad(self) -> None:
+        for side in (self.low, self.full):
+            side.params.zero_grad()
+
+    def hybridize(self) -> None:
+        self.low.net.hybridize(**self.rng.choice(FLAGS))
+
+    def reset_ctx(self) -> None:
+        for side in (self.low, self.full):
+            if self.number % 2:
+                side.params.reset_ctx([mx.cpu(i + 5) for i in range(len(side.devices))])
+            side.params.reset_ctx(side.devices)
+        self.summed = False
+
+    def reinit(self) -> None:
+        for side in (self.low, self.full):
+            side.params.initialize(force_reinit=True, ctx=side.devices)
+        self.set_data()
+        self.summed = False
+
+    def set_data(self) -> None:
+        for side in (self.low, self.full):
+            for i, param in enumerate(side.trained):
+                param.set_data(array(100 + i + self.number, *param.shape) * 0.3)
+
+    def save_load(self) -> None:
+        names = [[str(self.folder / f"{side}.{kind}") for kind in ("params", "states")] for side in ("low", "full")]
+        with refusals():
+            self.low.trainer.save_states(names[0][1])
+        self.full.trainer.save_states(names[1][1])
+        for side, (params, states) in zip((self.low, self.full), names):
+            side.net.save_parameters(params)
+            for param in side.trained:
+                param.set_data(param.list_data()[0] * 0.5)
+            side.net.load_parameters(params, ctx=side.devices)
+            side.trainer.load_states(states)
+
+    def load_states(self) -> None:
+        """Saved here, and loaded after an iteration."""
+        names = [str(self.folder / f"{side}.later") for side in ("low", "full")]
+        with refusals():
+            self.low.trainer.save_states(names[0])
+        self.full.trainer.save_states(names[1])
+        self.iteration()
+        with refusals():
+            self.low.trainer.load_states(names[0])
+        self.full.trainer.load_states(names[1])
+
+    def scale(self) -> None:
+        scaler = self.low.trainer.scaler
+        if not isinstance(scaler, mxmp.NoLossScaler):
+            with refusals():
+                scaler.loss_scale = self.rng.choice(SCALES)
+
+    def evaluate(self) -> None:
+        same(self.low.outputs(), self.full.outputs(), "outputs")
+
+    def copy(self) -> None:
+        """MXNet's own copies have all arrays on one device, and fail where a trainer has a kvstore."""
+        if not self.full.trainer._kvstore:
+            nets = [copy.deepcopy(side.net) for side in (self.low, self.full)]
+            same(*([net(array(999, BATCH, 6)).asnumpy()] for net in nets), "outputs of a copy")
+
+
+# -- Modules ----------------------------------------------------------------------------------------
+
+
+def symbol(head: str) -> mx.sym.Symbol:
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x, name="tanh"), num_hidden=3, name="fc2")
+    return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax") if head == "softmax" else x
+
+
+class ModuleSide:
+    """A Module with an optimizer: plain MXNet's if ``policy`` is None."""
+
+    def __init__(self, policy: Any, rng: random.Random) -> None:
+        self.policy, self.head = policy, rng.choice(["softmax", "plain"])
+        self.request = rng.choice(["write", "write", "add"])
+        self.devices = [mx.cpu(i) for i in range(rng.choice([1, 1, 2]))]
+        self.wants_inputs = rng.random() < 0.3
+        self.options = rng.choice([("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {})])
+        # Not the weight alone: MXNet's FullyConnected on a CPU then leaves the gradient of the bias as it is.
+        fixed = ["fc1_weight", "fc1_bias"] if rng.random() < 0.2 else None
+        scale = rng.choice([64.0, "dynamic", None, 1024.0])
+        labels = ["softmax_label"] if self.head == "softmax" else []
+        common: dict[str, Any] = {"context": self.devices, "fixed_param_names": fixed, "label_names": labels}
+        more = {} if policy is None else {"policy": policy, "loss_scale": scale}
+        kind = mx.mod.Module if policy is None else mxmp.Module
+        self.make = lambda: kind(symbol(self.head), **common, **more)
+        self.load = lambda prefix, epoch: kind.load(prefix, epoch, True, **common, **more)
+        self.module = self.make()
+        self.bind()
+        self.module.init_params(arg_params=self.start(0))
+        self.init_optimizer()
+
+    def bind(self, **more: Any) -> None:
+        label = [("softmax_label", (BATCH,))] if self.head == "softmax" else None
+        requests = {"grad_req": self.request, "inputs_need_grad": self.wants_inputs}
+        self.module.bind([("data", (BATCH, 6))], label, **{**requests, **more})
+
+    def init_optimizer(self, **more: Any) -> None:
+        name, options = self.options
+        options = {"learning_rate": 0.1, "rescale_grad": 1 / BATCH, **options}
+        with mock.patch.dict(os.environ, {"MXNET_UPDATE_ON_KVSTORE": "0"}):
+            self.module.init_optimizer("device", name, options, **more)
+
+    @staticmethod
+    def start(seed: int) -> dict[str, mx.nd.NDArray]:
+        shapes = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bias": (3,)}
+        return {name: array(seed + i, *shape) * 0.3 for i, (name, shape) in enumerate(shapes.items())}
+
+    def batch(self, seed: int) -> mx.io.DataBatch:
+        labels = [mx.nd.array((np.arange(BATCH) + seed) % 3)] if self.head == "softmax" else []
+        return mx.io.DataBatch([array(seed, BATCH, 6)], labels)
+
+    def weights(self) -> list[np.ndarray]:
+        return [array.asnumpy() for _, array in sorted(self.module.get_params()[0].items())]
+
+    def forward(self, seed: int, train: bool = True) -> list[np.ndarray]:
+        self.module.forward(self.batch(seed), is_train=train)
+        return [out.asnumpy() for out in self.module.get_outputs()]
+
+    def backward(self, seed: int) -> None:
+        self.module.backward(None if self.head == "softmax" else [array(seed + 77, BATCH, 3)])
+
+    def counts(self) -> tuple[int, dict]:
+        """The update counts, which plain MXNet's states files lack."""
+        optimizer = self.module._optimizer
+        return optimizer.num_update, copy.deepcopy(optimizer._all_index_update_counts)
+
+    def count_from(self, counts: tuple[int, dict]) -> None:
+        if self.policy is None:
+            optimizer = self.module._optimizer
+            optimizer.num_update, optimizer._all_index_update_counts = copy.deepcopy(counts)
+            optimizer._set_current_context(0)
+
+    def zero(self) -> None:
+        for grads in self.module._exec_group.grad_arrays:
+            for grad in grads:
+                if grad is not None:
+                    grad[:] = 0
+
+
+class ModulePair:
+    """What a sequence of calls does to a Module of mxmp and to its plain twin."""
+
+    OPS = (
+        *("forward", "forward", "backward", "backward", "update", "update", "iteration", "iteration", "iteration"),
+        *("zero_grad", "evaluate", "save_load", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
+        *("write", "null", "input_grads", "reinit", "new_optimizer", "discard"),
+    )
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng, self.folder = random.Random(seed), folder
+        drawn, policy = self.rng.randrange(2**30), policy_of(self.rng)
+        self.low, self.full = ModuleSide(policy, random.Random(drawn)), ModuleSide(None, random.Random(drawn))
+        self.sides = self.low, self.full
+        # Whether a forward in training has run since the last backward, and a backward since the last update.
+        self.number, self.ran, self.due, self.counts = 0, 0, False, Counter()
+
+    run, end = GluonPair.run, GluonPair.end
+
+    def forward(self) -> None:
+        same(*(side.forward(self.number) for side in self.sides), "outputs in training")
+        self.ran = self.number
+
+    def backward(self) -> None:
+        if not self.ran:
+            return
+        with refusals():
+            self.low.backward(self.ran)
+        self.full.backward(self.ran)
+        self.ran, self.due = 0, True
+
+    def update(self) -> None:
+        if not self.due:  # plain MXNet applies old gradients again
+            return
+        with refusals():
+            self.low.module.update()
+        self.full.module.update()
+        self.due = False
+        for side in self.sides if self.low.request == "add" else ():
+            side.zero()
+        same(self.low.weights(), self.full.weights(), "weights after an update")
+
+    def iteration(self) -> None:
+        self.forward()
+        self.backward()
+        self.update()
+
+    def zero_grad(self) -> None:
+        for side in self.sides:
+            side.zero()
+
+    def evaluate(self) -> None:
+        self.ran = 0
+        same(*(side.forward(999, train=False) for side in self.sides), "outputs")
+
+    def scale(self) -> None:
+        scaler = self.low.module.scaled_step.scaler
+        if not isinstance(scaler, mxmp.NoLossScaler):
+            with refusals():
+                scaler.loss_scale = self.rng.choice(SCALES)
+
+    def input_grads(self) -> None:
+        if self.low.wants_inputs and self.due and self.low.request == "write":
+            same(
+                *([grad.asnumpy() for grad in side.module.get_input_grads()] for side in self.sides),
+                "gradients of inputs",
+            )
+
+    def set_params(self) -> None:
+        for side in self.sides:
+            side.module.set_params(side.start(self.number), {})
+
+    def reinit(self) -> None:
+        for side in self.sides:
+            side.module.init_params(arg_params=side.start(self.number), force_init=True)
+
+    def new_optimizer(self) -> None:
+        for side in self.sides:
+            side.options = "sgd", {"momentum": 0.5}
+            side.init_optimizer(force_init=True)
+
+    def discard(self) -> None:
+        if not hasattr(self.low.module, "discard"):
+            return
+        with refusals():
+            self.low.module.discard()
+        self.due, self.ran = False, 0
+        self.zero_grad()
+
+    def _rebind(self, **more: Any) -> None:
+        if self.due:
+            return
+        self.ran = 0
+        for side in self.sides:
+            side.request = more.get("grad_req", side.request)
+            side.bind(force_rebind=True, **more)
+            side.init_optimizer() if not side.module.optimizer_initialized else None
+
+    def rebind(self) -> None:
+        self._rebind()
+
+    def add(self) -> None:
+        self._rebind(grad_req="add")
+        self.zero_grad()
+
+    def write(self) -> None:
+        self._rebind(grad_req="write")
+
+    def null(self) -> None:
+        self.ran = 0
+        self._rebind(for_training=False, inputs_need_grad=False)
+        if not self.due:
+            self.evaluate()
+            self._rebind()
+
+    def reshape(self) -> None:
+        if self.due:
+            return
+        self.ran = 0
+        for size in (2 * BATCH, BATCH):
+            label = [("softmax_label", (size,))] if self.low.head == "softmax" else None
+            for side in self.sides:
+                side.module.reshape([("data", (size, 6))], label)
+
+    def save_load(self) -> None:
+        """Into a new Module, which goes on."""
+        prefixes = [str(self.folder / side) for side in ("low", "full")]
+        with refusals():
+            self.low.module.save_checkpoint(prefixes[0], 1, True)
+        self.full.module.save_checkpoint(prefixes[1], 1, True)
+        self.ran, self.due = 0, False
+        for side, prefix in zip(self.sides, prefixes):
+            counts = side.counts()
+            side.module = side.load(prefix, 1)
+            side.bind()
+            side.init_optimizer()
+            side.zero()
+            side.count_from(counts)
+
+    def load_states(self) -> None:
+        names = [str(self.folder / f"{side}.states") for side in ("low", "full")]
+        with refusals():
+            self.low.module.save_optimizer_states(names[0])
+        self.full.module.save_optimizer_states(names[1])
+        counts = self.full.counts()
+        self.iteration()
+        with refusals():
+            self.low.module.load_optimizer_states(names[0])
+        self.full.module.load_optimizer_states(names[1])
+        self.full.count_from(counts)
+
+
+PAIRS = {"gluon": GluonPair, "module": ModulePair}
+
+
+def run(kind: str, seed: int, folder: Path) -> Counter:
+    """Make a drawn sequence of calls; return how often each was made, and how many were refused."""
+    with mock.patch.dict(os.environ, {"MXNET_SUBGRAPH_BACKEND": "NONE"} if kind == "module" else {}):
+        pair = PAIRS[kind](seed, folder)
+        ops = [pair.rng.choice(pair.OPS) for _ in range(pair.rng.randint(4, 14))]
+        try:
+            for op in ops:
+                pair.run(op)
+            pair.end()
+        except Exception as error:
+            raise AssertionError(f"{kind}, seed {seed}: {' '.join(ops)}") from error
+        return pair.counts

@@ -1,0 +1,240 @@
+"""Static graphs, and events that give a weight another array, or another gradient array.
+
+With ``static_alloc`` and ``static_shape``, MXNet's CachedOp remembers both. Each net computes in FP32, and is compared
+bit for bit with MXNet's own, not hybridized: plain MXNet's static graphs are wrong after some of these events too.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.twins import FLAGS, LOSS, array, seeded, sequence
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+FP32 = mxmp.Policy("float16", exclude=["*"])
+DTYPES = {"float16": FP32, "bfloat16": mxmp.Policy("bfloat16", exclude=["*"])}
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+
+
+class Run:
+    """Two layers in training: ``gluon.Trainer`` and no graph for a policy of None."""
+
+    def __init__(self, policy, flags="static", devices=1):
+        self.policy, self.devices, self.batches = policy, [mx.cpu(i) for i in range(devices)], 0
+        self.net = sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5), prefix="net_")
+        seeded(self.net, self.devices)
+        self.params = self.net.collect_params()
+        if policy is not None:
+            mxmp.convert(self.net, policy)
+            self.net.hybridize(**FLAGS[flags])
+        kind, more = (gluon.Trainer, {}) if policy is None else (mxmp.Trainer, {"loss_scale": 64})
+        more["update_on_kvstore"] = False
+        self.trainer = kind(self.params, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **more)
+
+    def losses(self):
+        self.batches += 1
+        with autograd.record():
+            return [
+                LOSS(self.net(array(self.batches, 4, 6, ctx=ctx)), array(self.batches + 50, 4, 3, ctx=ctx))
+                for ctx in self.devices
+            ]
+
+    def backward(self, losses=None):
+        losses = losses or self.losses()
+        autograd.backward(losses) if self.policy is None else self.trainer.backward(losses)
+
+    def step(self):
+        self.backward()
+        self.trainer.step(4, ignore_stale_grad=True)
+
+    def request(self, how, pattern=".*"):
+        self.net.collect_params(pattern).setattr("grad_req", how)
+
+    def set_weights(self):
+        for i, param in enumerate(self.params.values()):
+            param.set_data(array(i, *param.shape) * 0.3)
+
+
+def accumulated(run, pattern=".*"):
+    run.request("add", pattern)
+    run.params.zero_grad()
+    run.backward()
+    run.backward()
+    run.trainer.step(8)
+    run.params.zero_grad()
+    run.request("write", pattern)
+
+
+def frozen(run, pattern, between):
+    run.request("null", pattern)
+    between(run)
+    run.request("write", pattern)
+
+
+def marked_anew(run):
+    for param in run.params.values():
+        for weight, grad in zip(param.list_data(), param.list_grad()):
+            autograd.mark_variables([weight], [grad], param.grad_req)
+
+
+def attached_twice(run):
+    # Each makes a new array, which the Parameter does not know of, and the last call gives the Parameter's own back.
+    for param in run.params.values():
+        for weight in param.list_data():
+            weight.attach_grad()
+    marked_anew(run)
+
+
+EVENTS = {
+    "nothing": lambda run: None,
+    "a layer is frozen for no call": lambda run: frozen(run, ".*dense0.*", lambda run: None),
+    "a layer is frozen for a step": lambda run: frozen(run, ".*dense0.*", Run.step),
+    "a bias is frozen for a step": lambda run: frozen(run, ".*bias", Run.step),
+    "all is frozen for an evaluation": lambda run: frozen(run, ".*", lambda run: run.net(array(0, 4, 6))),
+    "accumulation": accumulated,
+    "two accumulations": lambda run: (accumulated(run), accumulated(run)),
+    "accumulation of one layer": lambda run: accumulated(run, ".*dense1.*"),
+    "add and back with no call": lambda run: (run.request("add"), run.request("write")),
+    "add stays": lambda run: (run.request("add"), run.params.zero_grad(), run.step(), run.params.zero_grad()),
+    "reset_ctx to another device and back": lambda run: (
+        run.params.reset_ctx(mx.cpu(7)),
+        run.params.reset_ctx(run.devices),
+    ),
+    "reset_ctx to the same device": lambda run: run.params.reset_ctx(run.devices),
+    "force_reinit": lambda run: (run.params.initialize(force_reinit=True, ctx=run.devices), run.set_weights()),
+    "set_data": Run.set_weights,
+    "zero_grad": lambda run: run.params.zero_grad(),
+    "mark_variables": marked_anew,
+    "attach_grad of the arrays": attached_twice,
+    "an evaluation": lambda run: [run.net(array(0, 4, 6, ctx=ctx)) for ctx in run.devices],
+    "hybridized anew": lambda run: run.net.hybridize(**FLAGS["static"]) if run.policy else None,
+    "cast": lambda run: run.net.cast("float32"),
+}
+
+
+def trained(event, *args, **kwargs):
+    run = Run(*args, **kwargs)
+    found = []
+    for happens in (None, None, event, event, None):
+        if happens:
+            happens(run)
+        run.step()
+        scale = 64 if run.policy else 1
+        found += [grad.asnumpy() / scale for p in run.params.values() for grad in p.list_grad()]
+        found += [weight.asnumpy().copy() for p in run.params.values() for weight in p.list_data()]
+    return found
+
+
+@pytest.mark.parametrize(("devices", "dtype"), [(1, "float16"), (2, "bfloat16")])
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_static_graph_writes_the_gradient_arrays_of_now(event, devices, dtype):
+    want = trained(EVENTS[event], None, devices=devices)
+    found = trained(EVENTS[event], DTYPES[dtype], devices=devices)
+    for one, other in zip(found, want):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_backward_behind_the_event_is_that_of_the_forward_before_it(event):
+    """As in plain MXNet, whose record of a forward has the gradient arrays of that time."""
+    grads = []
+    for policy in (None, FP32):
+        run = Run(policy)
+        run.step()
+        before = [(weight, weight.grad) for p in run.params.values() for weight in p.list_data()]
+        losses = run.losses()
+        EVENTS[event](run)
+        autograd.backward(losses)
+        grads.append([grad.asnumpy().copy() for _, grad in before])
+        run.step()
+        grads[-1] += [p.data().asnumpy() for p in run.params.values()]
+    for one, other in zip(*grads):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["write", "add", "null"])
+def test_a_gan_that_freezes_one_net_in_the_pass_of_the_other_trains_as_in_fp32(kind):
+    runs = []
+    for policy in (None, FP32):
+        nets = [sequence(nn.Dense(6, in_units=6, activation="tanh"), prefix=f"{name}_") for name in "gd"]
+        trainers = []
+        for i, net in enumerate(nets):
+            seeded(net, seed=i)
+            if policy:
+                mxmp.convert(net, policy)
+                net.hybridize(**FLAGS["static"])
+            of = gluon.Trainer if policy is None else mxmp.Trainer
+            scale = {} if policy is None else {"loss_scale": None}
+            trainers.append(of(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=None, **scale))
+        made, judge = nets
+        for step in range(5):
+            for of, trainer in ((judge, trainers[1]), (made, trainers[0])):
+                judge.collect_params().setattr("grad_req", "write" if of is judge else kind)
+                judge.collect_params().zero_grad()
+                with autograd.record():
+                    out = judge(made(array(step, 4, 6)))
+                    loss = LOSS(out, mx.nd.ones_like(out) * (of is judge))
+                made.collect_params().zero_grad()
+                loss.backward() if policy is None else trainer.backward(loss)
+                trainer.step(4)
+        runs.append([p.data().asnumpy() for net in nets for p in net.collect_params().values()])
+    for one, other in zip(*runs):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_each_thread_writes_the_gradient_arrays_of_now():
+    run, errors = Run(FP32), []
+
+    def check():
+        want = Run(None)
+        run.batches = want.batches = 3
+        run.backward()
+        want.backward()
+        for one, other in zip(run.params.values(), want.params.values()):
+            if not np.array_equal(one.grad().asnumpy() / 64, other.grad().asnumpy()):
+                errors.append(one.name)
+        run.params.zero_grad()
+
+    for _ in range(3):
+        threads = [threading.Thread(target=check), threading.Thread(target=check)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+            run.request("add")
+            run.request("write")
+    assert not errors
+
+
+def test_gradients_of_inputs_are_those_of_each_call():
+    run, plain = Run(FP32), Run(None)
+    for step, request in enumerate(["write", "write", "add", "add", "write"]):
+        found = []
+        for each in (run, plain):
+            x = array(step, 4, 6)
+            x.attach_grad(request)
+            x.grad[:] = 2
+            with autograd.record():
+                loss = each.net(x).square().sum()
+            loss.backward()
+            found.append(x.grad.asnumpy())
+        np.testing.assert_array_equal(*found)
+
+
+def test_a_step_like_the_last_makes_no_new_graph(monkeypatch):
+    made = []
+    run = Run(FP32)
+    for _ in range(2):
+        run.step()
+    monkeypatch.setattr(mxmp.gluon.graphs, "_CachedOp", lambda *args: made.append(args))
+    for _ in range(3):
+        run.step()
+        run.params.zero_grad()
+        run.set_weights()
+    assert not made
