@@ -60,9 +60,9 @@ class _Places:
         return self._contents[-1][1]
 
     def hold(self) -> bool:
-        return all([length() == len(saved) and all(map(is_, values(), saved)) for length, values, saved in self._places]) and (
-            all([read() == saved for read, saved in self._contents])
-        )
+        return all(
+            [length() == len(saved) and all(map(is_, values(), saved)) for length, values, saved in self._places]
+        ) and (all([read() == saved for read, saved in self._contents]))
 
 
 def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
@@ -352,12 +352,19 @@ def _noting_class(kind: type) -> type:
 
     if "__getattribute__" in vars(kind) and vars(kind).get("__mxmp_noting__"):
         return kind
-    return type(kind.__name__, (kind,), {"__getattribute__": get, "__setattr__": set_, "__mxmp_noting__": True,
-                                         "__module__": kind.__module__})
+    return type(
+        kind.__name__,
+        (kind,),
+        {"__getattribute__": get, "__setattr__": set_, "__mxmp_noting__": True, "__module__": kind.__module__},
+    )
 
 
 def _generator_states() -> tuple:
-    return random.getstate(), repr(np.random.get_state(legacy=False)["state"]["pos"]), np.random.get_state()[1].tobytes()
+    return (
+        random.getstate(),
+        repr(np.random.get_state(legacy=False)["state"]["pos"]),
+        np.random.get_state()[1].tobytes(),
+    )
 
 
 @lru_cache(maxsize=None)

@@ -16,7 +16,7 @@ WHY_SLOW = (
     "kernel above 880,801 rows in training and 65,535 in inference. Keep layout='NCHW' and axis=1 where there is a "
     "BatchNorm"
 )
-_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_npx_batch_norm")
+_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU")
 
 
 def norms_over_rows(graph: Graph) -> list[str]:

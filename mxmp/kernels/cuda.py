@@ -86,7 +86,7 @@ def sum_float16(fitted: LowGraph) -> list[Node]:
     sums = [
         node
         for node in fitted.graph.nodes()
-        if node.op in ("sum", "sum_axis")
+        if node.op == "sum"
         and casts_to(node.inputs[0].node, FULL)
         # _np_sum has no such parameter.
         and not is_true(node.attrs.get("exclude"))

@@ -69,7 +69,7 @@ def _is_native(node: Node) -> bool:
     return node.op in _SUMS and len(node.inputs) > _ADDED_AT_ONCE
 
 
-_SUMS = frozenset(["add_n", "ElementWiseSum", "_sparse_add_n", "_sparse_ElementWiseSum"])
+_SUMS = frozenset(["add_n"])
 _ADDED_AT_ONCE = 4  # so many terms the kernel adds in FP32
 
 
@@ -94,7 +94,7 @@ def differentiate_rounded_outputs(fitted: LowGraph) -> list[Node]:
 
 def _saturation(node: Node) -> str:
     """Return ``"tanh"`` or ``"sigmoid"`` for an operator that computes it, else ``""``."""
-    if node.op in ("Activation", "_npx_activation"):
+    if node.op == "Activation":
         act = node.attrs.get("act_type", "")
         return act if act in ("tanh", "sigmoid") else ""
     name = node.op.rpartition("_")[2]
@@ -114,9 +114,9 @@ def round_constants(fitted: LowGraph) -> list[Node]:
     return found
 
 
-_SLOPES = {"LeakyReLU": ("slope",), "_npx_leaky_relu": ("slope",)}
+_SLOPES = {"LeakyReLU": ("slope",)}
 # Their kernels have FP32 constants. A slope of 0.19995 would not make hard_sigmoid 1 at 2.5.
-_FULL_CONSTANTS = frozenset(["clip", "_sparse_clip", "_npi_clip", "hard_sigmoid"])
+_FULL_CONSTANTS = frozenset(["clip", "hard_sigmoid"])
 
 
 def _is_inexact(text: str) -> bool:
@@ -154,9 +154,7 @@ def _round(fitted: LowGraph, entry: Entry, *, is_head: bool) -> Entry:
     return Entry(cast)
 
 
-_WITH_BIAS = frozenset(
-    ["FullyConnected", "_npx_fully_connected", "Convolution", "_npx_convolution", "Deconvolution", "_npx_deconvolution"]
-)
+_WITH_BIAS = frozenset(["FullyConnected", "Convolution", "Deconvolution"])
 
 
 def round_before_biases(fitted: LowGraph) -> list[Node]:
@@ -183,8 +181,7 @@ def compute_in_float64(fitted: LowGraph) -> list[Node]:
     """Let each float16 deconvolution compute in float64 instead of FP32; return the deconvolutions."""
     # The backward of oneDNN's FP32 kernel fails if the weight is the output of a cast; float64 is MXNet's own kernel.
     # The plan keeps 3-D ones in FP32.
-    operators = ("Deconvolution", "_npx_deconvolution")
-    deconvolutions = [node for node in fitted.low if node.op in operators and spatial_axes(node.attrs) != 3]
+    deconvolutions = [node for node in fitted.low if node.op == "Deconvolution" and spatial_axes(node.attrs) != 3]
     for node in deconvolutions:
         for cast in (entry.node for entry in node.inputs if entry.node in fitted.widenings):
             name = f"{cast.name[: -len(FULL)]}float64"
@@ -196,7 +193,7 @@ def clamp_to_lowest(fitted: LowGraph) -> list[Node]:
     """Raise the output of max poolings that may have windows in padding alone to -65504; return these poolings."""
 
     def may_cover_padding(node: Node) -> bool:
-        is_max = node.op in ("Pooling", "_npx_pooling") and node.attrs.get("pool_type", "max") == "max"
+        is_max = node.op == "Pooling" and node.attrs.get("pool_type", "max") == "max"
         # Only this convention rounds the number of windows up.
         return is_max and node.attrs.get("pooling_convention") == "full"
 

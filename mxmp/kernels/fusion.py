@@ -9,7 +9,7 @@ import mxnet as mx
 
 # Operators that MXNet registers as gradients by mistake (TIsBackward in src/operator/tensor/indexing_op.cc). It places
 # a gradient where its forward operator is. These have none, and it crashes unless they are in a group.
-_TAKEN_FOR_GRADIENTS = ("_npi_gather_nd", "_npx_gather_nd", "gather_nd", "scatter_nd")
+_TAKEN_FOR_GRADIENTS = ("gather_nd", "scatter_nd")
 
 
 class Unfused(mx.sym.Symbol):

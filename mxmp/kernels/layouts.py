@@ -13,7 +13,7 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import spatial_axes
 from .inserting import beside
 
-_RESHAPES = ("Reshape", "reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape")
+_RESHAPES = ("Reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape")
 
 
 def plain_copy(entry: Entry, node: Node, role: str = "plain") -> Entry:
@@ -46,7 +46,7 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
 
 def copy_inputs(fitted: LowGraph) -> list[Node]:
     """Let each reshape that depends on a 3-D operator read a plain copy of its data; return these reshapes."""
-    operators = ("Reshape", "reshape", "Flatten", "flatten", "expand_dims")
+    operators = ("Reshape", "Flatten", "expand_dims")
     reshapes = [node for node in _after_volumes(fitted.graph) if node.op in operators]
     for node in reshapes:
         node.rewire(0, plain_copy(node.inputs[0], node))

@@ -13,11 +13,9 @@ from .inserting import beside
 # that of the first one is requested.
 _WRITTEN_TOGETHER = {
     "FullyConnected": (1, 2),
-    "_npx_fully_connected": (1, 2),
     "_contrib_interleaved_matmul_selfatt_valatt": (0, 1),
     "_contrib_interleaved_matmul_encdec_qk": (0, 1),
 }
-_PRELU = ("LeakyReLU", "_npx_leaky_relu")
 # From an operator to the positions of inputs whose gradient MXNet's kernel writes over what the array holds, or adds
 # wrongly to it, though it is to add (it refuses to run ``_np_moveaxis``). Others add: see the operators that
 # tests/kernels/test_gradients_in_graphs.py tries.
@@ -113,7 +111,9 @@ def _copy_inputs(places: Sequence[tuple[Node, int]], role: str) -> list[Node]:
 
 def train_slopes_apart(fitted: LowGraph) -> list[Node]:
     """Let a second PReLU compute the slopes' gradient where they may be trained; return the first ones."""
-    activations = [node for node in fitted.graph.nodes() if node.op in _PRELU and node.attrs.get("act_type") == "prelu"]
+    activations = [
+        node for node in fitted.graph.nodes() if node.op == "LeakyReLU" and node.attrs.get("act_type") == "prelu"
+    ]
     trained = [node for node in activations if _requested(node.inputs[1], fitted.grad_req) != "null"]
     replace_heads(fitted.graph, fitted.graph.insert_behind(trained, _with_slopes))
     return trained

@@ -166,26 +166,15 @@ def _names(text: str) -> frozenset[str]:
 # input: 2 % off over 3,000 values, 15 % over 50,000, with MXNET_SAFE_ACCUMULATION too), read the memory of another
 # layout (transpose) or end the process (Deconvolution).
 BFLOAT16_CPU = _names(
-    """Convolution FullyConnected BatchNorm _contrib_BatchNormWithReLU Pooling
-    Activation relu _sparse_relu LeakyReLU softmax log_softmax
-    sigmoid _sparse_sigmoid tanh _sparse_tanh
-    abs _sparse_abs negative _sparse_negative
-    elemwise_add _Plus _plus _add _sparse_elemwise_add elemwise_sub _Minus _minus _sub _sparse_elemwise_sub
-    _maximum _Maximum _minimum _Minimum
-    add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n
-    _mul_scalar _MulScalar _div_scalar _DivScalar
-    Reshape reshape Flatten flatten expand_dims squeeze reshape_like slice_like _copy identity
-    BlockGrad stop_gradient _sparse_stop_gradient Concat concat _sparse_concat stack
-    slice crop _sparse_slice slice_axis SliceChannel split _split_v2 reverse flip where _sparse_where
-    depth_to_space space_to_depth"""
+    """Convolution FullyConnected BatchNorm _contrib_BatchNormWithReLU Pooling Activation relu LeakyReLU softmax
+    log_softmax sigmoid tanh abs negative elemwise_add elemwise_sub _maximum _minimum add_n _mul_scalar
+    _div_scalar Reshape Flatten expand_dims squeeze reshape_like slice_like _copy BlockGrad Concat stack slice
+    slice_axis SliceChannel _split_v2 reverse where depth_to_space space_to_depth"""
 )
-_CLIP = _names("clip _sparse_clip")
+_CLIP = _names("clip")
 # mshadow's kernels drop the lower half of the FP32 result (and of the constant), which loses half a unit in the last
 # place on average; oneDNN's kernels round (docs/kernels.md).
-_TRUNCATING = _names(
-    "softsign elemwise_mul _Mul _mul _sparse_elemwise_mul _contrib_div_sqrt_dim _plus_scalar _PlusScalar "
-    "_minus_scalar _MinusScalar _rminus_scalar _RMinusScalar"
-)
+_TRUNCATING = _names("softsign elemwise_mul _contrib_div_sqrt_dim _plus_scalar _minus_scalar _rminus_scalar")
 # Where bfloat16 holds the bounds, clip rounds nothing and is right, but it takes three times FP32's time, and ten times
 # that of the two operators by which the workaround ``clip_by_bounds`` replaces it.
 _SLOW_CLIP = "the bfloat16 CPU kernel of {op} is three times slower than FP32's, and truncates its bounds"
@@ -193,8 +182,8 @@ _SLOW_CLIP = "the bfloat16 CPU kernel of {op} is three times slower than FP32's,
 # Operators, what their GPU kernel sums in float16, and the file of MXNet 1.9.1 that shows it. Sums belong in FP32
 # ("Mixed Precision Training", ICLR 2018, 3.3).
 _SUMS_ON_A_GPU = (
-    ("take _npi_take", "the gradients of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
-    ("gather_nd _npi_gather_nd _npx_gather_nd", "the gradients of equal indices", "src/operator/tensor/indexing_op.cu"),
+    ("take", "the gradients of equal indices", "3rdparty/mshadow/mshadow/cuda/tensor_gpu-inl.cuh"),
+    ("gather_nd", "the gradients of equal indices", "src/operator/tensor/indexing_op.cu"),
     ("im2col", "the gradients of overlapping windows", "src/operator/nn/im2col.cuh"),
     ("_contrib_BilinearResize2D", "its gradient", "src/operator/contrib/bilinear_resize.cu"),
 )
@@ -203,7 +192,7 @@ _FLOAT16_GPU = (
     MissingKernel(
         "its GPU kernel sums products in float16: cublasHgemmStridedBatched "
         "(3rdparty/mshadow/mshadow/dot_engine-inl.h)",
-        _names("batch_dot _npx_batch_dot _npi_matmul"),
+        _names("batch_dot _npi_matmul"),
     ),
     MissingKernel(
         "it has no float16 GPU kernel: 'Unsupported data type 2' at bind (src/operator/crop-inl.h)", _names("Crop")
@@ -211,13 +200,13 @@ _FLOAT16_GPU = (
     MissingKernel(
         "without cuDNN, as by cudnn_off=True, its GPU kernel sums gradients over images and windows in float16 "
         "(src/operator/nn/convolution-inl.h)",
-        _names("Convolution _npx_convolution Deconvolution _npx_deconvolution"),
+        _names("Convolution Deconvolution"),
         _convolves_without_cudnn,
     ),
     MissingKernel(
         "without cuDNN, as over one axis or by cudnn_off=True, its GPU kernel sums gradients of overlapping windows in "
         "float16 (src/operator/nn/pool.cuh)",
-        _names("Pooling _npx_pooling"),
+        _names("Pooling"),
         _pools_often_without_cudnn,
     ),
     MissingKernel(
@@ -235,7 +224,7 @@ _FLOAT16_GPU = (
     MissingKernel(
         "its GPU kernel sums the gradients of the copies of an edge in float16: 3,721 ones are 2048 "
         "(src/operator/pad.cu)",
-        _names("Pad pad"),
+        _names("Pad"),
         HasAttribute("mode", ("edge",)),
     ),
     *(
@@ -250,7 +239,7 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
     ("cpu", "float16"): (
         MissingKernel(
             "the backward of a 3-D deconvolution fails on a CPU where the graph computes its weight, as a cast does",
-            _names("Deconvolution _npx_deconvolution"),
+            _names("Deconvolution"),
             lambda call: spatial_axes(call.attrs) == 3,
         ),
         *_FLOAT16_GPU,
@@ -269,7 +258,7 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
         ),
         MissingKernel(
             "the bfloat16 CPU kernel of {op} truncates instead of rounding, its constant too",
-            _names("_mul_scalar _MulScalar _div_scalar _DivScalar"),
+            _names("_mul_scalar _div_scalar"),
             _scales_inexactly,
         ),
         MissingKernel("MXNet 1.9.1 has no sound bfloat16 CPU kernel for {op}", BFLOAT16_CPU | _CLIP, all_others=True),

@@ -14,14 +14,10 @@ from .rule import Kind, Need, Role, Rule, When
 
 # MXNet 1.9.1 registers kernels of these for float32 and float64 only.
 LINEAR_ALGEBRA = """
-    _linalg_gemm linalg_gemm _linalg_gemm2 linalg_gemm2 _linalg_syrk linalg_syrk _linalg_trmm linalg_trmm
-    _linalg_trsm linalg_trsm _linalg_potrf linalg_potrf _linalg_potri linalg_potri _linalg_gelqf linalg_gelqf
-    _linalg_syevd _linalg_det linalg_det _npi_det _linalg_slogdet linalg_slogdet _npi_slogdet
-    _linalg_inverse linalg_inverse _npi_inv _linalg_sumlogdiag linalg_sumlogdiag
-    _linalg_extractdiag linalg_extractdiag _linalg_makediag linalg_makediag
-    _linalg_extracttrian linalg_extracttrian _linalg_maketrian linalg_maketrian
-    _npi_cholesky _npi_svd _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv
-    _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
+    _linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm _linalg_trsm _linalg_potrf _linalg_potri _linalg_gelqf
+    _linalg_syevd _linalg_det _linalg_slogdet _linalg_inverse _linalg_sumlogdiag _linalg_extractdiag
+    _linalg_makediag _linalg_extracttrian _linalg_maketrian _npi_cholesky _npi_svd _npi_eig _npi_eigh
+    _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
 
 _DISTANCE, _SMALL, _EXACT, _ANGLE = Need.DISTANCE, Need.SMALL, Need.EXACT, Need.ANGLE
 # What values stay, where an operator moves, scales, adds, multiplies or selects them.
@@ -37,9 +33,8 @@ TABLE: tuple[Rule, ...] = (
         Kind.LOW,
         "it is a matrix product: Tensor Cores and oneDNN multiply low-precision inputs and accumulate in FP32 (Mixed "
         "Precision Training, ICLR 2018, 3.3)",
-        """Convolution _npx_convolution Deconvolution _npx_deconvolution
-        FullyConnected _npx_fully_connected _sparse_FullyConnected
-        dot _sparse_dot batch_dot _npx_batch_dot _np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes""",
+        """Convolution Deconvolution FullyConnected dot batch_dot _np_dot _npi_matmul _npi_tensordot
+        _npi_tensordot_int_axes""",
         passes=_SIZES,
         role=Role.MATRIX,
     ),
@@ -54,7 +49,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.LOW,
         "it consists of matrix products, which cuDNN accumulates in FP32; MXNet never requests Tensor Cores "
         "(src/operator/rnn-inl.h); an LSTM's lengths are never cast",
-        "RNN _npx_rnn",
+        "RNN",
         keep=(4,),
     ),
     Rule(
@@ -94,21 +89,21 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it returns its input or zero, so it rounds nothing",
-        "relu _sparse_relu _npx_relu",
+        "relu _npx_relu",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it changes the sign only, so it rounds nothing",
-        "abs _sparse_abs _npi_absolute _npi_abs negative _sparse_negative _npi_negative",
+        "abs _npi_absolute negative _npi_negative",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "its values are bounded by its input or by 1, and its slope is bounded",
-        "Activation _npx_activation",
+        "Activation",
         passes=_MOVED,
         when=(
             When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)), and the exponential needs FP32"),
@@ -119,7 +114,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "its values are near its input or bounded by it, and gelu's float16 kernel computes in FP32 inside (measured)",
-        "LeakyReLU _npx_leaky_relu",
+        "LeakyReLU",
         params=(1,),
         passes=_MOVED,
         when=(
@@ -134,19 +129,19 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         _SATURATES,
-        "sigmoid _sparse_sigmoid _npx_sigmoid",
+        "sigmoid _npx_sigmoid",
         makes=_DISTANCE | _SMALL,
     ),
     Rule(
         Kind.FOLLOW,
         _SATURATES,
-        "tanh _sparse_tanh _npi_tanh softsign erf _npx_erf arctan _sparse_arctan _npi_arctan",
+        "tanh _npi_tanh softsign erf arctan _npi_arctan",
         makes=_DISTANCE,
     ),
     Rule(
         Kind.FOLLOW,
         "its values grow slowly, and its slope is at most 1",
-        "arcsinh _sparse_arcsinh _npi_arcsinh",
+        "arcsinh _npi_arcsinh",
         passes=_DISTANCE,
     ),
     Rule(
@@ -161,8 +156,7 @@ TABLE: tuple[Rule, ...] = (
         # That sum is about as good as one rounding, up to 300,000 terms (tests/simgpu).
         "the sum of two activations stays near their range (ICLR 2018, 3.3); the gradient of a broadcast input is a "
         "compensated float16 sum",
-        """broadcast_add broadcast_plus _sparse_broadcast_add _sparse_broadcast_plus _npi_add
-        broadcast_sub broadcast_minus _sparse_broadcast_sub _sparse_broadcast_minus _npi_subtract""",
+        "broadcast_add _npi_add broadcast_sub _npi_subtract",
         passes=_SIZES,
         role=Role.SUM,
     ),
@@ -170,7 +164,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "the product of two activations stays near their range (ICLR 2018, 3.3); the gradient of a broadcast input is "
         "a compensated float16 sum",
-        "broadcast_mul _sparse_broadcast_mul _npi_multiply",
+        "broadcast_mul _npi_multiply",
         makes=_SMALL,
         passes=_SIZES,
         role=Role.TIMES,
@@ -178,15 +172,13 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it selects one of two values; the gradient of a broadcast input is a compensated float16 sum",
-        "broadcast_maximum _npi_maximum broadcast_minimum _npi_minimum",
+        "broadcast_maximum broadcast_minimum",
         passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "the sum of activations stays near their range (ICLR 2018, 3.3)",
-        """elemwise_add _Plus _plus _add _sparse_elemwise_add _grad_add
-        elemwise_sub _Minus _minus _sub _sparse_elemwise_sub
-        add_n ElementWiseSum _sparse_ElementWiseSum _sparse_add_n""",
+        "elemwise_add _grad_add elemwise_sub add_n",
         passes=_SIZES,
         role=Role.SUM,
     ),
@@ -199,7 +191,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "the product of two activations stays near their range (ICLR 2018, 3.3)",
-        "elemwise_mul _Mul _mul _sparse_elemwise_mul",
+        "elemwise_mul",
         makes=_SMALL,
         passes=_SIZES,
         role=Role.TIMES,
@@ -212,15 +204,15 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it selects one of two values, so it rounds nothing",
-        "_maximum _Maximum _minimum _Minimum",
+        "_maximum _minimum",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it multiplies by a constant; it stays in FP32 where float16 cannot hold the constant, such as 9e-8",
-        """_mul_scalar _MulScalar _npi_multiply_scalar _div_scalar _DivScalar _npi_true_divide_scalar
-        _npi_copysign_scalar _npi_rcopysign_scalar _contrib_gradientmultiplier""",
+        """_mul_scalar _npi_multiply_scalar _div_scalar _npi_true_divide_scalar _npi_copysign_scalar
+        _npi_rcopysign_scalar _contrib_gradientmultiplier""",
         scalars=("scalar",),
         passes=_MOVED,
         role=Role.SCALE,
@@ -229,8 +221,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "it adds a constant; it stays in FP32 where float16 cannot hold the constant, such as a mask's -1e18, or the "
         "constant is so large that what is added to it would lose its digits",
-        """_plus_scalar _PlusScalar _npi_add_scalar _minus_scalar _MinusScalar _npi_subtract_scalar
-        _rminus_scalar _RMinusScalar _npi_rsubtract_scalar""",
+        "_plus_scalar _npi_add_scalar _minus_scalar _npi_subtract_scalar _rminus_scalar _npi_rsubtract_scalar",
         scalars=("scalar",),
         limits=("scalar",),
         offsets=("scalar",),
@@ -239,7 +230,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it limits by a constant; it stays in FP32 where float16 cannot hold the constant",
-        """_maximum_scalar _MaximumScalar _npi_maximum_scalar _minimum_scalar _MinimumScalar _npi_minimum_scalar""",
+        "_maximum_scalar _minimum_scalar",
         scalars=("scalar",),
         limits=("scalar",),
         passes=_MOVED,
@@ -247,7 +238,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it limits its input; it stays in FP32 where float16 would lose a limit, such as 1e-12 before a logarithm",
-        "clip _sparse_clip _npi_clip",
+        "clip",
         scalars=("a_min", "a_max"),
         limits=("a_min", "a_max"),
         passes=_MOVED,
@@ -255,42 +246,41 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it divides by a constant of modest size",
-        "_contrib_div_sqrt_dim radians _sparse_radians _npi_radians",
+        "_contrib_div_sqrt_dim radians _npi_radians",
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it sets random values to zero and multiplies the others by 1/(1-p)",
-        "Dropout _npx_dropout",
+        "Dropout",
         passes=_MOVED,
     ),
     # -- Pointwise, range or slope far from the input's -----------------------------------------------
     Rule(
         Kind.FULL,
         "exponentials are infinity in float16 above x = 11.1 and zero below x = -17.3 (NVIDIA's FP32 list)",
-        """exp _sparse_exp _npi_exp expm1 _sparse_expm1 _npi_expm1 cosh _sparse_cosh _npi_cosh
-        sinh _sparse_sinh _npi_sinh _npi_ldexp _npi_ldexp_scalar _npi_rldexp_scalar""",
+        """exp _npi_exp expm1 _npi_expm1 cosh _npi_cosh sinh _npi_sinh _npi_ldexp _npi_ldexp_scalar
+        _npi_rldexp_scalar""",
         makes=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "an argument that underflows in float16 has the logarithm -inf, and the gradient 1/x overflows (NVIDIA's FP32 "
         "list)",
-        """log _sparse_log _npi_log log10 _sparse_log10 _npi_log10 log1p _sparse_log1p _npi_log1p
-        log2 _sparse_log2 _npi_log2""",
+        "log _npi_log log10 _npi_log10 log1p _npi_log1p log2 _npi_log2",
         needs=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "squares leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
-        "square _sparse_square _npi_square",
+        "square _npi_square",
         passes=_EXACT | _ANGLE,
         role=Role.SQUARE,
     ),
     Rule(
         Kind.FULL,
         "powers leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
-        "_power_scalar _PowerScalar _npi_power_scalar",
+        "_power_scalar _npi_power_scalar",
         makes=_SMALL,
         passes=_EXACT | _ANGLE,
         role=Role.SQUARE,
@@ -298,17 +288,15 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "powers leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
-        """_power _Power _npi_power broadcast_power _rpower_scalar _RPowerScalar _npi_rpower_scalar
-        _contrib_quadratic _npi_polyval
-        _hypot _Hypot _npi_hypot broadcast_hypot _hypot_scalar _HypotScalar _npi_hypot_scalar""",
+        """_power _npi_power broadcast_power _rpower_scalar _npi_rpower_scalar _contrib_quadratic _npi_polyval
+        _hypot _npi_hypot broadcast_hypot _hypot_scalar""",
         makes=_SMALL,
         passes=_EXACT | _ANGLE,
     ),
     Rule(
         Kind.FULL,
         "a denominator that underflows in float16 gives infinity, and the gradient divides by a higher power of it",
-        """elemwise_div _Div _div _sparse_elemwise_div broadcast_div _sparse_broadcast_div _npi_true_divide
-        _scatter_elemwise_div""",
+        "elemwise_div broadcast_div _npi_true_divide _scatter_elemwise_div",
         passes=_SIZES,
         needs=_SMALL,
         needs_of=(1,),
@@ -316,33 +304,30 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "a denominator that underflows in float16 gives infinity, and the gradient divides by a higher power of it",
-        """_rdiv_scalar _RDivScalar _npi_rtrue_divide_scalar reciprocal _npi_reciprocal
-        rsqrt _sparse_rsqrt rcbrt""",
+        "_rdiv_scalar _npi_rtrue_divide_scalar reciprocal _npi_reciprocal rsqrt rcbrt",
         needs=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "the slope of a root is unbounded at zero, and its argument is mostly a sum of squares, which needs FP32",
-        "sqrt _sparse_sqrt _npi_sqrt cbrt _sparse_cbrt _npi_cbrt",
+        "sqrt _npi_sqrt cbrt _npi_cbrt",
         needs=_SMALL,
     ),
     Rule(
         Kind.FULL,
         "its slope is unbounded near the edge of its domain, which amplifies rounding (mxnet.contrib.amp's FP32 list)",
-        """arcsin _sparse_arcsin _npi_arcsin arccos _sparse_arccos _npi_arccos
-        arccosh _sparse_arccosh _npi_arccosh arctanh _sparse_arctanh _npi_arctanh
-        erfinv _npx_erfinv""",
+        "arcsin _npi_arcsin arccos _npi_arccos arccosh _npi_arccosh arctanh _npi_arctanh erfinv",
     ),
     Rule(
         Kind.FULL,
         "its slope is unbounded where a right angle is near",
-        "tan _sparse_tan _npi_tan",
+        "tan _npi_tan",
         needs=_ANGLE,
     ),
     Rule(
         Kind.FULL,
         "float16 rounds an angle of about 100 to a multiple of 1/16, which shifts the phase",
-        "sin _sparse_sin _npi_sin cos _sparse_cos _npi_cos",
+        "sin _npi_sin cos _npi_cos",
         needs=_ANGLE,
     ),
     Rule(
@@ -354,23 +339,20 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "it multiplies by 57, so 1144 radians already overflow float16",
-        "degrees _sparse_degrees _npi_degrees",
+        "degrees _npi_degrees",
         passes=_SIZES,
     ),
     Rule(
         Kind.FULL,
         "the gamma function overflows float16 above x = 9.2, and its logarithm is a difference of large numbers",
-        "gamma _sparse_gamma _npx_gamma gammaln _sparse_gammaln _npx_gammaln",
+        "gamma gammaln",
     ),
     Rule(
         Kind.FULL,
         "it jumps: a rounded input can be on the other side of a jump, which changes the result by its full height",
-        """floor _sparse_floor _npi_floor ceil _sparse_ceil _npi_ceil round _sparse_round _npi_around
-        rint _sparse_rint _npi_rint fix _sparse_fix _npi_fix trunc _sparse_trunc _npi_trunc
-        sign _sparse_sign _npi_sign _contrib_round_ste _sparse__contrib_round_ste
-        _contrib_sign_ste _sparse__contrib_sign_ste
-        _mod _Mod _npi_mod broadcast_mod _mod_scalar _ModScalar _npi_mod_scalar
-        _rmod_scalar _RModScalar _npi_rmod_scalar""",
+        """floor _npi_floor ceil _npi_ceil round _npi_around rint _npi_rint fix _npi_fix trunc _npi_trunc sign
+        _npi_sign _contrib_round_ste _contrib_sign_ste _mod _npi_mod broadcast_mod _mod_scalar _npi_mod_scalar
+        _rmod_scalar _npi_rmod_scalar""",
         needs=_EXACT,
     ),
     Rule(
@@ -382,33 +364,32 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it rearranges values and computes nothing",
-        """Reshape reshape _np_reshape _npi_reshape _npx_reshape Flatten flatten _npx_batch_flatten
-        expand_dims _npi_expand_dims squeeze _np_squeeze transpose _np_transpose
-        SwapAxis swapaxes _npi_swapaxes _np_moveaxis depth_to_space space_to_depth
-        reverse flip _npi_flip _npi_rot90 _np_roll _np_atleast_1d _np_atleast_2d _np_atleast_3d""",
+        """Reshape _np_reshape _npx_reshape Flatten expand_dims squeeze _np_squeeze transpose _np_transpose
+        SwapAxis _np_moveaxis depth_to_space space_to_depth reverse _npi_flip _npi_rot90 _np_roll _np_atleast_1d
+        _np_atleast_2d _np_atleast_3d""",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it joins tensors and computes nothing",
-        """Concat concat _sparse_concat _npi_concatenate stack _npi_stack _npi_vstack _npi_hstack _npi_dstack
-        _npi_column_stack _rnn_param_concat _npi_rnn_param_concat""",
+        """Concat _npi_concatenate stack _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+        _rnn_param_concat""",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it cuts a part out of its input; the gradient is padded with zeros",
-        """slice crop _sparse_slice _npi_slice _npx_slice slice_axis SliceChannel split _split_v2 _npi_split
-        _npi_hsplit _npi_dsplit Crop _np_diag diag _np_diagonal _np_diagflat _npi_tril""",
+        """slice slice_axis SliceChannel _split_v2 _npi_hsplit _npi_dsplit Crop _np_diag diag _np_diagonal
+        _np_diagflat _npi_tril""",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "its output has the shape of a second input, whose values are not read",
-        "slice_like reshape_like _npx_reshape_like",
+        "slice_like reshape_like",
         keep=(1,),
         exact=True,
         passes=_MOVED,
@@ -416,8 +397,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it passes its input on unchanged",
-        """_copy identity _np_copy _copyto _npi_copyto _CrossDeviceCopy
-        BlockGrad stop_gradient _sparse_stop_gradient""",
+        "_copy _np_copy _copyto _CrossDeviceCopy BlockGrad",
         exact=True,
         passes=_MOVED,
     ),
@@ -430,14 +410,14 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "its output is 0 or 1, which every dtype holds exactly",
-        "zeros_like _sparse_zeros_like ones_like",
+        "zeros_like ones_like",
         exact=True,
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it repeats values; the gradient of a value is the sum over its copies, in float16 with compensation",
-        "broadcast_to _npi_broadcast_to broadcast_axis broadcast_axes tile _npi_tile repeat _np_repeat",
+        "broadcast_to _npi_broadcast_to broadcast_axis tile repeat",
         passes=_MOVED,
     ),
     Rule(
@@ -451,20 +431,20 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it pads with a constant or with copies of values, whose gradients are summed; copies of an edge stay in FP32",
-        "Pad pad _npi_pad",
+        "Pad _npi_pad",
         scalars=("constant_value",),
         passes=_MOVED,
     ),
     Rule(
         Kind.FOLLOW,
         "it overwrites a part of one tensor with another",
-        "_slice_assign _crop_assign _npi_slice_assign",
+        "_slice_assign",
         passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "it overwrites a part of a tensor with a constant",
-        "_slice_assign_scalar _crop_assign_scalar _npi_slice_assign_scalar",
+        "_slice_assign_scalar",
         scalars=("scalar",),
         passes=_MOVED,
     ),
@@ -473,8 +453,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "it selects values by index, and indices are never cast; the gradient of a value that is selected twice is a "
         "sum",
-        "take _npi_take batch_take pick choose_element_0index _npx_pick gather_nd _npi_gather_nd _npx_gather_nd "
-        "scatter_nd _contrib_index_copy _npi_delete",
+        "take batch_take pick gather_nd scatter_nd _contrib_index_copy _npi_delete",
         keep=(1,),
         passes=_MOVED,
         needs=_EXACT,
@@ -485,7 +464,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "the gradients of an index that occurs often stop growing in float16 (4096 ones sum to 2048), so the weight "
         "has FP32 gradients (#17703)",
-        "Embedding _npx_embedding _sparse_Embedding",
+        "Embedding",
         keep=(0,),
         needs=_EXACT,
         needs_of=(0,),
@@ -493,7 +472,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it selects one of two values; the condition is never cast",
-        "where _sparse_where",
+        "where",
         keep=(0,),
         exact=True,
         passes=_MOVED,
@@ -516,7 +495,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FOLLOW,
         "it overwrites the values beyond each length with a constant; lengths are never cast",
-        "SequenceMask _npx_sequence_mask",
+        "SequenceMask",
         keep=(1,),
         scalars=("value",),
         passes=_MOVED,
@@ -533,27 +512,26 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "it sums many values, and a float16 sum stops growing when a term is below 1/2048 of it (ICLR 2018, 3.3)",
-        """sum sum_axis _sparse_sum _np_sum nansum mean _sparse_mean _npi_mean _npi_average _np_trace
-        _np_cumsum cumsum""",
+        "sum _np_sum nansum mean _npi_mean _npi_average _np_trace _np_cumsum",
         passes=_SIZES,
     ),
     Rule(
         Kind.FULL,
         "it sums squares, which overflow float16 from values of 256 on (NVIDIA's FP32 list)",
-        "norm _sparse_norm _npi_norm _square_sum moments _npi_std _npi_var",
+        "norm _npi_norm _square_sum moments _npi_std _npi_var",
         role=Role.SQUARE,
     ),
     Rule(
         Kind.FULL,
         "a product of many values overflows or underflows, and its gradient divides by each of them",
-        "prod _np_prod _np_product nanprod",
+        "prod _np_prod nanprod",
         makes=_SMALL,
         passes=_SIZES,
     ),
     Rule(
         Kind.FOLLOW,
         "it selects the largest or smallest value; the gradient goes to where that was",
-        "max max_axis _np_max _np_amax min min_axis _np_min _np_amin",
+        "max _np_max min _np_min",
         passes=_MOVED,
         shrinks=True,
     ),
@@ -567,7 +545,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "maxima and averages stay in the range of their window, and cuDNN adds in FP32 (without cuDNN, where windows "
         "overlap, it stays in FP32)",
-        "Pooling _npx_pooling",
+        "Pooling",
         when=(
             When("pool_type", ("sum",), Kind.FULL, "a sum grows with the window, and such reductions need FP32"),
             When("pool_type", ("lp",), Kind.FULL, "Lp pooling sums powers, which need FP32 as in a norm"),
@@ -612,7 +590,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.NORM,
         "its batch statistics are computed in FP32 (ICLR 2018, 3.3); kernels take low-precision data beside FP32 "
         "gamma and beta",
-        "BatchNorm _npx_batch_norm _contrib_BatchNormWithReLU CuDNNBatchNorm",
+        "BatchNorm _contrib_BatchNormWithReLU CuDNNBatchNorm",
         keep=(1, 2, 3, 4),
         keep_outputs=(1, 2),
         normalized=True,
@@ -627,7 +605,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "the mean and variance of large groups need FP32, and its kernel takes gamma and beta only in the dtype of "
         "the data",
-        "LayerNorm _npx_layer_norm GroupNorm InstanceNorm",
+        "LayerNorm GroupNorm InstanceNorm",
         normalized=True,
     ),
     Rule(
@@ -640,7 +618,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "its exponentials and their sum need FP32, and small probabilities would underflow (NVIDIA's FP32 list)",
-        "softmax _npx_softmax",
+        "softmax",
         keep=(1,),
         normalized=True,
         makes=_DISTANCE | _SMALL,
@@ -648,7 +626,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "its exponentials and their sum need FP32 (NVIDIA's FP32 list)",
-        "log_softmax _npx_log_softmax softmin SoftmaxActivation",
+        "log_softmax softmin SoftmaxActivation",
         makes=_SMALL,
     ),
     Rule(
@@ -660,7 +638,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "it sums products of probabilities over all alignments, as logarithms; labels and lengths are never cast",
-        "CTCLoss ctc_loss _contrib_CTCLoss _contrib_ctc_loss",
+        "CTCLoss",
         keep=(1, 2, 3),
     ),
     Rule(
@@ -672,21 +650,19 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.FULL,
         "it is a loss that squares small differences, which underflow in float16",
-        "smooth_l1 _npx_smooth_l1",
+        "smooth_l1",
     ),
     # SoftmaxOutput(out_grad=True) too: in 1.9.1 its gradient operator does not receive the gradient of its output.
     Rule(
         Kind.HEAD,
         "it is a loss head: it makes its gradient from the label and ignores the gradient of its output (measured)",
-        """SoftmaxOutput Softmax SVMOutput LinearRegressionOutput _sparse_LinearRegressionOutput
-        LogisticRegressionOutput _sparse_LogisticRegressionOutput
-        MAERegressionOutput _sparse_MAERegressionOutput""",
+        "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput",
         keep=(1,),
     ),
     Rule(
         Kind.HEAD,
         "it makes its input a loss: its gradient is a constant and ignores the gradient of its output (measured)",
-        "MakeLoss make_loss _sparse_make_loss",
+        "MakeLoss make_loss",
     ),
     Rule(
         Kind.FULL,
@@ -698,16 +674,14 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "regions of interest are pixel coordinates, beyond float16's 11 bits, and its kernel wants them in the dtype "
         "of the data",
-        """ROIPooling _npx_roi_pooling _contrib_ROIAlign _contrib_RROIAlign _contrib_PSROIPooling
-        _contrib_DeformablePSROIPooling""",
+        "ROIPooling _contrib_ROIAlign _contrib_RROIAlign _contrib_PSROIPooling _contrib_DeformablePSROIPooling",
     ),
     Rule(
         Kind.FULL,
         "boxes and anchors need more than float16's 11 bits, and overlaps are computed from areas, which are products",
-        """_contrib_MultiBoxPrior _npx_multibox_prior _contrib_MultiBoxTarget _npx_multibox_target
-        _contrib_MultiBoxDetection _npx_multibox_detection _contrib_Proposal _contrib_MultiProposal
-        _contrib_box_iou _contrib_box_nms _contrib_box_non_maximum_suppression _contrib_box_encode
-        _contrib_box_decode _contrib_mrcnn_mask_target""",
+        """_contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiBoxDetection _contrib_Proposal
+        _contrib_MultiProposal _contrib_box_iou _contrib_box_nms _contrib_box_encode _contrib_box_decode
+        _contrib_mrcnn_mask_target""",
     ),
     Rule(
         Kind.ALONE,
@@ -718,23 +692,20 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it compares values: rounding makes unequal values equal, and its output is a mask",
-        """_equal _Equal _npi_equal broadcast_equal _equal_scalar _EqualScalar _npi_equal_scalar
-        _not_equal _Not_Equal _npi_not_equal broadcast_not_equal _not_equal_scalar _NotEqualScalar
-        _npi_not_equal_scalar _greater _Greater _npi_greater broadcast_greater _greater_scalar _GreaterScalar
-        _npi_greater_scalar _greater_equal _Greater_Equal _npi_greater_equal broadcast_greater_equal
-        _greater_equal_scalar _GreaterEqualScalar _npi_greater_equal_scalar
-        _lesser _Lesser _npi_less broadcast_lesser _lesser_scalar _LesserScalar _npi_less_scalar
-        _lesser_equal _Lesser_Equal _npi_less_equal broadcast_lesser_equal
-        _lesser_equal_scalar _LesserEqualScalar _npi_less_equal_scalar _contrib_allclose""",
+        """_equal _npi_equal broadcast_equal _equal_scalar _npi_equal_scalar _not_equal _npi_not_equal
+        broadcast_not_equal _not_equal_scalar _npi_not_equal_scalar _greater _npi_greater broadcast_greater
+        _greater_scalar _npi_greater_scalar _greater_equal _npi_greater_equal broadcast_greater_equal
+        _greater_equal_scalar _npi_greater_equal_scalar _lesser _npi_less broadcast_lesser _lesser_scalar
+        _npi_less_scalar _lesser_equal _npi_less_equal broadcast_lesser_equal _lesser_equal_scalar
+        _npi_less_equal_scalar _contrib_allclose""",
         needs=_EXACT,
     ),
     Rule(
         Kind.ALONE,
         "it is logic on masks, in which a value that underflows to 0 would turn false",
-        """_logical_and _Logical_And broadcast_logical_and _logical_and_scalar _LogicalAndScalar
-        _logical_or _Logical_Or broadcast_logical_or _logical_or_scalar _LogicalOrScalar
-        _logical_xor _Logical_Xor broadcast_logical_xor _logical_xor_scalar _LogicalXorScalar
-        logical_not _npi_logical_not _np_all _np_any _np_sometrue""",
+        """_logical_and broadcast_logical_and _logical_and_scalar _logical_or broadcast_logical_or
+        _logical_or_scalar _logical_xor broadcast_logical_xor _logical_xor_scalar logical_not _npi_logical_not
+        _np_all _np_any""",
     ),
     Rule(
         Kind.ALONE,
@@ -744,8 +715,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it ranks values: rounding makes ties, and float16 holds indices only up to 2048",
-        "argmax argmax_channel _npi_argmax argmin _npi_argmin argsort _npi_argsort topk _npx_topk sort _npi_sort "
-        "_npi_unique",
+        "argmax argmax_channel _npi_argmax argmin _npi_argmin argsort topk sort _npi_unique",
         needs=_EXACT,
     ),
     Rule(
@@ -757,15 +727,14 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it reads or returns indices, which float16 holds exactly only up to 2048",
-        """one_hot _npx_one_hot _onehot_encode _ravel_multi_index ravel_multi_index _unravel_index unravel_index
-        _contrib_index_array _npx_nonzero _npi_nonzero _npi_diag_indices_from _scatter_set_nd _npi_scatter_set_nd
-        fill_element_0index _npi_insert_scalar _npi_insert_slice _npi_insert_tensor""",
+        """one_hot _onehot_encode _ravel_multi_index _unravel_index _contrib_index_array _npx_nonzero
+        _npi_diag_indices_from _scatter_set_nd fill_element_0index _npi_insert_scalar _npi_insert_slice
+        _npi_insert_tensor""",
     ),
     Rule(
         Kind.ALONE,
         "it selects by a mask, and how many values it returns depends on the mask",
-        """_contrib_boolean_mask _npi_boolean_mask _npi_boolean_mask_assign_scalar
-        _npi_boolean_mask_assign_tensor""",
+        "_contrib_boolean_mask _npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor",
     ),
     Rule(
         Kind.ALONE,
@@ -775,27 +744,27 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it counts values in bins, and rounding moves values across the edges of bins",
-        "_histogram _npi_histogram _npi_bincount",
+        "_histogram _npi_bincount",
     ),
     Rule(
         Kind.ALONE,
         "it returns sizes or positions, which float16 holds exactly only up to 2048",
-        "shape_array _npx_shape_array size_array _contrib_arange_like _npx_arange_like",
+        "shape_array size_array _contrib_arange_like",
         makes=_EXACT | _ANGLE,
     ),
     # -- Creation, casts, plumbing --------------------------------------------------------------------
     Rule(
         Kind.ALONE,
         "it creates a tensor in the dtype that the graph asks for",
-        """_zeros _ones _full _npi_full _arange _linspace _npi_linspace _eye _zeros_without_dtype _set_value
-        _npi_zeros _npi_ones _npi_arange _npi_eye _npi_identity _npi_indices _npi_logspace _npi_full_like
-        _npi_blackman _npi_hamming _npi_hanning""",
+        """_zeros _ones _full _arange _linspace _eye _zeros_without_dtype _set_value _npi_zeros _npi_ones
+        _npi_arange _npi_eye _npi_identity _npi_indices _npi_logspace _npi_full_like _npi_blackman _npi_hamming
+        _npi_hanning""",
         makes=_EXACT | _ANGLE,
     ),
     Rule(
         Kind.ALONE,
         "it is a cast in the user's graph, with the dtype that the user chose",
-        "Cast cast _npi_cast _npx_cast amp_cast amp_multicast",
+        "Cast amp_cast amp_multicast",
         passes=_MOVED,
     ),
     Rule(
@@ -806,7 +775,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it runs user code, which is written for FP32",
-        "Custom _npi_Custom _CustomFunction _NDArray _Native",
+        "Custom _CustomFunction _NDArray _Native",
     ),
     Rule(
         Kind.ALONE,
@@ -822,37 +791,27 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it draws random numbers, and another dtype would draw other numbers",
-        """_random_uniform random_uniform uniform _random_normal random_normal normal
-        _random_gamma random_gamma _random_exponential random_exponential _random_poisson random_poisson
-        _random_negative_binomial random_negative_binomial
-        _random_generalized_negative_binomial random_generalized_negative_binomial
-        _random_randint random_randint _npi_random_randint
-        _random_uniform_like _random_normal_like _random_gamma_like _random_exponential_like _random_poisson_like
-        _random_negative_binomial_like _random_generalized_negative_binomial_like
-        _sample_uniform sample_uniform _sample_normal sample_normal _sample_gamma sample_gamma
-        _sample_exponential sample_exponential _sample_poisson sample_poisson
-        _sample_negative_binomial sample_negative_binomial
-        _sample_generalized_negative_binomial sample_generalized_negative_binomial
-        _sample_multinomial sample_multinomial _sample_unique_zipfian _shuffle shuffle _npi_shuffle
-        _npi_bernoulli _npi_choice _npi_exponential _npi_gamma _npi_gumbel _npi_logistic _npi_multinomial
-        _npi_normal _npi_normal_n _npi_pareto _npi_powerd _npi_rayleigh _npi_uniform _npi_uniform_n
-        _npi_weibull""",
+        """_random_uniform _random_normal _random_gamma _random_exponential _random_poisson
+        _random_negative_binomial _random_generalized_negative_binomial _random_randint _random_uniform_like
+        _random_normal_like _random_gamma_like _random_exponential_like _random_poisson_like
+        _random_negative_binomial_like _random_generalized_negative_binomial_like _sample_uniform _sample_normal
+        _sample_gamma _sample_exponential _sample_poisson _sample_negative_binomial
+        _sample_generalized_negative_binomial _sample_multinomial _sample_unique_zipfian _shuffle _npi_bernoulli
+        _npi_choice _npi_exponential _npi_gamma _npi_gumbel _npi_logistic _npi_multinomial _npi_normal
+        _npi_normal_n _npi_pareto _npi_powerd _npi_rayleigh _npi_uniform _npi_uniform_n _npi_weibull""",
     ),
     Rule(
         Kind.FULL,
         "it is a probability density, of exponentials, powers and gamma functions",
-        """_random_pdf_uniform random_pdf_uniform _random_pdf_normal random_pdf_normal
-        _random_pdf_gamma random_pdf_gamma _random_pdf_exponential random_pdf_exponential
-        _random_pdf_poisson random_pdf_poisson _random_pdf_negative_binomial random_pdf_negative_binomial
-        _random_pdf_generalized_negative_binomial random_pdf_generalized_negative_binomial
-        _random_pdf_dirichlet random_pdf_dirichlet""",
+        """_random_pdf_uniform _random_pdf_normal _random_pdf_gamma _random_pdf_exponential _random_pdf_poisson
+        _random_pdf_negative_binomial _random_pdf_generalized_negative_binomial _random_pdf_dirichlet""",
     ),
     # -- Sparse and graph -----------------------------------------------------------------------------
     Rule(
         Kind.ALONE,
         "it works on sparse storage, for which MXNet's float16 kernels fail, on the CPU asynchronously",
-        """cast_storage _sparse_cast_storage _sparse_retain _contrib_getnnz _scatter_plus_scalar
-        _scatter_minus_scalar _contrib_SparseEmbedding""",
+        """cast_storage _sparse_retain _contrib_getnnz _scatter_plus_scalar _scatter_minus_scalar
+        _contrib_SparseEmbedding""",
     ),
     Rule(
         Kind.ALONE,
@@ -864,15 +823,13 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it is an optimizer's kernel: the trainer chooses its precision, with FP32 master weights (ICLR 2018, 3.1)",
-        """sgd_update _sparse_sgd_update sgd_mom_update _sparse_sgd_mom_update mp_sgd_update mp_sgd_mom_update
-        multi_sgd_update multi_sgd_mom_update multi_mp_sgd_update multi_mp_sgd_mom_update
-        preloaded_multi_sgd_update preloaded_multi_sgd_mom_update preloaded_multi_mp_sgd_update
-        preloaded_multi_mp_sgd_mom_update nag_mom_update mp_nag_mom_update signsgd_update signum_update
-        adam_update _sparse_adam_update _adamw_update _mp_adamw_update _multi_adamw_update _multi_mp_adamw_update
-        ftml_update ftrl_update _sparse_ftrl_update rmsprop_update rmspropalex_update
-        _sparse_adagrad_update _contrib_group_adagrad_update
-        lamb_update_phase1 lamb_update_phase2 mp_lamb_update_phase1 mp_lamb_update_phase2
-        _multi_lamb_update _multi_mp_lamb_update multi_lars""",
+        """sgd_update sgd_mom_update mp_sgd_update mp_sgd_mom_update multi_sgd_update multi_sgd_mom_update
+        multi_mp_sgd_update multi_mp_sgd_mom_update preloaded_multi_sgd_update preloaded_multi_sgd_mom_update
+        preloaded_multi_mp_sgd_update preloaded_multi_mp_sgd_mom_update nag_mom_update mp_nag_mom_update
+        signsgd_update signum_update adam_update _adamw_update _mp_adamw_update _multi_adamw_update
+        _multi_mp_adamw_update ftml_update ftrl_update rmsprop_update rmspropalex_update _sparse_adagrad_update
+        _contrib_group_adagrad_update lamb_update_phase1 lamb_update_phase2 mp_lamb_update_phase1
+        mp_lamb_update_phase2 _multi_lamb_update _multi_mp_lamb_update multi_lars""",
     ),
     Rule(
         Kind.ALONE,
@@ -884,15 +841,9 @@ TABLE: tuple[Rule, ...] = (
         Kind.ALONE,
         "it prepares images in the data pipeline, mostly 8-bit integers",
         """_image_adjust_lighting _image_crop _image_flip_left_right _image_flip_top_bottom _image_normalize
-        _image_random_brightness _image_random_color_jitter _image_random_contrast
-        _image_random_flip_left_right _image_random_flip_top_bottom _image_random_hue _image_random_lighting
-        _image_random_saturation _image_resize _image_to_tensor
-        _npx__image_adjust_lighting _npx__image_crop _npx__image_flip_left_right _npx__image_flip_top_bottom
-        _npx__image_normalize _npx__image_random_brightness _npx__image_random_color_jitter
-        _npx__image_random_contrast _npx__image_random_flip_left_right _npx__image_random_flip_top_bottom
-        _npx__image_random_hue _npx__image_random_lighting _npx__image_random_saturation _npx__image_resize
-        _npx__image_to_tensor _imdecode _cvimdecode _npi_cvimdecode _cvimread _npi_cvimread
-        _cvimresize _npi_cvimresize _cvcopyMakeBorder""",
+        _image_random_brightness _image_random_color_jitter _image_random_contrast _image_random_flip_left_right
+        _image_random_flip_top_bottom _image_random_hue _image_random_lighting _image_random_saturation
+        _image_resize _image_to_tensor _imdecode _cvimdecode _cvimread _cvimresize _cvcopyMakeBorder""",
     ),
     # -- Quantized ------------------------------------------------------------------------------------
     Rule(

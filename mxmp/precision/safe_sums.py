@@ -14,8 +14,8 @@ from .rule import is_true
 
 VARIABLE = "MXNET_SAFE_ACCUMULATION"
 REASON = f"its kernel reads and writes float16 and sums in FP32 ({VARIABLE}=1)"
-_SOFTMAX = frozenset(["softmax", "_npx_softmax"])
-_LAYER_NORM = frozenset(["LayerNorm", "_npx_layer_norm"])
+_SOFTMAX = frozenset(["softmax"])
+_LAYER_NORM = frozenset(["LayerNorm"])
 # Without ``log_softmax``: losses sum its outputs, logarithms of probabilities, which need more than float16.
 OPERATORS = _SOFTMAX | _LAYER_NORM
 

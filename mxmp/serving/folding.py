@@ -24,7 +24,7 @@ _MOVES = frozenset(
         *("Concat", "Flatten", "Reshape", "SliceChannel", "SwapAxis", "_copy", "_rnn_param_concat", "_split_v2"),
         *("expand_dims", "reverse", "slice", "slice_axis", "squeeze", "stack", "transpose"),
         *("_np_copy", "_np_moveaxis", "_np_reshape", "_np_squeeze", "_np_transpose", "_npx_reshape"),
-        *("_npi_concatenate", "_npi_flip", "_npi_rnn_param_concat", "_npi_stack", "_npi_swapaxes"),
+        *("_npi_concatenate", "_npi_flip", "_npi_stack"),
     ]
 )
 
@@ -64,7 +64,7 @@ def _source(entry: Entry, heads: set[Node]) -> Entry:
 
 
 def _is_identity(node: Node) -> bool:
-    if node.op in ("Dropout", "_npx_dropout"):
+    if node.op == "Dropout":
         return node.attrs.get("mode", "training") == "training"
     return node.op in ("_copy", "BlockGrad")
 

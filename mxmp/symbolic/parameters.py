@@ -14,13 +14,11 @@ from ..step.gradients import is_finite
 _AFTER_DATA = frozenset(
     [
         *("FullyConnected", "Convolution", "Deconvolution", "Embedding"),
-        *("_npx_fully_connected", "_npx_convolution", "_npx_deconvolution", "_npx_embedding"),
         *("BatchNorm", "LayerNorm", "InstanceNorm", "GroupNorm"),
-        *("_npx_batch_norm", "_npx_layer_norm", "_npx_group_norm"),
         *("_contrib_SyncBatchNorm", "_contrib_SparseEmbedding", "_contrib_BatchNormWithReLU"),
     ]
 )
-_AT = {"RNN": (1,), "_npx_rnn": (1,), "LeakyReLU": (1,), "_npx_leaky_relu": (1,)}
+_AT = {"RNN": (1,), "LeakyReLU": (1,)}
 _MOST_AXES = 5
 
 

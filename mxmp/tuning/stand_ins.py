@@ -16,7 +16,7 @@ from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES
 
 _SHAPES = "__mxmp_shapes__"
-_PYTHON = ("Custom", "_npi_Custom", "_NDArray", "_Native")
+_PYTHON = ("Custom", "_NDArray", "_Native")
 
 
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
