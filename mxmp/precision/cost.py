@@ -16,7 +16,7 @@ from typing import Iterable, Mapping
 
 from . import safe_sums
 from .graph import Entry, Node, Reader
-from .needs import Needs
+from .needs import MANY, Needs
 from .operators import Operators
 from .plan import DecidedGraph, Decision
 from .rule import Role
@@ -62,7 +62,8 @@ class Assignment(DecidedGraph):
                 self._by_rule.add(node)
                 self.decisions[node] = Decision(node.op, *self._first(node, rule.exact))
         self._settle()
-        self._raise()
+        self.heed_readers()
+        self._note_loops()
 
     # -- to the outputs ---------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class Assignment(DecidedGraph):
 
     # -- back from the outputs --------------------------------------------------------------------------
 
-    def _raise(self) -> None:
+    def heed_readers(self) -> None:
         """Let operators compute in FP32 that FP32 reads, where it needs their digits, or that takes no more casts."""
         read_in_full = self._heads if self._policy.output == "float32" else set()
         low_heads = self._heads - read_in_full
@@ -194,6 +195,15 @@ class Assignment(DecidedGraph):
         for node in nodes:
             if node in through and node in last and any(map(self._is_full, self._operators.deciding_inputs(node))):
                 self._full(node, _FOLLOWS_FP32)
+
+    def _note_loops(self) -> None:
+        """Say of products by a weight that many read, as in an unrolled loop, that each rounds the state."""
+        for variable, readers in self._readers.items():
+            low = [n for n, at in readers if at > 0 and self.decisions[n].low and self.rules[n].role is Role.MATRIX]
+            if variable.is_variable and len(low) >= MANY:
+                for node in low:
+                    why = f"{self.decisions[node].reason}; {len(low)} products by one weight: what passes through all "
+                    self.decisions[node] = Decision(node.op, True, f"{why}is rounded as often")
 
     def _follows(self, node: Node) -> bool:
         rule = self.rules[node]

@@ -5,8 +5,9 @@ outputs: a sigmoid comes near a limit, a product of probabilities is small, data
 *needs* flows back: a logarithm needs small values, a sine an exact angle. Where one meets the other, FP32 must compute.
 What an operator makes, passes on and needs are columns of its row in ``rule_table.py``: no operator is named here.
 
-float16 meets ``ANGLE`` of features, which the roundings of their inputs blur as much. All that computes in FP32 needs ``DISTANCE``: ``near`` has what that concerns, and ``cost.py`` asks
-for it. Roundings of a state that many operators change in a row add up, whoever reads it.
+float16 meets ``ANGLE`` of features, which the roundings of their inputs blur as much. All that computes in FP32 needs
+``DISTANCE``: ``near`` has what that concerns, and ``cost.py`` asks for it. Roundings of a state that many operators
+change in a row add up, whoever reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WHAT = {
 }
 # So many roundings of a state are many: unrolled loops of 50 steps lose digits, and the deepest stage of a well-known
 # residual network, ResNeSt-269, has 47 sums.
-_MANY = 56
+MANY = 56
 # A constant such as 0.99 that low precision rounds makes the same error in each step.
 _ROUNDED_CONSTANT = 8
 
@@ -209,12 +210,12 @@ class Needs:
         return "it passes on values near a limit or a constant"
 
     def _accumulating(self) -> list[Node]:
-        """Return the operators in chains of ``_MANY`` that would round the same values in low precision."""
+        """Return the operators in chains of ``MANY`` that would round the same values in low precision."""
         before: dict[Node, int] = {}
         for node in self._rules:
             if self._follows(node, before):
                 before[node] = self._roundings(node) + max(before.get(e.node, 0) for e in node.inputs)
-        if max(before.values(), default=0) < _MANY:
+        if max(before.values(), default=0) < MANY:
             return []
         behind: dict[Node, int] = {}
         for node in reversed(list(before)):
@@ -222,7 +223,7 @@ class Needs:
             for entry in node.inputs:
                 if entry.node in before:
                     behind[entry.node] = max(behind.get(entry.node, 0), behind[node])
-        return [node for node in before if before[node] + behind[node] - self._roundings(node) >= _MANY]
+        return [node for node in before if before[node] + behind[node] - self._roundings(node) >= MANY]
 
     def _follows(self, node: Node, low: Mapping[Node, int]) -> bool:
         """Return whether ``node`` would be low if its inputs in ``low`` were; it needs nothing else."""

@@ -74,7 +74,7 @@ class Rule:
     keep_outputs: tuple[int, ...] = ()  # positions of outputs that are always FP32
     params: tuple[int, ...] = ()  # for ``FOLLOW``: positions of inputs that get the dtype that the others determine
     # The first output is about 1 or less, as after a normalization or softmax, and so is safe in float16: operators
-    # that read it beside float16 inputs stay float16, others as ``Draft.settle`` says. Not in bfloat16 or by
+    # that read it beside float16 inputs stay float16, others as ``cost.py`` says. Not in bfloat16 or by
     # ``full_ops``.
     normalized: bool = False
     # Each output value is an input value, perhaps negated, or zero, and gradients likewise: rounding before such an

@@ -14,9 +14,10 @@ from mxnet.ndarray import NDArray
 from ..frontend import Listeners
 from ..pipeline import Conversion
 from ..policy import Policy
-from ..precision.casts import declare_full
+from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
+from ..precision.inputs import warn_of_inputs
 from ..precision.plan import Plan, read_policy
 from ..step.masters import Masters, Weight
 from ..step.scaler import NoLossScaler, as_scaler
@@ -50,6 +51,7 @@ class Core:
         self.listening_executors = weakref.WeakKeyDictionary()
         self._modules: list[weakref.ref[Any]] = []  # in the order of their first ``bind``
         self._warned = False
+        self._looked_at: set[str] = set()
 
     @property
     def modules(self) -> list[Any]:
@@ -103,6 +105,12 @@ class Core:
         if gpu_shapes is not None:
             _declare_parameters(graph, symbol, parameters, gpu_shapes, dtypes)
         return graph.to_symbol(), plan
+
+    def look_at(self, symbol: mx.sym.Symbol, plan: Plan, data: Mapping[str, NDArray]) -> None:
+        """Warn of data whose digits would be lost; each input of the FP32 Symbol is looked at once."""
+        if not self._looked_at.issuperset(data):
+            self._looked_at.update(data)
+            warn_of_inputs(strip(Graph.from_symbol(symbol)), plan, data, stacklevel=4)
 
     def forget_copies(self) -> None:
         """Let all ``inference_graphs`` take their parameters anew, since those of a module have changed."""

@@ -538,6 +538,16 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
     # -- one step -----------------------------------------------------------------------------------
 
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Compute the outputs of a batch; the arguments are those of ``mx.mod.Module.forward``.
+
+        The first call reads the data, and warns of digits that the first product would lose in low precision.
+        """
+        if self.binded and self.plan is not None:
+            arrays = dict(zip(self._data_names, getattr(data_batch, "data", None) or ()))
+            self.core.look_at(self._symbol, self.plan, arrays)
+        super().forward(data_batch, is_train)
+
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.
 

@@ -3,7 +3,7 @@
     python scripts/dev.py sweep casts
 
 For each policy and device: operators in low precision, casts, and the bytes that these read and write in one forward at
-the catalogue's own inputs, with the decisions of ``precision/readers.py`` and without them. A sweep that was ended goes
+the catalogue's own inputs, with what ``precision/needs.py`` and ``cost.py`` decide for readers, and without. A sweep that was ended goes
 on; at its end it prints the sums, and the networks in which the difference is largest.
 """
 
@@ -54,11 +54,14 @@ def figures(model: Any) -> dict[str, dict[str, list[int]]]:
     """Return, by variant, operators in low precision, casts and their bytes: without readers' needs, and with them."""
     from mxnet.gluon import Constant
 
+    from mxmp.precision.cost import Assignment
+    from mxmp.precision.needs import Needs
+
     called = model.training_calls()
     learned = [name for name, param in model.net.collect_params().items() if not isinstance(param, Constant)]
     found = {}
     for policy, device in VARIANTS:
-        with mock.patch("mxmp.precision.decide.raised", return_value={}):
+        with mock.patch.object(Needs, "analyse", lambda needs: needs), mock.patch.object(Assignment, "heed_readers"):
             without = counts(called, policy, device, learned)
         both = zip(without.items(), counts(called, policy, device, learned).values())
         found[f"{policy} {device}"] = {key: [old, new] for (key, old), new in both}

@@ -1,0 +1,77 @@
+"""Data that a matrix product reads in low precision as they come, and whose digits it would round away.
+
+No graph shows this: a year is as good an input as a temperature in degrees, until bfloat16 has one step for 2008 to 2016.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Iterator, Mapping
+
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from .graph import Graph, Node
+from .plan import Plan, rule_under
+from .rule import Role
+
+# Rounding takes 1 / sqrt(12) of a step: of a column that varies by 16 steps it is 2 %.
+_STEPS = 16
+_BITS = {"float16": 11, "bfloat16": 8}
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38}
+# So many rows say how a column varies.
+_ROWS, _LEAST_ROWS = 256, 8
+
+
+def warn_of_inputs(graph: Graph, plan: Plan, arrays: Mapping[str, NDArray], stacklevel: int) -> None:
+    """Warn of inputs whose digits the first low-precision product of an FP32 ``graph`` would lose. ``arrays`` has the
+    inputs' values by name; waits for the device if a product reads one of them as it comes."""
+    for product, name in _read_as_they_come(graph, plan):
+        if name in arrays and arrays[name].dtype == np.float32:
+            with autograd.pause():
+                values = arrays[name][:_ROWS].asnumpy()
+            lost = _lost(_columns(values, product), plan.policy.compute)
+            if lost:
+                warnings.warn(
+                    f"{name!r} goes as it is into {product.name!r} ({product.op}) in {plan.policy.compute}, where "
+                    f"{lost}. Normalize the data (subtract the mean, divide by the deviation), or keep the operator in "
+                    f"FP32: exclude=[{product.name!r}]",
+                    stacklevel=stacklevel,
+                )
+
+
+def _read_as_they_come(graph: Graph, plan: Plan) -> Iterator[tuple[Node, str]]:
+    names = graph.names()
+    for node, name in names.items():
+        if not node.is_variable and plan.decisions[name].low and rule_under(plan.policy, node.op).role is Role.MATRIX:
+            yield from ((node, entry.node.name) for entry in node.inputs if entry.node.is_variable)
+
+
+def _columns(values: np.ndarray, product: Node) -> np.ndarray:
+    """Return the values as rows and columns: a column is a feature, or a channel of a convolution."""
+    if product.op == "FullyConnected" and product.attrs.get("flatten", "True") == "True":
+        return values.reshape(len(values), -1)
+    channels = 1 if "kernel" in product.attrs and values.ndim > 2 else values.ndim - 1
+    return np.moveaxis(values, channels, -1).reshape(-1, values.shape[channels])
+
+
+def _lost(columns: np.ndarray, compute: str) -> str:
+    """Return what rounding to ``compute`` takes from the worst of the columns, or ``""``."""
+    largest = float(np.abs(columns).max(initial=0.0))
+    if _LARGEST[compute] < largest < math.inf:
+        return f"its value {largest:g} is infinity"
+    if len(columns) < _LEAST_ROWS or not np.isfinite(columns).all():
+        return ""
+    mean, deviation = columns.mean(axis=0), columns.std(axis=0)
+    size = np.maximum(np.abs(mean), np.finfo(np.float32).tiny)
+    step = np.exp2(np.floor(np.log2(size)) - (_BITS[compute] - 1))
+    steps = np.where(deviation > 1e-6 * size, deviation / step, np.inf)
+    worst = int(steps.argmin())
+    if steps[worst] >= _STEPS:
+        return ""
+    return (
+        f"column {worst}, {mean[worst]:g} with a deviation of {deviation[worst]:.2g}, has only {steps[worst]:.2g} steps "
+        "for it"
+    )
