@@ -275,7 +275,7 @@ class Trainer(StepView, gluon.Trainer):
         if self._accept_true_gradients():
             factor = 1.0
         else:
-            self._check(Event.UNSCALE)
+            self.ledger.check(Event.UNSCALE, self.loss_scale, fresh=self._has_fresh)
             factor = 1.0 / self.loss_scale
         due = self._read_gradients().due
         found = [update.gradient for update in due]
@@ -324,7 +324,7 @@ class Trainer(StepView, gluon.Trainer):
         """
         limit = float(as_positive("max_norm", max_norm))
         self._accept_true_gradients()
-        self._check(Event.CLIP)
+        self.ledger.check(Event.CLIP, self.loss_scale, fresh=self._has_fresh)
         due = self._sum_gradients().due
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
         summed = [*{update.index: update for update in reversed(due)}.values()][::-1]
@@ -386,11 +386,11 @@ class Trainer(StepView, gluon.Trainer):
         """Leave this step out: drop the gradients of this trainer's parameters, instead of ``step``.
 
         For a step that your own code rejects, such as by the norm that ``clip_global_norm`` returned. All gradients
-        that a backward has written since the last step become zero, and no later step applies them; the next ``backward``
-        and ``save_states`` may follow, whatever was called before. Weights, counters and schedules stay as they are,
-        and so does the loss scale, with one exception: if a gradient has an inf or NaN, the scale falls, as after a
-        skipped step, so that a later backward can be right. Running statistics that are not finite go back to their
-        last finite values.
+        that a backward has written since the last step become zero, and no later step applies them; the next
+        ``backward`` and ``save_states`` may follow, whatever was called before. Weights, counters and schedules stay as
+        they are, and so does the loss scale, with one exception: if a gradient has an inf or NaN, the scale falls, as
+        after a skipped step, so that a later backward can be right. Running statistics that are not finite go back to
+        their last finite values.
 
         Of trainers with one scaler, each steps or discards, and the scaler is adjusted when all have. With several
         workers, all must discard. Setting all gradients to zero, by ``zero_grad`` of the parameters, is understood as a
@@ -634,7 +634,9 @@ class Trainer(StepView, gluon.Trainer):
         self._accept_true_gradients()
         written = self.ledger.pending or self.ledger.scale_of_other is not None or self._has_fresh
         if written or not ignore_stale_grad:
-            self._check(Event.UPDATE, called)
+            # At a scale of 1 all stale gradients are refused later, unless they are to be ignored.
+            fresh = self._has_fresh or not ignore_stale_grad
+            self.ledger.check(Event.UPDATE, self.loss_scale, called=called, fresh=fresh)
         if self._has_fresh and not self.ledger.pending:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
@@ -644,9 +646,6 @@ class Trainer(StepView, gluon.Trainer):
     def _has_fresh(self) -> bool:
         """Return whether MXNet has marked a gradient as written: by no scaled backward, or at a loss scale of 1."""
         return bool(_mxnet.fresh_weights(self._params))
-
-    def _check(self, event: Event, called: str = "") -> None:
-        self.ledger.check(event, self.loss_scale, called=called, fresh=self._has_fresh)
 
     def _accept_true_gradients(self) -> bool:
         """Take gradients that another trainer's backward has written at a loss scale of 1 for unscaled ones, and return
@@ -716,7 +715,7 @@ class Trainer(StepView, gluon.Trainer):
         found = self._gradients or backward.read_gradients(self._params, self.ledger)
         self._gradients = None
         if not ignore_stale_grad:
-            backward.refuse_stale(found)
+            backward.refuse_stale(found, self.ledger)
         updates = found.due
         factor = self._gradient_factor
 
