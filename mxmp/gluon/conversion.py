@@ -122,8 +122,8 @@ class NetConversion(Conversion):
         )
 
     def warn_of_plain_backward(self, plan: Plan, requested: Sequence[tuple[Parameter, str]]) -> None:
-        """Warn, once per conversion, if a backward without a loss scale has run through a graph in float16.
-        ``requested`` is as in ``warn_of_unscaled_training``. Seen at the next call of the net: nothing tells earlier."""
+        """Warn, once per conversion, if a backward without a loss scale has run through a graph in float16, before this
+        call of the net. ``requested`` is as in ``warn_of_unscaled_training``."""
         if self._warned or self.policy.compute != "float16" or plan.num_low == 0:
             return
         trained = [param for param, request in requested if request != "null"]

@@ -246,6 +246,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def _sum_gradients(self) -> Gradients:
         """Do what ``allreduce_grads`` does, which a subclass may override: as in MXNet, ``step`` does not call it."""
+        self._accept_true_gradients()
         found = self._prepare()
         self._notice_plain_backward(found)
         if not self.ledger.summed:
@@ -323,7 +324,7 @@ class Trainer(StepView, gluon.Trainer):
             ``max_norm`` is not positive.
         """
         limit = float(as_positive("max_norm", max_norm))
-        self._accept_true_gradients()
+        self._accept_true_gradients()  # before the ledger is asked
         self.ledger.check(Event.CLIP, self.loss_scale, fresh=self._has_fresh)
         due = self._sum_gradients().due
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
