@@ -398,34 +398,40 @@ class Trainer(StepView, gluon.Trainer):
         discard where ``backward`` or ``save_states`` would otherwise refuse. Does nothing if there are no gradients.
         Waits for the device.
         """
-        ready = list(filter(_mxnet.is_initialized, self._params))
         overflows, self.ledger.overflows = self.ledger.overflows, None
         if overflows is not None:
             overflows.put_back()
         if self.ledger.pending and self.has_other_workers and not self.ledger.summed:
             self._prepare()
             self._allreduce_grads()  # all workers find the same overflows
-        due = backward.read_gradients(ready, self.ledger).due
+        due = self._due()
         if due or self.ledger.pending:
             self.scaled_step.discard([update.gradient for update in due], self._statistics)
-        self._drop(ready, due)
+        self._drop(due)
 
     def discard_zeros(self) -> None:
         """Call ``discard`` if a user has set all gradients to zero since the backward. Waits for the device."""
-        due = backward.read_gradients(self._params, self.ledger).due
+        due = self._due()
         if due and grads.are_zero([update.gradient for update in due]):
             self.discard()
 
     def has_overflow(self) -> bool:
         """Return whether a gradient that no step has applied has an inf or NaN. Waits for the device."""
-        due = backward.read_gradients(self._params, self.ledger).due
-        found = [update.gradient for update in due]
+        found = [update.gradient for update in self._due()]
         return self.ledger.inputs_overflowed or (bool(found) and bool(grads.non_finite(found)))
 
-    def _drop(self, params: Sequence[Parameter], due: Sequence[Update]) -> None:
+    def _due(self) -> list[Update]:
+        """Return the gradients that a backward has written since the last step; ``index`` is into ``_ready``."""
+        return backward.read_gradients(self._ready, self.ledger).due
+
+    @property
+    def _ready(self) -> list[Parameter]:
+        return list(filter(_mxnet.is_initialized, self._params))
+
+    def _drop(self, due: Sequence[Update]) -> None:
         for update in due:
             update.grad[:] = 0  # the next backward may add to it
-        backward.use_up(params, due)
+        backward.use_up(self._ready, due)
         self.ledger.clear()
         self._gradients = None
 
@@ -471,9 +477,8 @@ class Trainer(StepView, gluon.Trainer):
         states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
-        ready = list(filter(_mxnet.is_initialized, self._params))
-        dropped = backward.read_gradients(ready, self.ledger).due  # they have another scale
-        self._drop(ready, dropped)
+        dropped = self._due()  # they have another scale
+        self._drop(dropped)
         self.scaled_step.group.forget_backward(self.scaled_step)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
@@ -654,7 +659,7 @@ class Trainer(StepView, gluon.Trainer):
         of_float16 = any(conversion.policy.compute == "float16" for conversion in conversions_of(self._params))
         if self.ledger.pending or self.ledger.scale_of_other != 1.0 or of_float16 or not self._has_fresh:
             return False
-        backward.note_fresh(backward.read_gradients(self._params, self.ledger), self.ledger)
+        backward.note_fresh(backward.read_gradients(self._ready, self.ledger), self.ledger)
         self.ledger.note(Event.BACKWARD, self.loss_scale)
         self.ledger.note(Event.UNSCALE, self.loss_scale)
         return True

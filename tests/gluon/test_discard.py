@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.twins import LOSS, MASTERS, array, assert_close, assert_same, convert, seeded, sequence, trainer_of, values
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -374,3 +374,16 @@ def test_devices_discard_together(kvstore):
         trainer.discard()
         assert trainer.loss_scale == (64 if bad else 128)
     assert all((grad.asnumpy() == 0).all() for param in _params(net) for grad in param.list_grad())
+
+
+def test_a_parameter_that_was_never_used_has_nothing_to_drop():
+    net = made("float16")
+    unused = nn.Dense(3)
+    unused.initialize()
+    params = gluon.ParameterDict()
+    for each in (net, unused):
+        params.update(each.collect_params())
+    trainer = mxmp.Trainer(params, "sgd", loss_scale=mxmp.DynamicLossScaler(128))
+    for _ in range(2):
+        backward(net, trainer, 0)
+    trainer.discard()
