@@ -23,8 +23,10 @@ _log_that_float16_is_emulated()  # once in a process; tests of the log see their
 
 
 def pytest_configure(config):
-    """Tests read scaled gradients, to compare them; ``gluon/test_scaled_reads.py`` says when users are warned."""
+    """Tests read scaled gradients, and compute unscaled ones in float16, to compare them; users are warned.
+    ``gluon/test_scaled_reads.py`` and ``gluon/test_doors.py`` say when."""
     config.addinivalue_line("filterwarnings", "ignore:the gradient .*is read between a scaled backward:UserWarning")
+    config.addinivalue_line("filterwarnings", r"ignore:a plain loss.backward\(\) has run through:UserWarning")
 
 
 def pytest_collection_modifyitems(items):

@@ -194,12 +194,14 @@ def read_gradients(params: Sequence[Parameter], ledger: Ledger) -> Gradients:
     return found
 
 
-def refuse_stale(found: Gradients) -> None:
+def refuse_stale(found: Gradients, ledger: Ledger) -> None:
     """Raise ``UserWarning`` for a stale gradient, as ``gluon.Trainer`` does."""
     if found.stale:
         what = (
             "If only a part of the net was used on purpose, call step with ignore_stale_grad=True"
             if found.due
+            else "Another mxmp.Trainer's backward has written it, with a loss scale: give both the same scaler object"
+            if ledger.scale_of_other is not None
             else "Nor has any other gradient of this trainer: the loss reaches none of its parameters. Was it computed "
             "by another net? A trainer is made over the parameters of the net that it trains, net.collect_params()"
         )

@@ -123,6 +123,26 @@ class NetConversion(Conversion):
             stacklevel=4,
         )
 
+    def warn_of_plain_backward(self, plan: Plan, requested: Sequence[tuple[Parameter, str]]) -> None:
+        """Warn, once per conversion, if a backward without a loss scale has run through a graph in float16, before this
+        call of the net. ``requested`` is as in ``warn_of_unscaled_training``."""
+        if self._warned or self.policy.compute != "float16" or plan.num_low == 0:
+            return
+        trained = [param for param, request in requested if request != "null"]
+        for param in trained[:1] + trained[-1:]:  # a backward reaches them all, or at least the first or the last
+            trainer = _mxnet.trainer_of(param)
+            scales = trainer is None or (is_scaling(trainer) and trainer.may_scale and not trainer.ledger.pending)
+            if scales and any(map(_mxnet.is_fresh, _mxnet.arrays(param))):
+                self._warned = True
+                warnings.warn(
+                    f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
+                    "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
+                    "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
+                    "to bfloat16, which needs no scaling",
+                    stacklevel=4,
+                )
+                return
+
     def starts_at(self, block: Block) -> bool:
         """Return whether ``convert`` was called with this block, or found it outermost in Python code."""
         return id(block) in self._roots

@@ -182,6 +182,7 @@ class Hook:
                     graphs.add(built, *call)
         if autograd.is_recording():
             conversion.warn_of_unscaled_training(built.plan, built.requested)
+        conversion.warn_of_plain_backward(built.plan, built.requested)
         self._set_exported(built, graphs)
         with _dtypes_explained(inputs):
             return built.run(inputs, _mxnet.monitor(block))

@@ -246,6 +246,7 @@ class Trainer(StepView, gluon.Trainer):
 
     def _sum_gradients(self) -> Gradients:
         """Do what ``allreduce_grads`` does, which a subclass may override: as in MXNet, ``step`` does not call it."""
+        self._accept_true_gradients()
         found = self._prepare()
         self._notice_plain_backward(found)
         if not self.ledger.summed:
@@ -275,7 +276,7 @@ class Trainer(StepView, gluon.Trainer):
         if self._accept_true_gradients():
             factor = 1.0
         else:
-            self._check(Event.UNSCALE)
+            self.ledger.check(Event.UNSCALE, self.loss_scale, fresh=self._has_fresh)
             factor = 1.0 / self.loss_scale
         due = self._read_gradients().due
         found = [update.gradient for update in due]
@@ -323,8 +324,8 @@ class Trainer(StepView, gluon.Trainer):
             ``max_norm`` is not positive.
         """
         limit = float(as_positive("max_norm", max_norm))
-        self._accept_true_gradients()
-        self._check(Event.CLIP)
+        self._accept_true_gradients()  # before the ledger is asked
+        self.ledger.check(Event.CLIP, self.loss_scale, fresh=self._has_fresh)
         due = self._sum_gradients().due
         # Without a kvstore each device has gradients of its own; with one, all that are due are the same sum.
         summed = [*{update.index: update for update in reversed(due)}.values()][::-1]
@@ -386,45 +387,51 @@ class Trainer(StepView, gluon.Trainer):
         """Leave this step out: drop the gradients of this trainer's parameters, instead of ``step``.
 
         For a step that your own code rejects, such as by the norm that ``clip_global_norm`` returned. All gradients
-        that a backward has written since the last step become zero, and no later step applies them; the next ``backward``
-        and ``save_states`` may follow, whatever was called before. Weights, counters and schedules stay as they are,
-        and so does the loss scale, with one exception: if a gradient has an inf or NaN, the scale falls, as after a
-        skipped step, so that a later backward can be right. Running statistics that are not finite go back to their
-        last finite values.
+        that a backward has written since the last step become zero, and no later step applies them; the next
+        ``backward`` and ``save_states`` may follow, whatever was called before. Weights, counters and schedules stay as
+        they are, and so does the loss scale, with one exception: if a gradient has an inf or NaN, the scale falls, as
+        after a skipped step, so that a later backward can be right. Running statistics that are not finite go back to
+        their last finite values.
 
         Of trainers with one scaler, each steps or discards, and the scaler is adjusted when all have. With several
         workers, all must discard. Setting all gradients to zero, by ``zero_grad`` of the parameters, is understood as a
         discard where ``backward`` or ``save_states`` would otherwise refuse. Does nothing if there are no gradients.
         Waits for the device.
         """
-        ready = list(filter(_mxnet.is_initialized, self._params))
         overflows, self.ledger.overflows = self.ledger.overflows, None
         if overflows is not None:
             overflows.put_back()
         if self.ledger.pending and self.has_other_workers and not self.ledger.summed:
             self._prepare()
             self._allreduce_grads()  # all workers find the same overflows
-        due = backward.read_gradients(ready, self.ledger).due
+        due = self._due()
         if due or self.ledger.pending:
             self.scaled_step.discard([update.gradient for update in due], self._statistics)
-        self._drop(ready, due)
+        self._drop(due)
 
     def discard_zeros(self) -> None:
         """Call ``discard`` if a user has set all gradients to zero since the backward. Waits for the device."""
-        due = backward.read_gradients(self._params, self.ledger).due
+        due = self._due()
         if due and grads.are_zero([update.gradient for update in due]):
             self.discard()
 
     def has_overflow(self) -> bool:
         """Return whether a gradient that no step has applied has an inf or NaN. Waits for the device."""
-        due = backward.read_gradients(self._params, self.ledger).due
-        found = [update.gradient for update in due]
+        found = [update.gradient for update in self._due()]
         return self.ledger.inputs_overflowed or (bool(found) and bool(grads.non_finite(found)))
 
-    def _drop(self, params: Sequence[Parameter], due: Sequence[Update]) -> None:
+    def _due(self) -> list[Update]:
+        """Return the gradients that a backward has written since the last step; ``index`` is into ``_ready``."""
+        return backward.read_gradients(self._ready, self.ledger).due
+
+    @property
+    def _ready(self) -> list[Parameter]:
+        return list(filter(_mxnet.is_initialized, self._params))
+
+    def _drop(self, due: Sequence[Update]) -> None:
         for update in due:
             update.grad[:] = 0  # the next backward may add to it
-        backward.use_up(params, due)
+        backward.use_up(self._ready, due)
         self.ledger.clear()
         self._gradients = None
 
@@ -470,9 +477,8 @@ class Trainer(StepView, gluon.Trainer):
         states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
-        ready = list(filter(_mxnet.is_initialized, self._params))
-        dropped = backward.read_gradients(ready, self.ledger).due  # they have another scale
-        self._drop(ready, dropped)
+        dropped = self._due()  # they have another scale
+        self._drop(dropped)
         self.scaled_step.group.forget_backward(self.scaled_step)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
@@ -634,7 +640,9 @@ class Trainer(StepView, gluon.Trainer):
         self._accept_true_gradients()
         written = self.ledger.pending or self.ledger.scale_of_other is not None or self._has_fresh
         if written or not ignore_stale_grad:
-            self._check(Event.UPDATE, called)
+            # At a scale of 1 all stale gradients are refused later, unless they are to be ignored.
+            fresh = self._has_fresh or not ignore_stale_grad
+            self.ledger.check(Event.UPDATE, self.loss_scale, called=called, fresh=fresh)
         if self._has_fresh and not self.ledger.pending:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
@@ -645,16 +653,13 @@ class Trainer(StepView, gluon.Trainer):
         """Return whether MXNet has marked a gradient as written: by no scaled backward, or at a loss scale of 1."""
         return bool(_mxnet.fresh_weights(self._params))
 
-    def _check(self, event: Event, called: str = "") -> None:
-        self.ledger.check(event, self.loss_scale, called=called, fresh=self._has_fresh)
-
     def _accept_true_gradients(self) -> bool:
         """Take gradients that another trainer's backward has written at a loss scale of 1 for unscaled ones, and return
         whether there are any. Not those of a net in float16, which needs a loss scale."""
         of_float16 = any(conversion.policy.compute == "float16" for conversion in conversions_of(self._params))
         if self.ledger.pending or self.ledger.scale_of_other != 1.0 or of_float16 or not self._has_fresh:
             return False
-        backward.note_fresh(backward.read_gradients(self._params, self.ledger), self.ledger)
+        backward.note_fresh(backward.read_gradients(self._ready, self.ledger), self.ledger)
         self.ledger.note(Event.BACKWARD, self.loss_scale)
         self.ledger.note(Event.UNSCALE, self.loss_scale)
         return True
@@ -716,7 +721,7 @@ class Trainer(StepView, gluon.Trainer):
         found = self._gradients or backward.read_gradients(self._params, self.ledger)
         self._gradients = None
         if not ignore_stale_grad:
-            backward.refuse_stale(found)
+            backward.refuse_stale(found, self.ledger)
         updates = found.due
         factor = self._gradient_factor
 

@@ -84,7 +84,7 @@ class Ledger:
                 )
         elif event is Event.UNSCALE and self.unscaled:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
-        elif event is not Event.REDUCE and not self.pending and (loss_scale != 1.0 or not fresh):
+        elif event is not Event.REDUCE and not self._has_some(loss_scale, fresh):
             name = called or event.value
             if self.scale_of_other is not None:
                 raise RuntimeError(
@@ -103,7 +103,8 @@ class Ledger:
 
     def note(self, event: Event, loss_scale: float) -> None:
         """Record ``event``, which ``check`` has permitted."""
-        self.scale_of_other = None
+        if event is Event.BACKWARD:
+            self.scale_of_other = None
         self.pending = event is Event.BACKWARD or self._has_any(loss_scale)
         if event is Event.BACKWARD:
             self.summed = False
@@ -111,6 +112,11 @@ class Ledger:
             self.summed = self.summed or event in (Event.REDUCE, Event.CLIP)
             self.unscaled = self.unscaled or event is Event.UNSCALE
             self.clipped = self.clipped or event is Event.CLIP
+
+    def _has_some(self, loss_scale: float, fresh: bool) -> bool:
+        if loss_scale != 1.0:
+            return self.pending
+        return fresh or (self.pending and bool(self.written))
 
     def _has_any(self, loss_scale: float) -> bool:
         # A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients at a loss scale of 1.

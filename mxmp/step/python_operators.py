@@ -61,7 +61,7 @@ def _writing(backward: Callable, scale: float) -> Callable:
             backward(**given)
             return
         requests = given.get("req") or ["write"] * len(gradients)
-        written = [mx.nd.zeros_like(each) if req == "add" else each for each, req in zip(gradients, requests)]
+        written = [_zeros_like(each) if req == "add" else each for each, req in zip(gradients, requests)]
         if "req" in given:
             given["req"] = ["write" if req == "add" else req for req in requests]
         true = [head / scale if has else head for head, has in zip(heads, has_heads)]
@@ -73,6 +73,10 @@ def _writing(backward: Callable, scale: float) -> Callable:
                 each *= scale
 
     return scaled
+
+
+def _zeros_like(array: NDArray) -> NDArray:
+    return (mx.np if isinstance(array, mx.np.ndarray) else mx.nd).zeros_like(array)
 
 
 def _is_narrow(heads: Any) -> bool:

@@ -1,0 +1,389 @@
+"""A step that the user leaves out: ``Trainer.discard``, ``zero_grad`` of all parameters, or no step at all."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.twins import LOSS, MASTERS, array, assert_close, assert_same, convert, seeded, sequence, trainer_of, values
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+pytestmark = pytest.mark.filterwarnings("ignore:this CPU has neither")
+POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloat16"}
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def made(policy, grad_req="write", ctx=None):
+    net = seeded(sequence(nn.Dense(8, in_units=6, activation="tanh"), nn.Dense(3, in_units=8)), ctx=ctx)
+    net.collect_params().setattr("grad_req", grad_req)
+    convert(policy and POLICIES[policy], net)
+    return net
+
+
+def backward(net, trainer, step, factor=1.0):
+    with autograd.record():
+        loss = factor * LOSS(net(array(step, 8, 6)), array(100 + step, 8, 3))
+    trainer.backward(loss) if isinstance(trainer, mxmp.Trainer) else loss.backward()
+
+
+def unscale(net, trainer):
+    trainer.unscale()
+
+
+def clip(net, trainer):
+    trainer.clip_global_norm(0.01)
+
+
+def reduce(net, trainer):
+    trainer.allreduce_grads()
+
+
+def unscale_and_clip(net, trainer):
+    trainer.unscale()
+    trainer.clip_global_norm(0.01)
+
+
+def nothing(net, trainer):
+    pass
+
+
+def discard(net, trainer):
+    trainer.discard()
+
+
+def zero(net, trainer):
+    net.collect_params().zero_grad()
+
+
+BETWEEN = [nothing, unscale, clip, reduce, unscale_and_clip]
+
+
+def run(policy, grad_req, between, leave_out, steps=6, left_out=(1, 4)):
+    """What ``steps`` steps learn, some of which are left out; those are not even begun in FP32."""
+    net = made(policy, grad_req)
+    trainer = trainer_of(policy, net, scale=mxmp.DynamicLossScaler(128), **SGD)
+    for step in range(steps):
+        if step in left_out:
+            if policy is None:
+                continue
+            backward(net, trainer, step)
+            between(net, trainer)
+            leave_out(net, trainer)
+            continue
+        backward(net, trainer, step)
+        trainer.step(8)
+        if grad_req == "add":
+            net.collect_params().zero_grad()
+    return values(net), trainer
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("leave_out", [discard, zero])
+def test_a_step_that_is_left_out_leaves_nothing_behind(policy, grad_req, between, leave_out):
+    if policy == "float16 masters" and "unscale" in between.__name__:
+        return  # refused, for float16 gradients
+    found, trainer = run(policy, grad_req, between, leave_out)
+    expected, _ = run(None, grad_req, between, leave_out)
+    start = values(made(None))
+    assert_close([a - b for a, b in zip(found, start)], [a - b for a, b in zip(expected, start)], policy)
+    assert trainer.loss_scale == 128 and trainer.skipped_steps == 0 and not trainer.last_step_skipped
+    assert trainer.scaler.state_dict()["clean_steps"] == trainer.scaled_step.steps == 4
+    assert len(trainer.scale_history) == 1
+    # To the bit, what a run without those steps learns.
+    without, _ = run(policy, grad_req, between, leave_out, left_out=())
+    assert_same(run(policy, grad_req, nothing, lambda net, trainer: trainer.discard(), left_out=())[0], without)
+
+
+def test_the_bits_are_those_of_a_run_without_the_step():
+    net, other = made("float16"), made("float16")
+    one, two = (trainer_of("float16", each, scale=128.0, **SGD) for each in (net, other))
+    for step in range(4):
+        for each, trainer in ((net, one), (other, two)):
+            backward(each, trainer, step)
+            trainer.step(8)
+        backward(net, one, 50 + step)
+        one.clip_global_norm(0.1)
+        one.discard()
+    assert_same(values(net), values(other))
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("leave_out", [discard, zero])
+def test_states_are_saved_after_a_step_that_was_left_out(between, leave_out, tmp_path):
+    net = made("float16")
+    trainer = trainer_of("float16", net, scale=128.0, **SGD)
+    backward(net, trainer, 0)
+    with pytest.raises(RuntimeError, match=r"step first, or trainer\.discard\(\)"):
+        trainer.save_states(str(tmp_path / "s"))
+    between(net, trainer)
+    leave_out(net, trainer)
+    trainer.save_states(str(tmp_path / "s"))
+    trainer.load_states(str(tmp_path / "s"))
+    mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer, epoch=1)
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_nothing_is_left_to_step_after_a_discard(request_):
+    net = made("float16", request_)
+    trainer = trainer_of("float16", net, scale=128.0, **SGD)
+    trainer.discard()  # before any backward
+    backward(net, trainer, 0)
+    trainer.discard()
+    trainer.discard()
+    before = values(net)
+    with pytest.raises(RuntimeError, match="before a scaled backward"):
+        trainer.step(8)
+    trainer.step(8, ignore_stale_grad=True)
+    assert_same(values(net), before)
+    assert all((param.grad().asnumpy() == 0).all() for param in net.collect_params().values())
+
+
+def test_one_parameter_at_zero_is_no_discard():
+    net = made("float16")
+    trainer = trainer_of("float16", net, scale=128.0, **SGD)
+    backward(net, trainer, 0)
+    trainer.unscale()
+    net[0].weight.zero_grad()
+    with pytest.raises(RuntimeError, match=r"step first, then continue, or trainer\.discard\(\)"):
+        backward(net, trainer, 1)
+    trainer.step(8)
+
+
+@pytest.mark.parametrize("between", [nothing, unscale, clip, reduce])
+@pytest.mark.parametrize("leave_out", [discard, zero])
+def test_an_overflow_that_is_left_out_lowers_the_scale_so_that_a_later_step_is_right(between, leave_out, caplog):
+    net = made("float16")
+    trainer = trainer_of("float16", net, scale=mxmp.DynamicLossScaler(2.0**16), **SGD)
+    with caplog.at_level(logging.WARNING, "mxmp"):
+        for step in range(20):
+            backward(net, trainer, step, factor=100)
+            if between is nothing:
+                norm = np.sqrt(sum((p.grad() / trainer.loss_scale).norm().asscalar() ** 2 for p in _params(net)))
+            else:
+                between(net, trainer)
+                scale = 1.0 if between is unscale else trainer.loss_scale
+                norm = sum((p.grad() / scale).norm().asscalar() for p in _params(net))
+            if np.isfinite(norm):
+                break
+            leave_out(net, trainer)
+        else:
+            # ``zero_grad`` alone leaves nothing to see: a plain loop with it never steps.
+            assert leave_out is zero and between in (nothing, reduce)
+            return
+    assert trainer.loss_scale < 2.0**16
+    assert trainer.skipped_steps == trainer.scaled_step.steps == 0
+    assert "discarded non-finite gradients in" in caplog.text
+    trainer.step(8)
+    assert not trainer.last_step_skipped
+
+
+def _params(net):
+    return net.collect_params().values()
+
+
+def test_running_statistics_of_an_overflow_go_back():
+    net = seeded(sequence(nn.Dense(4, in_units=6), nn.BatchNorm(in_channels=4)))
+    convert("float16", net)
+    trainer = trainer_of("float16", net, scale=128.0, **SGD)
+    for factor in (1.0, float("inf")):
+        with autograd.record():
+            loss = net(array(1, 8, 6) * factor).square()
+        trainer.backward(loss)
+        trainer.discard()
+    assert np.isfinite(net[1].running_var.data().asnumpy()).all()
+
+
+# -- trainers that share a scaler -------------------------------------------------------------------
+
+
+def pair():
+    nets = [made("float16"), made("float16")]
+    scaler = mxmp.DynamicLossScaler(128, growth_interval=1)
+    return nets, [trainer_of("float16", net, scale=scaler, **SGD) for net in nets], scaler
+
+
+def backward_of_both(nets, trainers, factors=(1.0, 1.0)):
+    with autograd.record():
+        outs = [factor * net(array(0, 8, 6)) for net, factor in zip(nets, factors)]
+        loss = LOSS(outs[0], array(1, 8, 3)) + LOSS(outs[1], array(2, 8, 3))
+    trainers[0].backward(loss)
+
+
+@pytest.mark.parametrize("order", ["discard, step", "step, discard"])
+@pytest.mark.parametrize("bad", [None, "stepping", "discarding"])
+def test_of_a_group_one_steps_and_one_discards_and_the_scale_is_adjusted_once(order, bad):
+    nets, trainers, scaler = pair()
+    factors = {None: (1, 1), "stepping": (float("inf"), 1), "discarding": (1, float("inf"))}[bad]
+    backward_of_both(nets, trainers, factors)
+    before = [values(net) for net in nets]
+    actions = {"step": lambda: trainers[0].step(8), "discard": lambda: trainers[1].discard()}
+    for action in order.split(", "):
+        assert trainers[0].loss_scale == 128
+        actions[action]()
+    assert scaler.loss_scale == (256 if bad is None else 64)
+    assert_same(values(nets[1]), before[1])
+    changed = any((a != b).any() for a, b in zip(values(nets[0]), before[0]))
+    assert changed == (bad != "stepping")
+    backward_of_both(nets, trainers)
+    assert trainers[0].loss_scale == trainers[1].loss_scale == scaler.loss_scale
+
+
+def test_a_group_that_discards_altogether_counts_nothing():
+    nets, trainers, scaler = pair()
+    backward_of_both(nets, trainers)
+    for trainer in trainers:
+        trainer.discard()
+    assert scaler.loss_scale == 128 and scaler.state_dict()["clean_steps"] == 0
+
+
+# -- orders of calls, as of torch's GradScaler ------------------------------------------------------
+
+CALLS = ("backward", "unscale", "clip", "reduce", "discard", "zero", "step")
+
+
+@pytest.mark.parametrize("calls", [*itertools.product(CALLS, repeat=3)], ids=" ".join)
+def test_after_any_calls_a_discard_makes_the_next_step_right(calls):
+    """Each call is made or refused in words; after ``discard`` one step learns what a fresh trainer learns."""
+    net, other = made("float16"), made("float16")
+    trainer, fresh = (trainer_of("float16", each, scale=128.0, learning_rate=0.1) for each in (net, other))
+    actions = {
+        "backward": lambda: backward(net, trainer, 3),
+        "unscale": trainer.unscale,
+        "clip": lambda: trainer.clip_global_norm(0.01),
+        "reduce": trainer.allreduce_grads,
+        "discard": trainer.discard,
+        "zero": net.collect_params().zero_grad,
+        "step": lambda: trainer.step(8),
+    }
+    for call in ("backward", *calls):
+        try:
+            actions[call]()
+        except RuntimeError as error:
+            assert "first" in str(error) or "before a scaled backward" in str(error) or "already" in str(error)
+    trainer.discard()
+    for param, value in zip(net.collect_params().values(), values(made("float16"))):
+        param.set_data(mx.nd.array(value))
+    backward(net, trainer, 5)
+    trainer.step(8)
+    backward(other, fresh, 5)
+    fresh.step(8)
+    assert_same(values(net), values(other))
+
+
+# -- gradients that are used without a step ---------------------------------------------------------
+
+
+def steep(policy, weights=3.0):
+    net = seeded(sequence(nn.Dense(8, in_units=6), nn.Dense(3, in_units=8)), scale=weights)
+    convert(policy and POLICIES[policy], net)
+    return net
+
+
+def input_gradients(policy, read, times=20, frozen=False, between=lambda net, trainer: None, weights=3.0):
+    net = steep(policy, weights)
+    trainer = trainer_of(policy, net, scale="dynamic", **SGD)
+    if frozen:
+        net.collect_params().setattr("grad_req", "null")
+    x = array(0, 4, 6)
+    x.attach_grad()
+    found = []
+    for _ in range(times):
+        with autograd.record():
+            loss = 300 * net(x).square().sum()
+        trainer.backward(loss) if policy else loss.backward()
+        found.append(read(x, trainer).asnumpy() if policy else x.grad.asnumpy())
+        between(net, trainer)
+    return found, trainer
+
+
+READ = {
+    "loss_scale": lambda x, trainer: x.grad / trainer.loss_scale,
+    "input_grad": lambda x, trainer: trainer.input_grad(x),
+}
+
+
+@pytest.mark.parametrize(("how", "frozen"), [("loss_scale", False), ("input_grad", False), ("input_grad", True)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_input_s_gradient_that_overflows_is_right_at_a_later_call(policy, how, frozen):
+    weights = 0.3 if how == "loss_scale" else 3.0  # with small ones, the gradients of the weights are larger than its
+    found, trainer = input_gradients(policy, READ[how], frozen=frozen, weights=weights)
+    expected, _ = input_gradients(None, None, times=1, weights=weights)
+    assert_close(found[-1:], expected, policy)
+    if policy != "bfloat16":
+        assert not np.isfinite(found[0]).all()  # otherwise the test shows nothing
+        assert trainer.loss_scale < 2.0**16
+    assert trainer.skipped_steps == 0
+
+
+def test_an_overflow_of_an_input_lowers_the_scale_once_a_step(caplog):
+    def step(net, trainer):
+        before = trainer.loss_scale
+        trainer.step(4)
+        assert trainer.loss_scale in (before, before / 2)
+
+    with caplog.at_level(logging.WARNING, "mxmp"):
+        input_gradients("float16", READ["input_grad"], times=3, between=step)
+    assert caplog.text.count("a gradient of an input is not finite at the loss scale") == 3
+
+
+def test_input_grad_says_what_it_needs():
+    net = steep("float16")
+    trainer = trainer_of("float16", net)
+    for wrong in (array(0, 4, 6), None, 3.0):
+        with pytest.raises(ValueError, match=r"x\.attach_grad\(\) before the forward"):
+            trainer.input_grad(wrong)
+
+
+def test_backwards_that_write_other_gradients_are_applied_together():
+    """Two losses of two parts, in two backwards: neither is dropped, whether or not one overflows."""
+
+    def learned(policy, factor):
+        nets = [made(policy), made(policy)]
+        trainer = trainer_of(policy, *nets, scale=128.0, **SGD)
+        for k, net in enumerate(nets):
+            backward(net, trainer, k, factor if k == 0 else 1.0)
+        trainer.step(8)
+        return [*values(nets[0]), *values(nets[1])], trainer
+
+    start = values(made(None)) * 2
+    found, expected = learned("float16", 1.0)[0], learned(None, 1.0)[0]
+    assert_close([a - b for a, b in zip(found, start)], [a - b for a, b in zip(expected, start)])
+    found, trainer = learned("float16", float("inf"))
+    assert trainer.last_step_skipped
+    assert_same(found, start)
+
+
+@pytest.mark.parametrize("kvstore", [None, "device"])
+def test_devices_discard_together(kvstore):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = made("float16", ctx=contexts)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", SGD, kvstore=kvstore, loss_scale=mxmp.DynamicLossScaler(128))
+    for bad in (False, True):
+        with autograd.record():
+            losses = [net(array(i, 4, 6, ctx=ctx)).square() for i, ctx in enumerate(contexts)]
+            losses[1] = losses[1] * (float("inf") if bad else 1.0)
+        trainer.backward(losses)
+        trainer.discard()
+        assert trainer.loss_scale == (64 if bad else 128)
+    assert all((grad.asnumpy() == 0).all() for param in _params(net) for grad in param.list_grad())
+
+
+def test_a_parameter_that_was_never_used_has_nothing_to_drop():
+    net = made("float16")
+    unused = nn.Dense(3)
+    unused.initialize()
+    params = gluon.ParameterDict()
+    for each in (net, unused):
+        params.update(each.collect_params())
+    trainer = mxmp.Trainer(params, "sgd", loss_scale=mxmp.DynamicLossScaler(128))
+    for _ in range(2):
+        backward(net, trainer, 0)
+    trainer.discard()

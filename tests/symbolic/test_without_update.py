@@ -1,0 +1,196 @@
+"""A module whose gradients are used, or dropped, without an update."""
+
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.twins import array, assert_close, assert_same
+
+import mxmp
+
+pytestmark = pytest.mark.filterwarnings("ignore:this CPU has neither")
+POLICIES = ["float16", "bfloat16"]
+
+
+def critic():
+    """Its gradients with respect to the data overflow float16 at the first loss scales."""
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="b1")
+    x = mx.sym.FullyConnected(x, num_hidden=3, name="b2")
+    return mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(x)))
+
+
+def bound(out, policy, shape=(4, 6), optimizer=False, **kwargs):
+    mixed = {"policy": policy, **{k: kwargs.pop(k) for k in ("loss_scale",) if k in kwargs}} if policy else {}
+    fixed = {"fixed_param_names": kwargs.pop("fixed")} if "fixed" in kwargs else {}
+    module = (mxmp.Module if policy else mx.mod.Module)(out, label_names=None, **mixed, **fixed)
+    module.bind([("data", shape)], inputs_need_grad=True, **kwargs)
+    rng = np.random.RandomState(1)
+    shapes = dict(zip(out.list_arguments(), out.infer_shape(data=shape)[0]))
+    module.init_params(arg_params={k: mx.nd.array(rng.uniform(-1, 1, s)) for k, s in shapes.items() if k != "data"})
+    if optimizer:
+        module.init_optimizer(optimizer_params={"learning_rate": 1e-4})
+    return module
+
+
+def forward_backward(module, factor=1.0):
+    module.forward(mx.io.DataBatch([factor * array(0, 4, 6)]), is_train=True)
+    module.backward()
+
+
+def parameters(module):
+    return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+
+
+@pytest.mark.parametrize("kind", ["no optimizer", "an optimizer", "fixed, and updated"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_gradients_of_inputs_are_right_at_a_later_call_without_an_update(policy, kind, caplog):
+    fixed = {"fixed": ["b1_weight", "b1_bias", "b2_weight", "b2_bias"]} if "fixed" in kind else {}
+
+    def run(policy, times):
+        module = bound(critic(), policy, optimizer=kind != "no optimizer", **fixed)
+        for _ in range(times):
+            forward_backward(module)
+            found = module.get_input_grads()[0].asnumpy()
+            if "updated" in kind:
+                module.update()
+        return found, module
+
+    with caplog.at_level(logging.WARNING, "mxmp"):
+        found, module = run(policy, 20)
+    assert_close([found], [run(None, 1)[0]], policy)
+    assert module.skipped_steps == 0
+    said = "a gradient of an input is not finite at the loss scale 65536" in caplog.text
+    assert said == (policy == "float16")
+    assert module.loss_scale < 2.0**16
+
+
+def test_a_module_that_is_updated_is_not_asked_and_its_scale_falls_once_a_step():
+    module = bound(critic(), "float16", optimizer=True)
+    for step in range(3):
+        forward_backward(module)
+        module.get_input_grads()
+        module.get_input_grads()
+        module.update()
+        assert module.loss_scale == 2.0 ** (15 - step) and module.skipped_steps == step + 1
+
+
+def test_two_reads_of_one_backward_lower_the_scale_once():
+    module = bound(critic(), "float16")
+    for step in range(3):
+        forward_backward(module)
+        module.get_input_grads()
+        module.get_input_grads()
+        assert module.loss_scale == 2.0 ** (16 - step)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_module_trains_through_another_that_is_never_updated(policy):
+    body = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, name="a")
+
+    def losses(policy):
+        first, second = bound(body, policy, optimizer=True), bound(critic(), policy)
+        found = []
+        for _ in range(60):
+            first.forward(mx.io.DataBatch([array(0, 4, 6)]), is_train=True)
+            second.forward(mx.io.DataBatch(first.get_outputs()), is_train=True)
+            found.append(second.get_outputs()[0].asscalar())
+            second.backward()
+            first.backward(second.get_input_grads())
+            first.update()
+        return found
+
+    found, expected = losses(policy), losses(None)
+    assert found[-1] < 0.9 * found[0]
+    np.testing.assert_allclose(found[-1], expected[-1], rtol=0.25)
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_that_is_left_out_leaves_nothing_behind(policy, grad_req):
+    def learned(policy, discards):
+        module = bound(
+            critic(), policy, optimizer=True, grad_req=grad_req, **({"loss_scale": 2.0**-4} if policy else {})
+        )
+        before = parameters(module)
+        for step in range(4):
+            if discards and step % 2:
+                forward_backward(module, factor=2.0)
+                module.discard()
+                continue
+            forward_backward(module)
+            module.update()
+            if grad_req == "add":
+                for gradients in module._exec_group.grad_arrays:
+                    gradients[0][:] = 0
+        return [value - before[name] for name, value in parameters(module).items()], module
+
+    found, module = learned(policy, True)
+
+    def without():
+        module = bound(critic(), policy, optimizer=True, grad_req=grad_req, loss_scale=2.0**-4)
+        before = parameters(module)
+        for _ in range(2):
+            forward_backward(module)
+            module.update()
+            if grad_req == "add":
+                for gradients in module._exec_group.grad_arrays:
+                    gradients[0][:] = 0
+        return [value - before[name] for name, value in parameters(module).items()]
+
+    assert_same(found, without())
+    assert module.scaled_step.steps == 2 and module.skipped_steps == 0
+
+
+def test_an_overflow_that_is_discarded_lowers_the_scale(caplog):
+    module = bound(critic(), "float16", optimizer=True)
+    before = parameters(module)
+    with caplog.at_level(logging.WARNING, "mxmp"):
+        for step in range(20):
+            forward_backward(module)
+            if np.isfinite(module.get_input_grads()[0].asnumpy()).all():
+                break
+            module.discard()
+    assert step and module.skipped_steps == 0
+    assert module.loss_scale == 2.0 ** (16 - step)
+    assert "discarded non-finite gradients in" in caplog.text
+    assert_same(parameters(module), before)
+    module.update()
+    assert not module.last_step_skipped
+
+
+def test_discard_says_what_it_needs():
+    module = mxmp.Module(critic(), label_names=None)
+    with pytest.raises(RuntimeError, match=r"call bind\(\) and init_params\(\) first"):
+        module.discard()
+    module.bind([("data", (4, 6))], for_training=False)
+    module.init_params()
+    with pytest.raises(RuntimeError, match="there are no gradients"):
+        module.discard()
+    module = bound(critic(), "float16")
+    module.discard()  # before any backward
+    assert module.loss_scale == 2.0**16
+
+
+def test_a_bucketing_module_discards_the_step_of_its_current_bucket():
+    def symbol(key):
+        x = mx.sym.FullyConnected(mx.sym.sum(mx.sym.var("data"), axis=1), num_hidden=3, name="fc")
+        return mx.sym.MakeLoss(mx.sym.square(x)), ["data"], None
+
+    module = mxmp.BucketingModule(symbol, default_bucket_key=5, loss_scale=128.0)
+    with pytest.raises(RuntimeError, match=r"bind\(\) first"):
+        module.discard()
+    module.bind([("data", (4, 5, 6))], None)
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    before = parameters(module)
+    for key in (5, 3):
+        data = [mx.nd.ones((4, key, 6))]
+        batch = mx.io.DataBatch(data, None, bucket_key=key, provide_data=[("data", data[0].shape)], provide_label=None)
+        module.forward_backward(batch)
+        module.discard()
+        module.update()  # of zeros
+    assert_same(parameters(module), before)
+    assert module.skipped_steps == 0
