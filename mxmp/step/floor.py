@@ -16,8 +16,8 @@ _LOWER = 2.0**-10
 
 
 FORWARD_FAILED = (
-    "the loss or an output is inf or NaN already, which no loss scale cures: mxmp.diagnose.blame names the first operator "
-    "and, where low precision is the cause, the exclude that cures it, and mxmp.diagnose.guard moves that to FP32; "
+    "the loss or an output is inf or NaN already, which no loss scale cures: mxmp.diagnose.blame names the first "
+    "operator and, where low precision is the cause, the exclude that cures it, and mxmp.guard moves that to FP32; "
     "otherwise look at the learning rate and the data"
 )
 

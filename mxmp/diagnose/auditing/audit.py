@@ -189,7 +189,7 @@ def _needed(
     left = left_without(found)
     enough = max(1.0, bound(left) * _AS_GOOD)
     kept = dict(found)
-    for each in reversed(list(found)) if len(found) > 1 else ():
+    for each in reversed(list(found)) if len(found) > 1 and math.isfinite(enough) else ():
         without = left_without([other for other in kept if other != each])
         if bound(without) <= enough and len(kept) > 1:
             del kept[each]
