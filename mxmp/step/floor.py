@@ -37,8 +37,8 @@ def cure(gradients: Sequence[Gradient], bad: Sequence[Gradient], scale: float, s
     wrong = {id(gradient.array) for gradient in bad}
     finite = [i for i, gradient in enumerate(gradients) if id(gradient.array) not in wrong]
     look = (
-        "mxmp.diagnose.blame names the operator and, if low precision is at fault, the cure; if not, look at the learning "
-        "rate, the data and the loss"
+        "mxmp.diagnose.blame names the operator and, if low precision is at fault, the cure; if not, look at the "
+        "learning rate, the data and the loss"
     )
     look = f"lower it, or {look}" if scale > 1 else f"so scaling is not the cause: {look}"
     if peak == 0:

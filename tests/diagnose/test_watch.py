@@ -26,6 +26,7 @@ from kit.frontends import (
     values,
 )
 from kit.twins import LOSS, MASTERS, assert_same
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
