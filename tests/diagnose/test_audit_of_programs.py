@@ -179,3 +179,59 @@ def test_gradients_through_python_code_between_graphs_are_those_of_the_whole():
         found = Replays(network).reference.gradients
     for name, gradient in expected.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+def test_a_teacher_that_the_loss_calls_without_gradients_is_audited_too(dtype):
+    net, teacher = mxmp.convert(healthy_net(), dtype), mxmp.convert(healthy_net(), dtype)
+    x = mx.nd.random.normal(shape=(16, 8))
+
+    def loss(out):
+        with autograd.pause():
+            wanted = teacher(x)
+        return (out - wanted - 1) ** 2
+
+    found = audit(net, loss, (x, []))
+    assert found.is_healthy
+    assert found.candidates == 6
+
+
+def healthy_net():
+    net = nn.HybridSequential(prefix="")
+    net.add(nn.Dense(16, activation="relu", in_units=8), nn.Dense(2, in_units=16))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+class Branch(gluon.HybridBlock):
+    """Control flow of each kind, with dropout inside."""
+
+    def __init__(self, kind):
+        super().__init__(prefix="branch_")
+        self.kind = kind
+        with self.name_scope():
+            self.dense, self.drop, self.out = nn.Dense(8, in_units=8), nn.Dropout(0.5), nn.Dense(2, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        def step(value):
+            return self.drop(F.tanh(self.dense(value)))
+
+        if self.kind == "cond":
+            return self.out(F.contrib.cond(F.sum(x) > 0, lambda: step(x), lambda: step(x * 2)))
+        start = F.zeros((1,))
+        _, (found, _) = F.contrib.while_loop(
+            lambda value, i: i < 3, lambda value, i: (value, (step(value), i + 1)), (x, start), max_iterations=4
+        )
+        return self.out(found)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("kind", ["cond", "while_loop"])
+def test_control_flow_with_dropout_inside_is_audited(kind, dtype):
+    net = Branch(kind)
+    net.initialize(mx.init.Xavier())
+    x, y = mx.nd.random.normal(shape=(16, 8)), mx.nd.random.normal(shape=(16, 2))
+    mxmp.convert(net, dtype)
+    assert audit(net, None, x).is_healthy
+    if kind == "cond":  # MXNet's gradients through while_loop are what was in memory
+        assert audit(net, gluon.loss.L2Loss(), (x, y)).is_healthy

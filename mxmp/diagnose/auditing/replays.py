@@ -144,7 +144,7 @@ class Replays:
                         made.attach_grad()
             running = graph.values.keys() & set(graph.symbol.list_auxiliary_states())
             own = {n: value.copy() if n in running else variables[graph.other, n] for n, value in graph.values.items()}
-            if not self._network.training:
+            if not autograd.is_recording():  # in inference, or a teacher that the loss calls within autograd.pause()
                 return _outputs(symbols[key], {**self._given(graph, inputs), **own})
             read = segments.entered(inputs, {(graph.other, name): own[name] for name in graph.trained})
             return segments.left(_outputs(symbols[key], {**self._given(graph, read), **own}))
