@@ -166,3 +166,27 @@ def test_a_module_says_of_a_skip_that_an_output_is_not_finite(caplog):
     with caplog.at_level(logging.WARNING, "mxmp"):
         module.update()
     assert "the loss or an output is inf or NaN already" in caplog.text
+
+
+def test_of_a_module_the_operator_that_cures_is_named_and_moved():
+    scores = mx.sym.softmax(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc") * 60)
+    mixed = mx.sym.dot(scores, mx.sym.eye(4), name="mixed")
+    module = mxmp.Module(mx.sym.MakeLoss(-mx.sym.log(mixed + 1e-30), name="loss"), label_names=None, policy="float16")
+    if not module_is_low(module):
+        pytest.skip("the rules keep the product in FP32")
+    module.init_optimizer(optimizer_params={"learning_rate": 1e-6})
+    batch = mx.io.DataBatch([mx.nd.random.normal(shape=(16, 8))])
+    found = blame(module, batch, loss_scale=1)
+    assert found.cure == ("mixed",)
+    with guard(module) as guarded:
+        for _ in range(12):
+            module.forward_backward(batch)
+            module.update()
+    assert "mixed" in guarded.moved[0].operators
+
+
+def module_is_low(module):
+    mx.random.seed(2)
+    module.bind([("data", (16, 8))])
+    module.init_params(mx.init.Xavier(magnitude=3))
+    return module.plan.decisions["mixed"].low
