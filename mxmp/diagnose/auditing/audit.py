@@ -53,7 +53,7 @@ def audit(
     is counted in units of noise: how far errors of a few roundings, in the weights, move the same number. Where a group
     of operators moves something by more than eight times its noise, its halves are replayed, down to single operators.
     Inputs with large digits multiply such errors too. So single operators also stand out that change the loss by more
-    than 2 %, all gradients together by 50 % or an output by 10 %, if the change is gone without a few of them; and
+    than 2 %, all gradients together by 50 % or an output by 15 %, if the change is gone without a few of them; and
     those that read a raw column of the batch which rounding moves by more than 2 % of its deviation. Other converted
     nets that ``loss_fn`` calls are audited with this one. A network in which everything low stays below that is not
     searched: nothing stands out.

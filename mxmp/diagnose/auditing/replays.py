@@ -32,7 +32,7 @@ THRESHOLD = 8.0
 _SMALL = (0.001, 0.02, 0.01)
 # What rounding may change of the loss, of all gradients together, and of an output, beside the noise or not. A single
 # operator of a healthy network changes them by less, or so do many (see docs/looking-inside.md).
-LIMITS = (0.02, 0.5, 0.1)
+LIMITS = (0.02, 0.5, 0.15)
 # The relative noise above which a number has no digit that could be compared.
 _UNKNOWN = 0.5
 _FP32_NOISE = 2.0**-20  # what FP32's own rounding does to a column that is nearly constant
