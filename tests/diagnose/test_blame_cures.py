@@ -1,4 +1,4 @@
-"""blame names the operator whose exclusion cures, by trying it; guard moves it; a skip says that the loss is at fault."""
+"""blame names the operator whose exclusion cures, by trying it; guard moves it; a skip says if the loss is at fault."""
 
 from __future__ import annotations
 
