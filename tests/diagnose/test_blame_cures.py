@@ -139,12 +139,14 @@ def test_the_first_skip_says_that_the_loss_itself_is_not_finite(accumulated, cap
     with caplog.at_level(logging.WARNING, "mxmp"):
         step(net, trainer, inputs, lambda out: LOSS(out, mx.nd.arange(4) % 3))
     assert "the loss or an output is inf or NaN already: see mxmp.diagnose.blame" in caplog.text
-    with pytest.raises(
-        FloatingPointError, match="no loss scale cures: mxmp.diagnose.blame .* the exclude that cures"
-    ) as e:
+
+    def goes_on():
         for _ in range(6):
             step(net, trainer, inputs, lambda out: LOSS(out, mx.nd.arange(4) % 3))
-    assert "scaling is not the cause" not in str(e.value)
+
+    with pytest.raises(FloatingPointError, match=r"no loss scale cures: .*blame .* the exclude that cures") as error:
+        goes_on()
+    assert "scaling is not the cause" not in str(error.value)
 
 
 def test_a_skip_of_a_finite_loss_says_nothing_of_it(caplog):
