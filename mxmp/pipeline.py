@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+from copy import copy as shallow_copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
@@ -110,7 +110,7 @@ class Conversion:
 
     def excluding(self: _Conversion, nodes: Collection[str]) -> _Conversion:
         """Return a copy, which has recorded nothing, and keeps these nodes in FP32 too."""
-        made = copy.copy(self)
+        made = shallow_copy(self)
         made.stored_low = {}
         made.exclude(nodes)
         return made

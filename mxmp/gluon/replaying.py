@@ -25,10 +25,9 @@ from .training import check_exclusion, exclude_operators, trainers_of
 
 
 class ReplayedNet:
-    """A Gluon net with a batch and its loss; implements ``frontend.ReplayedNetwork``.
-    The net is converted, or ``how`` says how to convert it. ``data`` are its arguments, ``labels`` those of ``loss``
-    after the output; without a loss the batch runs in inference mode. Other converted nets that the loss calls are
-    replayed too."""
+    """A net with a batch and its loss; implements ``frontend.ReplayedNetwork``. ``how`` is None if it is converted.
+    ``data`` are its arguments, ``labels`` those of ``loss`` after the output; without a loss it runs in inference mode.
+    Other converted nets that the loss calls are replayed too."""
 
     def __init__(
         self, net: Block, loss: Callable | None, data: Sequence[Any], labels: Sequence[Any], how: Policy | Plan | None

@@ -16,8 +16,8 @@ _LOWER = 2.0**-10
 
 
 FORWARD_FAILED = (
-    "the loss or an output is inf or NaN already, which no loss scale cures: mxmp.diagnose.blame names the first operator "
-    "and, where low precision is the cause, the exclude that cures it, and mxmp.diagnose.guard moves that to FP32; "
+    "the loss or an output is inf or NaN already, which no loss scale cures: mxmp.diagnose.blame names the first "
+    "operator and, where low precision is the cause, the exclude that cures it, and mxmp.guard moves that to FP32; "
     "otherwise look at the learning rate and the data"
 )
 
@@ -37,8 +37,8 @@ def cure(gradients: Sequence[Gradient], bad: Sequence[Gradient], scale: float, s
     wrong = {id(gradient.array) for gradient in bad}
     finite = [i for i, gradient in enumerate(gradients) if id(gradient.array) not in wrong]
     look = (
-        "mxmp.diagnose.blame names the operator and, if low precision is at fault, the cure; if not, look at the learning "
-        "rate, the data and the loss"
+        "mxmp.diagnose.blame names the operator and, if low precision is at fault, the cure; if not, look at the "
+        "learning rate, the data and the loss"
     )
     look = f"lower it, or {look}" if scale > 1 else f"so scaling is not the cause: {look}"
     if peak == 0:

@@ -257,10 +257,10 @@ class ScaledStep:
             self._log(bad, before, after, forward_failed)
         self.skips_at_floor = self.skips_at_floor + 1 if bad and at_floor else 0
         if self.skips_at_floor >= FLOOR_PATIENCE:
+            why = FORWARD_FAILED if forward_failed else cure(gradients, bad, before, self.scaler, unscaled)
             raise FloatingPointError(
                 f"{self.skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
-                f"{self.scaler!r} does not lower; "
-                f"{FORWARD_FAILED if forward_failed else cure(gradients, bad, before, self.scaler, unscaled)}. Weights are "
+                f"{self.scaler!r} does not lower; {why}. Weights are "
                 f"unchanged. Non-finite: {_some(self.overflow_params)}"
             )
 

@@ -17,6 +17,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Audit, audit
+from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
 
 PLANTED = "planted"
@@ -55,6 +56,12 @@ class Plant(NamedTuple):
     dtypes: tuple[str, ...] = BOTH
     units: int = 4
     lost: str | None = None
+    # The name of the operator that is at fault, if it has another one: a layer that the rules have in low precision.
+    where: str = PLANTED
+    # Operators that the rules keep in FP32 and a policy moves; without them a plan has ``where`` in low precision.
+    low_ops: tuple[str, ...] = ()
+    # Changes the weights of the network.
+    prepare: Callable | None = None
 
 
 def normal(*shape: int, scale: float = 1.0, offset: float = 0.0) -> Callable:
@@ -366,6 +373,8 @@ def plan_of(net: gluon.HybridBlock, inputs: list, compute: str, device: str = "c
     plan = mxmp.explain(converted).graphs[0].plan
     mxmp.restore(net)
     decisions = {n: Decision(d.op, d.op in MATRIX or n == PLANTED, "planted") for n, d in plan.decisions.items()}
+    if PLANTED not in decisions:  # as the rules decide
+        return plan
     return replace(plan, decisions=decisions, device=device)
 
 
@@ -380,13 +389,27 @@ def planted(plant: Plant) -> tuple[Net, list, list]:
     for layer in (net.hidden, net.more, net.out):  # those that the body does not use have no shape
         if layer.weight.shape is None or 0 in layer.weight.shape:
             net._children.pop(next(k for k, v in net._children.items() if v is layer))
+    if plant.prepare is not None:
+        plant.prepare(net)
     return net, inputs, labels
 
 
 def audited(plant: Plant, compute: str, device: str = "cpu", **options: Any) -> Audit:
     net, inputs, labels = planted(plant)
-    plan = plan_of(net, inputs, compute, device)
-    return audit(net, plant.loss, (inputs, labels), policy=plan, **options)
+    how: Any = mxmp.Policy(compute, low_ops=plant.low_ops) if plant.low_ops else plan_of(net, inputs, compute, device)
+    return audit(net, plant.loss, (inputs, labels), policy=how, **options)
+
+
+def is_beside(plant: Plant, name: str) -> bool:
+    """Return whether ``name`` is the planted operator, or one that it reads or that reads it."""
+    net, inputs, _ = planted(plant)
+    net.hybridize()
+    with mx.autograd.train_mode():
+        net(*inputs)
+    nodes = Graph.from_symbol(net._cached_graph[1]).names()
+    of = {n: {nodes[entry.node] for entry in node.inputs} for node, n in nodes.items()}
+    name = name.partition(":")[0]  # of a layer that is called twice
+    return name == plant.where or name in of[plant.where] or plant.where in of.get(name, ())
 
 
 def cases() -> list:

@@ -26,6 +26,7 @@ from kit.frontends import (
     values,
 )
 from kit.twins import LOSS, MASTERS, assert_same
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -641,3 +642,35 @@ def test_zeros_that_no_rounding_made_are_not_lost(door):
     assert "first_weight" in snapshot.without_gradient
     assert snapshot.underflow == 0
     assert all(t.lost == 0 for t in snapshot.tensors)
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1e-6, 2.0**-4), (1e-5, 1.0), (1e-3, 1.0)])
+def test_a_gradient_of_the_loss_that_rounds_to_zero_is_counted(factor, scale):
+    def net_of():
+        mx.random.seed(0)
+        net = nn.HybridSequential(prefix="w_")
+        with net.name_scope():
+            net.add(nn.Dense(32, in_units=16, activation="relu"), nn.Dense(4, in_units=32))
+        net.initialize(mx.init.Xavier())
+        return net
+
+    x, y = mx.nd.random.normal(shape=(64, 16)), mx.nd.arange(64) % 4
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    out = net_of()(x)
+    out.attach_grad()
+    with autograd.record():
+        loss = (loss_fn(out, y) * factor).mean()
+    loss.backward()
+    sent = out.grad.asnumpy() * scale
+    lost = ((sent.astype(np.float16) == 0) & (sent != 0)).mean()
+    net = mxmp.convert(net_of(), "float16")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scale)
+    with watch(net, trainer, every=1) as watched:
+        with autograd.record():
+            loss = (loss_fn(net(x), y) * factor).mean()
+        trainer.backward(loss)
+        trainer.step(1)
+    (found,) = (each for each in watched.latest.of("gradient") if each.name.startswith("the loss"))
+    assert found.histogram.underflow() == pytest.approx(lost, abs=0.05)
+    assert watched.latest.underflow >= 0.3 * lost
+    assert np.isfinite(watched.latest.headroom)

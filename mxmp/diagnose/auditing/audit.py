@@ -50,14 +50,18 @@ def audit(
         print(mxmp.diagnose.audit(net, loss_fn, (x, y), policy=plan)) # before convert: a policy, or a Plan
 
     The batch is replayed with FP32, and then with some operators in low precision and all else in FP32. What differs
-    is counted in units of noise: how far errors of a few roundings, in weights and inputs, move the same number. Where
-    a group of operators moves something by more than eight times its noise, its halves are replayed, down to single
-    operators. A network in which everything low stays below that is not searched: nothing stands out.
+    is counted in units of noise: how far errors of a few roundings, in the weights, move the same number. Where a group
+    of operators moves something by more than eight times its noise, its halves are replayed, down to single operators.
+    Inputs with large digits multiply such errors too. So single operators also stand out that change the loss by more
+    than 2 %, all gradients together by 50 % or an output by 15 %, if the change is gone without a few of them; and
+    those that read a raw column of the batch which rounding moves by more than 2 % of its deviation. Other converted
+    nets that ``loss_fn`` calls are audited with this one. A network in which everything low stays below that is not
+    searched: nothing stands out.
 
     All replays compute with copies of the weights, with the same dropout masks, which are audit's own. Weights, master
     weights, gradients, running statistics, random state and trainer stay as they are; MXNet's random state moves only
-    if Python code of the net or ``loss_fn`` draws numbers. The dropout within a recurrent layer (``RNN``) is off. Waits
-    for the device.
+    if Python code of the net or ``loss_fn`` draws numbers. The dropout within a recurrent layer (``RNN``), and in
+    bodies of control flow, is off. Waits for the device.
 
     Parameters
     ----------
@@ -189,7 +193,7 @@ def _needed(
     left = left_without(found)
     enough = max(1.0, bound(left) * _AS_GOOD)
     kept = dict(found)
-    for each in reversed(list(found)) if len(found) > 1 else ():
+    for each in reversed(list(found)) if len(found) > 1 and math.isfinite(enough) else ():
         without = left_without([other for other in kept if other != each])
         if bound(without) <= enough and len(kept) > 1:
             del kept[each]

@@ -32,7 +32,7 @@ THRESHOLD = 8.0
 _SMALL = (0.001, 0.02, 0.01)
 # What rounding may change of the loss, of all gradients together, and of an output, beside the noise or not. A single
 # operator of a healthy network changes them by less, or so do many (see docs/looking-inside.md).
-LIMITS = (0.02, 0.5, 0.1)
+LIMITS = (0.02, 0.5, 0.15)
 # The relative noise above which a number has no digit that could be compared.
 _UNKNOWN = 0.5
 _FP32_NOISE = 2.0**-20  # what FP32's own rounding does to a column that is nearly constant
@@ -144,7 +144,7 @@ class Replays:
                         made.attach_grad()
             running = graph.values.keys() & set(graph.symbol.list_auxiliary_states())
             own = {n: value.copy() if n in running else variables[graph.other, n] for n, value in graph.values.items()}
-            if not self._network.training:
+            if not autograd.is_recording():  # in inference, or a teacher that the loss calls within autograd.pause()
                 return _outputs(symbols[key], {**self._given(graph, inputs), **own})
             read = segments.entered(inputs, {(graph.other, name): own[name] for name in graph.trained})
             return segments.left(_outputs(symbols[key], {**self._given(graph, read), **own}))

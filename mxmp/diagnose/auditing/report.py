@@ -42,7 +42,7 @@ class Change:
         The largest of all changes, in units of the noise: how far rounding elsewhere moves the same number.
     times_limit : float
         The largest of three changes, each divided by a limit, however large the noise is: the loss (2 %), all gradients
-        together (50 %), and an output (10 %, the root mean square over its columns).
+        together (50 %), and an output (15 %, the root mean square over its columns).
     """
 
     loss: float | None

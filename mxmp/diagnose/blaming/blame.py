@@ -106,7 +106,7 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     found = verdict(recording.records(), graphs, names, scale, lambda scale: replayed(scale)[0].records())
     if not found.reproduced or (found.where == "input" and not found.inputs):
         return found
-    trial = tried(replayed_network(target, loss, (batch, []) if loss else batch[0], None, None), scale)
+    trial = tried(lambda: replayed_network(target, loss, (batch, []) if loss else batch[0], None, None), scale)
     why = f"exclude={[*trial.cure]} cures it: tried, the batch is finite then" if trial.cure else trial.why
     cause = ". ".join(filter(None, [found.cause, why]))
     return replace(found, cause=cause, cure=trial.cure)

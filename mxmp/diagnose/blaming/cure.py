@@ -18,9 +18,10 @@ class Tried(NamedTuple):
     why: str = ""
 
 
-def tried(network: ReplayedNetwork, scale: float) -> Tried:
-    """Replay the batch of ``network`` with operators in FP32, from the loss scale ``scale`` on down."""
+def tried(replayed: Callable[[], ReplayedNetwork], scale: float) -> Tried:
+    """Replay the batch of ``replayed()`` with operators in FP32, from the loss scale ``scale`` on down."""
     try:
+        network = replayed()
         with network.unchanged():
             return _tried(Replays(network), scale)
     except (ValueError, mx.MXNetError) as error:

@@ -140,7 +140,9 @@ class _Step(NamedTuple):
             cause += advice
             rounded = [] if graph is None else _rounded_inputs(graph, observed.operator)
             if rounded:
-                cause += f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto a value that has no finite result"
+                cause += (
+                    f". {rounded[0]}, which it reads, is rounded to {low}, perhaps onto one without a finite result"
+                )
         return Blame(True, where, name, op, dtype, cause, found, inputs, self.scale)
 
 
