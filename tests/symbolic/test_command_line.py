@@ -57,7 +57,7 @@ def test_cast_says_where_a_symbol_needs_a_variable_of_mxnet(tmp_path, capsys, mo
     x = mx.sym.LayerNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
     mx.sym.FullyConnected(x, num_hidden=2).save(str(tmp_path / "net-symbol.json"))
     files = [str(tmp_path / "net-symbol.json"), str(tmp_path / "low")]
-    words = ["cast", *files, "--device", "gpu", "--policy", "float16-fast"]
+    words = ["cast", *files, "--device", "gpu", "--policy", "float16-fast", "--force"]
     said = []
     for value in ("0", "1"):
         monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", value)
@@ -323,3 +323,19 @@ def test_ctrl_c_is_one_line(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("mxmp.__main__.explain", interrupted)
     assert run(checkpoint, "explain", "@net-symbol.json") == 130
     assert capsys.readouterr().err == "python -m mxmp explain: interrupted\n"
+
+
+def test_cast_without_its_last_argument_writes_nothing(checkpoint, capsys):
+    before = sorted(os.listdir(checkpoint))
+    assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params") == 2
+    assert "expected the prefix of the files to write, behind PARAMS" in capsys.readouterr().err
+    assert sorted(os.listdir(checkpoint)) == before
+
+
+def test_cast_replaces_a_file_only_if_it_is_told_to(checkpoint, capsys):
+    (checkpoint / "low-symbol.json").write_text("mine")
+    assert run(checkpoint, "cast", "@net-symbol.json", "@low") == 2
+    assert "low-symbol.json' exists" in capsys.readouterr().err
+    assert (checkpoint / "low-symbol.json").read_text() == "mine"
+    assert run(checkpoint, "cast", "@net-symbol.json", "@low", "--force") == 0
+    assert (checkpoint / "low-symbol.json").read_text() != "mine"
