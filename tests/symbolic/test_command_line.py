@@ -95,7 +95,10 @@ BAD = {
         ["explain", "@net-symbol.json", "--shape", "data=2,3,8,8"],
         "do not fit",
     ),
-    "misspelt input of cast": (["cast", "@net-symbol.json", "@low", "--shape", "dta=2,1,8,8"], "no input 'dta'"),
+    "misspelt input of cast": (
+        ["cast", "@net-symbol.json", "@low", "--force", "--shape", "dta=2,1,8,8"],
+        "no input 'dta'",
+    ),
     "missing folder": (["cast", "@net-symbol.json", "@net-0003.params", "@none/low"], "none/low-symbol.json"),
     "a file for a folder": (
         ["cast", "@net-symbol.json", "@net-0003.params", "@bad.json/low"],
@@ -203,7 +206,7 @@ def test_a_read_only_folder_is_named(checkpoint, capsys):
 
 def test_tune_writes_a_plan_that_cast_and_explain_take(checkpoint, capsys):
     shape = ["--shape", "data=2,1,8,8"]
-    tune = ["tune", "@net-symbol.json", *shape, "--out", "@plan.json", "--no-cache"]
+    tune = ["tune", "@net-symbol.json", *shape, "--out", "@plan.json", "--no-cache", "--force"]
     assert run(checkpoint, *tune, "--inference") == 0
     assert "forward, ms" in capsys.readouterr().out
     assert run(checkpoint, *tune, "--bytes", "--exclude", "net_dense0*") == 0
