@@ -107,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     find.add_argument("--inference", action="store_true", help="for a forward alone, not a training step")
     find.add_argument("--bytes", action="store_true", help="measure nothing: cast the fewest bytes")
     find.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
+    for command in (cast, find):
+        command.add_argument("--force", action="store_true", help="replace files that exist")
     for command in (cast, show, find):
         command.add_argument(
             "--device", choices=("cpu", "gpu"), default="cpu", help="where it will run (default: %(default)s)"
@@ -137,6 +139,7 @@ def parser() -> argparse.ArgumentParser:
         default=20.0,
         help="least signal to noise ratio of each output column, in dB (default: %(default)s)",
     )
+    fast.add_argument("--force", action="store_true", help="replace files that exist")
     fast.add_argument("--save", metavar="REPORT.json", help="write the report too")
     fast.add_argument("--plot", metavar="PICTURE", help="draw time against accuracy: .png, .svg or .pdf")
 
@@ -162,8 +165,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cast(args: argparse.Namespace) -> None:
+    _check_prefix(args.out)
     files = [f"{args.out}-symbol.json"] + ([f"{args.out}-0000.params"] if args.params else [])
-    _check_outputs(files, args.symbol, args.params)
+    _check_outputs(files, args.force, args.symbol, args.params)
     symbol = read_symbol(args.symbol)
     low = cast_symbol(symbol, args.policy, exclude=args.exclude, ctx=mx.Context(args.device))
     params = _parameters(args.params, symbol, _shapes(args)) if args.params else {}
@@ -199,7 +203,7 @@ def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation
 
 
 def _tune(args: argparse.Namespace) -> None:
-    _check_outputs([args.out], args.symbol)
+    _check_outputs([args.out], args.force, args.symbol)
     symbol = read_symbol(args.symbol)
     shapes: dict[str, Any] = _keywords(args, tune)
     check_shapes(shapes, symbol.list_inputs())
@@ -219,8 +223,9 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _optimize(args: argparse.Namespace) -> None:
+    _check_prefix(args.out)
     outputs = [f"{args.out}-symbol.json", f"{args.out}-0000.params", args.save, args.plot]
-    _check_outputs(outputs, args.symbol, args.params, args.data)
+    _check_outputs(outputs, args.force, args.symbol, args.params, args.data)
     if args.plot:
         picture_format(args.plot)
     symbol = read_symbol(args.symbol)
@@ -243,8 +248,15 @@ def _optimize(args: argparse.Namespace) -> None:
     print(f"\nWrote {' and '.join(files)}")
 
 
-def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
-    """Raise, before a long computation, if an output is an input, occurs twice or cannot be written; skip None."""
+def _check_prefix(out: str) -> None:
+    """Raise if the prefix of files to write is a file: the parameters, as the last argument was forgotten."""
+    if os.path.isfile(out) or out.endswith((".params", ".json")):
+        raise ValueError(f"OUT is {out!r}, a file: expected the prefix of the files to write, behind PARAMS")
+
+
+def _check_outputs(outputs: Sequence[str | None], force: bool, *inputs: str | None) -> None:
+    """Raise, before a long computation, if an output is an input, occurs twice, cannot be written or, unless ``force``,
+    exists; skip None."""
     read = {os.path.realpath(path) for path in inputs if path}
     written: set[str] = set()
     for path in filter(None, outputs):
@@ -255,6 +267,8 @@ def _check_outputs(outputs: Sequence[str | None], *inputs: str | None) -> None:
             raise ValueError(f"{path!r} would be written twice: give each file that is written a name of its own")
         written.add(real)
         check_writable(path)
+        if os.path.isfile(path) and not force:
+            raise ValueError(f"{path!r} exists: give what is written another name, or --force to replace it")
 
 
 def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:

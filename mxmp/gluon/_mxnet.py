@@ -166,6 +166,11 @@ class _GraphCalledError(Exception):
     """Stops the ``forward`` that ``graph_arguments`` runs; ``args[0]`` has the arguments that the graph would get."""
 
 
+def own_symbol(block: HybridBlock) -> mx.sym.Symbol | None:
+    """Return the graph of a SymbolBlock, which it has before any call; None for another block."""
+    return block._cached_graph[1] if isinstance(block, SymbolBlock) else None
+
+
 def trace(clone: HybridBlock, args: tuple, called: Callable) -> bool:
     """Trace a block that ``copied`` returned, and store the FP32 graph on it; False for a SymbolBlock, which has one.
     ``called(hybrid_forward, F, args, params)`` is called in place of ``hybrid_forward(F, *args, **params)``."""

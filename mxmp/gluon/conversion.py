@@ -24,6 +24,7 @@ from ..precision.graph import Graph
 from ..precision.inputs import warn_of_inputs
 from ..precision.operators import SPARSE, SPARSE_GRADIENT
 from ..precision.plan import NOTHING_LOW, Plan
+from ..precision.subgraphs import refuse_fused
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
@@ -46,6 +47,9 @@ class NetConversion(Conversion):
         net = division.blocks[0]
         self._check_parameters(net)
         for block in division.graphs:
+            symbol = _mxnet.own_symbol(block)
+            if symbol is not None:
+                refuse_fused(symbol)
             if _mxnet.overrides_graph_calls(block):
                 raise ValueError(
                     f"{block.name!r} ({type(block).__name__}) overrides _call_cached_op, by which MXNet calls the FP32 "

@@ -23,7 +23,14 @@ from ..step.masters import Weight, share_drawn, share_initial
 from ..step.scaler import as_positive, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
-from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
+from ..step.stores import (
+    check_kvstore,
+    is_distributed,
+    open_store,
+    refuse_compression,
+    refuse_sparse_weight,
+    refuse_without_launcher,
+)
 from ..step.updater import Update, Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
 from .backward import Gradients
@@ -121,6 +128,7 @@ class Trainer(StepView, gluon.Trainer):
         self._warned = False
         self._warned_of_reads = False
         store = open_store(kvstore)
+        refuse_without_launcher(store)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         times = Counter(map(id, self._params))
         for param in self._params:

@@ -6,6 +6,8 @@ import json
 from ast import literal_eval
 from typing import Iterator, Mapping, NamedTuple
 
+import mxnet as mx
+
 from .graph import Entry, Graph, Node
 
 
@@ -45,14 +47,27 @@ _PLACES: dict[str, list[list[str]]] = {
 
 
 def bodies(node: Node) -> Iterator[Body]:
-    """Yield the bodies of a control-flow node in MXNet's order, and nothing for any other node."""
-    if node.op not in _ROLES or not node.subgraphs:
+    """Yield the bodies of a control-flow node in MXNet's order, and nothing for any other node.
+    Raises ``ValueError`` for an operator that was fused of others: its graph is none that can be rewritten."""
+    if not node.subgraphs:
         return
+    if node.op not in _ROLES:
+        raise ValueError(
+            f"{node.name!r} is fused of several operators ({node.op}), by MXNet or by mxmp.optimize_for_inference: "
+            "such a graph serves as it is, and cannot be converted, trained or looked into; give the network as it was "
+            "before"
+        )
     for number, ((role, steers), raw) in enumerate(zip(_ROLES[node.op], node.subgraphs)):
         graph = Graph.from_json(json.dumps(raw))
         variables = _variables(graph)
         castable = {variables[place] for key in ("in_data_locs", "remain_locs") for place in _numbers(node, key)}
         yield Body(role, graph, steers, dict(zip(variables, _positions(node, number))), castable)
+
+
+def refuse_fused(symbol: mx.sym.Symbol) -> None:
+    """Raise ``ValueError``, as ``bodies``, for a Symbol in which operators were fused."""
+    for node in Graph.from_symbol(symbol).nodes():
+        list(bodies(node))
 
 
 def control_flow(graph: Graph) -> list[Node]:

@@ -56,7 +56,7 @@ def store_by_rows(graph: Graph) -> None:
 
 def _is_by_rows(node: Node) -> bool:
     if node.op not in _KEEPS:
-        return node.op in _BY_ROWS
+        return node.is_variable or node.op in _BY_ROWS
     while node.op in _KEEPS:
         node = node.inputs[0].node
     return node.op in _FLAT

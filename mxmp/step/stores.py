@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
+from difflib import get_close_matches
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
@@ -15,6 +16,9 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+# MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
+_DISTRIBUTED = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
+_LAUNCHED = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu")
 _HOROVOD = (
     'kvstore="horovod" needs Horovod with its MXNet part, which is built on installation, with cmake, g++ and MXNet '
@@ -175,12 +179,31 @@ class Horovod(mx.kv.KVStoreBase):
                     total.copyto(array)
 
 
+def refuse_without_launcher(store: Any, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ``ValueError`` if ``store``, the name of a distributed kvstore, is to be opened and no launcher has started
+    this process; MXNet's error names a variable alone."""
+    if isinstance(store, str) and "dist" in store:
+        missing = [name for name in _LAUNCHED if not environment.get(name)]
+        if missing:
+            raise ValueError(
+                f"kvstore={store!r} needs a scheduler and servers, and no launcher has started this process "
+                f"({', '.join(missing)} not set): python -m mxmp launch --workers 2 -- python train.py, or MXNet's "
+                "tools/launch.py; alone, kvstore='device' trains the same"
+            )
+
+
 def _refuse_unknown(kind: str) -> None:
-    if "dist" not in kind.lower() and kind.lower() not in _WITHIN:
-        raise ValueError(
-            f"MXNet 1.9.1 has no kvstore {kind!r} and would silently take one within this process, so that several "
-            "workers would train apart: 'device', 'local', 'nccl', 'dist_sync', 'dist_device_sync', 'horovod' or None"
-        )
+    name = kind.lower()
+    if name in (*_WITHIN, *_DISTRIBUTED):
+        return
+    near = get_close_matches(name, [*_WITHIN, *_DISTRIBUTED, "horovod"], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    would = "sum over workers as in 'dist_sync'" if "dist" in name else "silently take one within this process"
+    then = "" if "dist" in name else ", so that several workers would train apart"
+    raise ValueError(
+        f"MXNet 1.9.1 has no kvstore {kind!r} and would {would}{then}: 'device', 'local', 'nccl', 'dist_sync', "
+        f"'dist_device_sync', 'horovod' or None{hint}"
+    )
 
 
 def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:

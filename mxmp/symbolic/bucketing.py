@@ -10,7 +10,7 @@ from ..files import replacing
 from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
-from .checkpoint import SavesParams, write_arrays, write_symbol
+from .checkpoint import SavesParams, read_values, write_arrays, write_symbol
 from .core import Core
 from .module import Module, require
 
@@ -220,11 +220,11 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         ``sym_gen`` and ``default_bucket_key`` have defaults but are required: the Symbols come from ``sym_gen``, not
         from the checkpoint. With ``load_optimizer_states=True``, ``init_optimizer`` will load ``PREFIX-0001.states``,
         and raise ``OSError`` if it cannot be read. ``kwargs`` are the constructor's other arguments: ``policy``,
-        ``exclude``, ``loss_scale``, ``context``, ... Raises ``mxnet.MXNetError`` if the file is missing or damaged,
+        ``exclude``, ``loss_scale``, ``context``, ... Raises ``ValueError`` if the file is missing or damaged,
         ``AssertionError`` without ``default_bucket_key`` and ``TypeError`` without ``sym_gen``.
         """
         module = cls(sym_gen, default_bucket_key, **kwargs)
-        args, auxs = mx.model.load_params(prefix, epoch)
+        args, auxs = read_values(f"{prefix}-{epoch:04d}.params")
         module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
         return module
 

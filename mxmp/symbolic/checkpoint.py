@@ -141,6 +141,14 @@ def read_parameters(path: str) -> dict[str, NDArray]:
     return params
 
 
+def read_values(path: str) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+    """Return the parameters and the auxiliary states of a checkpoint by name; raises the errors of
+    ``read_parameters``."""
+    params = read_parameters(path)
+    args, auxs = ({k[4:]: v for k, v in params.items() if k.startswith(kind)} for kind in ("arg:", "aux:"))
+    return args, auxs
+
+
 def _missing(path: str, expected: str) -> ValueError:
     if os.path.isdir(path):
         return ValueError(f"no file {path!r}, it is a folder; expected {expected}")

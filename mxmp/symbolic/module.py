@@ -21,16 +21,24 @@ from ..precision.casts import UNKNOWN
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan
+from ..precision.subgraphs import refuse_fused
 from ..step import states
 from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient, non_finite
 from ..step.masters import Weight, share_drawn, share_initial
 from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep, StepView
-from ..step.stores import check_kvstore, is_distributed, open_store, refuse_compression, refuse_sparse_weight
+from ..step.stores import (
+    check_kvstore,
+    is_distributed,
+    open_store,
+    refuse_compression,
+    refuse_sparse_weight,
+    refuse_without_launcher,
+)
 from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
-from .checkpoint import SavesParams, write_symbol
+from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
 from .core import Core, NamedUpdaters
 from .inference import InferenceExecutor, InferenceGraph
 from .parameters import check_values
@@ -82,8 +90,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
     TypeError
         ``symbol`` is no Symbol.
     ValueError
-        The constructor raises it if the policy is unknown or needs what the device lacks (bfloat16 on a GPU), or if
-        ``compression_params`` is not None, which would change gradients before they are checked.
+        The constructor raises it if the policy is unknown or needs what the device lacks (bfloat16 on a GPU), if
+        operators of ``symbol`` were fused, as ``optimize_for_inference`` does, or if ``compression_params`` is not
+        None, which would change gradients before they are checked.
     OSError
         The file of a Plan cannot be read.
     """
@@ -99,6 +108,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     ) -> None:
         if not isinstance(symbol, mx.sym.Symbol):
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{instead(symbol, True)}")
+        refuse_fused(symbol)
         _check_names({**dict(zip(("data_names", "label_names"), args)), **kwargs})
         self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
@@ -122,7 +132,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
         """Return a Module with the Symbol and the parameters of a checkpoint, as ``mx.mod.Module.load`` does.
 
-        Raises ``mxnet.MXNetError`` if the file of the Symbol or that of the parameters is missing or damaged.
+        Raises ``ValueError``, which names the file, if that of the Symbol or of the parameters is missing or damaged.
 
         Parameters
         ----------
@@ -134,7 +144,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
         """
-        symbol, args, auxs = mx.model.load_checkpoint(prefix, epoch)
+        symbol, args, auxs = read_symbol(f"{prefix}-symbol.json"), *read_values(f"{prefix}-{epoch:04d}.params")
         module = cls(symbol, **kwargs)
         module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
         return module
@@ -393,6 +403,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         check_kvstore(kvstore)
         check_optimizer(optimizer, optimizer_params)
         kvstore = open_store(kvstore)
+        refuse_without_launcher(kvstore)
         arrays = self.arrays()
         for name, copies in arrays.items():
             refuse_sparse_weight(name, copies[0].stype)

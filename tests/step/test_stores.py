@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import mxnet as mx
@@ -139,3 +140,36 @@ def test_distributed_stores_are_told_from_those_within_a_process():
         type = "silent"
 
     assert not stores.is_distributed(Silent())
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("dist_sinc", "dist_sync"), ("dist_device_sink", "dist_device_sync"), ("horovd", "horovod")]
+)
+def test_a_misspelt_store_is_refused_with_the_nearest_name(name, near):
+    with pytest.raises(ValueError, match=f"has no kvstore '{name}'.*did you mean '{near}'"):
+        stores.open_store(name)
+
+
+def test_a_distributed_store_without_a_launcher_is_refused_with_the_command():
+    for variable in ("DMLC_ROLE", "DMLC_NUM_WORKER"):
+        assert variable not in os.environ
+    with pytest.raises(ValueError, match=r"no launcher has started.*python -m mxmp launch --workers 2"):
+        mxmp.Trainer(mx.gluon.nn.Dense(2).collect_params(), "sgd", kvstore="dist_sync")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    module = mxmp.Module(symbol, policy="float16")
+    module.bind([("data", (2, 3))], [("softmax_label", (2,))])
+    module.init_params()
+    with pytest.raises(ValueError, match="DMLC_ROLE"):
+        module.init_optimizer(kvstore="dist_sync")
+    module.init_optimizer()
+
+
+def test_a_checkpoint_of_a_module_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no file '.*net-symbol\.json'"):
+        mxmp.Module.load(str(tmp_path / "net"), 1)
+    mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2).save(str(tmp_path / "net-symbol.json"))
+    with pytest.raises(ValueError, match=r"no file '.*net-0001\.params'"):
+        mxmp.Module.load(str(tmp_path / "net"), 1)
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    with pytest.raises(ValueError, match=r"no file '.*net-0001\.params'"):
+        mxmp.BucketingModule.load(str(tmp_path / "net"), 1, lambda key: (symbol, ("data",), ("softmax_label",)), 1)

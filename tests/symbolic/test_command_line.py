@@ -57,7 +57,7 @@ def test_cast_says_where_a_symbol_needs_a_variable_of_mxnet(tmp_path, capsys, mo
     x = mx.sym.LayerNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
     mx.sym.FullyConnected(x, num_hidden=2).save(str(tmp_path / "net-symbol.json"))
     files = [str(tmp_path / "net-symbol.json"), str(tmp_path / "low")]
-    words = ["cast", *files, "--device", "gpu", "--policy", "float16-fast"]
+    words = ["cast", *files, "--device", "gpu", "--policy", "float16-fast", "--force"]
     said = []
     for value in ("0", "1"):
         monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", value)
@@ -95,7 +95,10 @@ BAD = {
         ["explain", "@net-symbol.json", "--shape", "data=2,3,8,8"],
         "do not fit",
     ),
-    "misspelt input of cast": (["cast", "@net-symbol.json", "@low", "--shape", "dta=2,1,8,8"], "no input 'dta'"),
+    "misspelt input of cast": (
+        ["cast", "@net-symbol.json", "@low", "--shape", "dta=2,1,8,8"],
+        "no input 'dta'",
+    ),
     "missing folder": (["cast", "@net-symbol.json", "@net-0003.params", "@none/low"], "none/low-symbol.json"),
     "a file for a folder": (
         ["cast", "@net-symbol.json", "@net-0003.params", "@bad.json/low"],
@@ -186,7 +189,8 @@ def test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing(checkp
     mx.nd.save(str(checkpoint / "gluon.params"), {"weight": mx.nd.zeros((1,))})
     (checkpoint / "low-symbol.json").write_text("kept")
     before = sorted(os.listdir(checkpoint))
-    assert run(checkpoint, *arguments) == 2
+    forced = ["--force"] if arguments[0] == "cast" else []  # even then
+    assert run(checkpoint, *arguments, *forced) == 2
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
@@ -203,7 +207,7 @@ def test_a_read_only_folder_is_named(checkpoint, capsys):
 
 def test_tune_writes_a_plan_that_cast_and_explain_take(checkpoint, capsys):
     shape = ["--shape", "data=2,1,8,8"]
-    tune = ["tune", "@net-symbol.json", *shape, "--out", "@plan.json", "--no-cache"]
+    tune = ["tune", "@net-symbol.json", *shape, "--out", "@plan.json", "--no-cache", "--force"]
     assert run(checkpoint, *tune, "--inference") == 0
     assert "forward, ms" in capsys.readouterr().out
     assert run(checkpoint, *tune, "--bytes", "--exclude", "net_dense0*") == 0
@@ -323,3 +327,19 @@ def test_ctrl_c_is_one_line(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("mxmp.__main__.explain", interrupted)
     assert run(checkpoint, "explain", "@net-symbol.json") == 130
     assert capsys.readouterr().err == "python -m mxmp explain: interrupted\n"
+
+
+def test_cast_without_its_last_argument_writes_nothing(checkpoint, capsys):
+    before = sorted(os.listdir(checkpoint))
+    assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params") == 2
+    assert "expected the prefix of the files to write, behind PARAMS" in capsys.readouterr().err
+    assert sorted(os.listdir(checkpoint)) == before
+
+
+def test_cast_replaces_a_file_only_if_it_is_told_to(checkpoint, capsys):
+    (checkpoint / "low-symbol.json").write_text("mine")
+    assert run(checkpoint, "cast", "@net-symbol.json", "@low") == 2
+    assert "low-symbol.json' exists" in capsys.readouterr().err
+    assert (checkpoint / "low-symbol.json").read_text() == "mine"
+    assert run(checkpoint, "cast", "@net-symbol.json", "@low", "--force") == 0
+    assert (checkpoint / "low-symbol.json").read_text() != "mine"
