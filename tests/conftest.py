@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from mxmp import cpu
 from mxmp.pipeline import _log_that_float16_is_emulated
 
 os.environ.pop("MXNET_SAFE_ACCUMULATION", None)  # tests that need it set it
@@ -30,16 +31,18 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """What is not marked `slow` is `quick`; tests marked `gpu` skip, with the reason, where MXNet sees no GPU."""
+    """What is not marked `slow` is `quick`; what needs a machine that this one is not skips, with the reason."""
+    lacking = {
+        "gpu": not mx.context.num_gpus() and "needs a CUDA GPU that MXNet 1.9.1 can use; there is none here",
+        "bfloat16_kernels": not cpu.multiplies_bfloat16() and "needs oneDNN's bfloat16 kernels, so a CPU with AVX-512",
+        "vnni": cpu.lacks(*cpu.VNNI) and "needs INT8 kernels that do not overflow, so a CPU with VNNI",
+    }
     for item in items:
         if item.get_closest_marker("slow") is None:
             item.add_marker("quick")
-    if mx.context.num_gpus():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA GPU that MXNet 1.9.1 can use; there is none here")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+        for marker, reason in lacking.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(hookwrapper=True)

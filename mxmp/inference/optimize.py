@@ -34,8 +34,8 @@ def optimize_for_inference(
 ) -> OptimizedBlock | OptimizedSymbol:
     """Return a network for inference: the fastest of many graphs for this CPU that is still accurate enough.
 
-    FP32, bfloat16 and, on a CPU with VNNI, INT8 are tried, and mixtures in which the least accurate layers stay in
-    FP32. BatchNorm is folded into the layers before it, operators are fused by oneDNN where that is right, and weights
+    FP32, bfloat16 (on a CPU with AVX-512) and INT8 (with VNNI) are tried, and mixtures in which the least accurate
+    layers stay in FP32. BatchNorm is folded into the layers before it, operators are fused by oneDNN where that is right, and weights
     are stored in the dtype in which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every
     FP32 graph. ``target`` stays as it is.
 
@@ -121,11 +121,16 @@ def optimize_for_inference(
     limits = Limits(max_drop, min_sqnr, None if evaluate is None else score)
     with Runner(subject.batches) as runner, showing(progress) as tell:
         search = Search(subject, runner, limits, tell)
-        if INT8 in requested and cpu.lacks("avx512_vnni", "avx_vnni", "amx_int8"):
+        if INT8 in requested and cpu.lacks(*cpu.VNNI):
             # INT8 kernels are slow then, and add two products of INT8 numbers in 16 bits, which may overflow.
             requested.remove(INT8)
             search.notes.append(
                 "int8 was left out: this CPU has no VNNI, so its INT8 kernels are slow and may overflow"
+            )
+        if BFLOAT16 in requested and not cpu.multiplies_bfloat16():
+            requested.remove(BFLOAT16)
+            search.notes.append(
+                "bfloat16 was left out: this CPU has no AVX-512, so bfloat16 is emulated, and slower than FP32"
             )
         return served(subject, *search.run(requested))
 

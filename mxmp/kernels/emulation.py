@@ -33,14 +33,14 @@ def round_onednns_operators(fitted: LowGraph) -> list[Node]:
             low.add(node)
         if is_ours(node) and "dtype" in node.attrs:
             (low.add if node.attrs["dtype"] == fitted.compute else low.discard)(node)
-    found = {node: rule_of(node.op) for node in fitted.graph.nodes() if node in low and node.op in _ONEDNNS}
+    found = {node: rule_of(node.op) for node in fitted.graph.nodes() if node in low and node.op in ONEDNNS}
     _compute_in_fp32(fitted, found)
     copy_before_casts(fitted)
     return list(found)
 
 
 # MXNet's own kernels, which any CPU runs, compute the other operators that have a sound bfloat16 kernel.
-_ONEDNNS = frozenset(
+ONEDNNS = frozenset(
     ["Activation", "BatchNorm", "Convolution", "FullyConnected", "LeakyReLU", "Pooling", "_contrib_BatchNormWithReLU"]
 )
 

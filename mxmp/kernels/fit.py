@@ -53,7 +53,8 @@ def _named_by(switch: str) -> set[str]:
 @lru_cache(maxsize=None)
 def _warn_of_slow_bfloat16() -> None:
     if cpu.lacks("avx512_bf16", "amx_bf16"):
+        emulated = "by oneDNN: expect no gain over FP32" if cpu.multiplies_bfloat16() else "in FP32, and slower than it"
         warnings.warn(
-            "this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated: expect no gain over FP32",
+            f"this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated {emulated}",
             stacklevel=4,
         )

@@ -145,17 +145,6 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         test=f"{_TESTS}/test_layouts.py::test_a_reshape_to_four_axes_before_a_convolution_trains",
         rewrite=layouts.copy_reshaped,
     ),
-    Workaround(
-        name="emulated_bfloat16",
-        dtypes=_BFLOAT16,
-        effect="fails",
-        fault="on a CPU without AVX-512, oneDNN has no bfloat16 kernels (of a convolution, a dense layer, an "
-        "activation, a pooling, BatchNorm). They are emulated: each computes in FP32 between casts that round",
-        source='oneDNN 2.4, src/cpu/x64: avx512_core; "could not create a primitive descriptor iterator"',
-        test=f"{_TESTS}/test_emulation.py::test_bfloat16_without_avx512_has_one_rounding_forward_and_backward",
-        rewrite=emulation.round_onednns_operators,
-        here=lambda: not cpu.multiplies_bfloat16(),
-    ),
     # -- float16, emulated --------------------------------------------------------------------------
     Workaround(
         name="norms_as_in_kernels",
@@ -352,6 +341,18 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         test=f"{_TESTS}/test_fit.py::test_a_hard_sigmoid_keeps_the_gradient_that_another_operator_reads",
         rewrite=unwritten.keep_gradients_of_others,
         devices=("cpu", "gpu"),
+    ),
+    # -- bfloat16, emulated: behind the rewrites whose operators it emulates, too ------------------
+    Workaround(
+        name="emulated_bfloat16",
+        dtypes=_BFLOAT16,
+        effect="fails",
+        fault="on a CPU without AVX-512, oneDNN has no bfloat16 kernels (of a convolution, a dense layer, an "
+        "activation, a pooling, BatchNorm). They are emulated: each computes in FP32 between casts that round",
+        source='oneDNN 2.4, src/cpu/x64: avx512_core; "could not create a primitive descriptor iterator"',
+        test=f"{_TESTS}/test_emulation.py::test_bfloat16_without_avx512_has_one_rounding_forward_and_backward",
+        rewrite=emulation.round_onednns_operators,
+        here=lambda: not cpu.multiplies_bfloat16(),
     ),
     # -- on a GPU -----------------------------------------------------------------------------------
     Workaround(

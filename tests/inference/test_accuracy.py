@@ -112,6 +112,7 @@ def candidate(found, name="int8"):
     return next(row for row in found.report.candidates if row.name == name)
 
 
+@pytest.mark.vnni
 @pytest.mark.slow
 def test_a_bias_of_the_outputs_changes_no_verdict():
     """The inputs of its first layer have a few values far outside the range of the others, so INT8 loses the others."""
@@ -138,6 +139,7 @@ def scores_of(shape):
     return [scores, S.sum(data, axis=1, name="other")], {"fc_weight": mx.nd.array(weight)}
 
 
+@pytest.mark.vnni
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "place"), [((-1, 10), 1), ((-1, 1, 10), 0), ((-1, 10, 1, 1), 1)], ids=str)
 def test_top_answers_guard_scores_of_any_shape_in_any_output(shape, place):
@@ -149,6 +151,7 @@ def test_top_answers_guard_scores_of_any_shape_in_any_output(shape, place):
     assert row.verdict.endswith("of the answers are others")
 
 
+@pytest.mark.vnni
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_layer_of_which_calibration_saw_no_range_stays_out_and_is_named(value):
@@ -174,6 +177,7 @@ def test_a_layer_of_which_calibration_saw_no_range_stays_out_and_is_named(value)
     assert "quantized_fc_unseen" not in graph
 
 
+@pytest.mark.vnni
 @pytest.mark.slow
 def test_a_network_of_small_operators_ends_the_search_early_and_writes_no_log(capfd):
     cell = mx.rnn.GRUCell(8, prefix="gru_")

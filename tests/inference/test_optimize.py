@@ -28,6 +28,10 @@ from mxmp.inference.targets import OptimizedSymbol
 from mxmp.precision.graph import Graph
 
 pytestmark = pytest.mark.slow
+LOW = [
+    pytest.param("bfloat16", marks=pytest.mark.bfloat16_kernels),
+    pytest.param("int8", marks=pytest.mark.vnni),
+]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,8 @@ def test_a_net_on_another_cpu_context_is_optimized_too():
     assert sqnr(reference, found(x.as_in_context(mx.cpu())).asnumpy()) > 100
 
 
+@pytest.mark.bfloat16_kernels
+@pytest.mark.vnni
 def test_all_candidates_are_in_the_report(found):
     report = found.report
     rows = {row.name: row for row in report.candidates}
@@ -138,7 +144,7 @@ np.savez(prefix, *out)
 """
 
 
-@pytest.mark.parametrize("kind", ["float32, fused", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32, fused", *LOW])
 def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, held, tmp_path):
     """By ``SymbolBlock.imports`` and by ``Module``, with any batch size."""
     served, x = candidates[kind], held[0][:32]
@@ -153,7 +159,7 @@ def test_an_export_loads_in_plain_mxnet_with_the_same_bits(candidates, kind, hel
             np.testing.assert_array_equal(array, served(x[:rows]).asnumpy())
 
 
-@pytest.mark.parametrize("kind", ["float32, fused", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32, fused", *LOW])
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda served: pickle.loads(pickle.dumps(served))])
 def test_a_copy_computes_the_same(candidates, kind, again, held):
     """Also one of a Symbol, whose casts MXNet drops when it is pickled."""
@@ -173,6 +179,8 @@ def test_an_input_of_another_dtype_is_no_quantized_one(candidates, net):
             served(x).asnumpy()
 
 
+@pytest.mark.bfloat16_kernels
+@pytest.mark.vnni
 def test_layers_that_leave_int8_compute_in_bfloat16(net, images):
     """Of INT8 graphs only the first, with all layers in it, is refused."""
     counts, low = [], []
@@ -207,6 +215,7 @@ def candidates(net, images):
     return kept
 
 
+@pytest.mark.bfloat16_kernels
 def test_weights_in_bfloat16_are_stored_so(candidates, tmp_path):
     sizes = {}
     for kind in ("float32, fused", "bfloat16"):
@@ -217,6 +226,7 @@ def test_weights_in_bfloat16_are_stored_so(candidates, tmp_path):
     assert sum(node["op"] == "amp_cast" for node in nodes) <= 4  # of the input and of the output, not of weights
 
 
+@pytest.mark.vnni
 def test_layers_leave_int8_until_evaluate_is_content(net, images, held):
     asked = []
 
@@ -233,6 +243,7 @@ def test_layers_leave_int8_until_evaluate_is_content(net, images, held):
     assert sqnr(held[2], found(held[0]).asnumpy()) > 15
 
 
+@pytest.mark.vnni
 def test_where_nothing_is_right_enough_it_says_so(net, images, held):
     found = mxmp.optimize_for_inference(net, batches(images), min_sqnr=90)
     assert found.report.chosen.startswith("float32")
@@ -258,6 +269,7 @@ def test_a_symbol_gives_a_symbol_with_parameters():
     assert sqnr(wanted, got) > 5
 
 
+@pytest.mark.vnni
 def test_a_product_that_int8_cannot_compute_is_left_out():
     """MobileNetV3's gates: ``quantized_elemwise_mul`` takes int8 only, and fails."""
     mx.random.seed(0)
@@ -335,6 +347,7 @@ def test_a_graph_that_is_added_again_under_its_name_replaces_the_first(has_run):
         np.testing.assert_allclose(runner.ask("outputs", "graph", [0])[0][0], 3 * want, rtol=1e-6)
 
 
+@pytest.mark.vnni
 def test_ctrl_c_leaves_the_net_as_it_was(net, images, held, monkeypatch):
     def interrupt(self, *args):
         raise KeyboardInterrupt
@@ -352,6 +365,13 @@ def test_without_vnni_int8_is_left_out(net, images, monkeypatch):
     monkeypatch.setattr(cpu, "lacks", lambda *_: True)
     found = mxmp.optimize_for_inference(net, batches(images), dtypes=["int8"])
     assert any("no VNNI" in note for note in found.report.notes)
+    assert found.report.chosen.startswith("float32")
+
+
+def test_without_avx512_bfloat16_is_left_out(net, images, monkeypatch):
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+    found = mxmp.optimize_for_inference(net, batches(images), dtypes=["bfloat16"])
+    assert any("bfloat16 was left out" in note for note in found.report.notes)
     assert found.report.chosen.startswith("float32")
 
 
@@ -428,6 +448,7 @@ def test_a_network_of_numpy_arrays_is_refused():
             mxmp.optimize_for_inference(net, [x])
 
 
+@pytest.mark.vnni
 def test_nothing_to_quantize_is_said():
     symbol = S.LayerNorm(S.var("data"), name="norm")
     params = filled(symbol, data=(4, 6))
@@ -601,6 +622,7 @@ def test_infinite_values_of_a_tensor_do_not_count():
     assert statistics.ranges("min/max") == {"mask": (0.0, 1.0)}
 
 
+@pytest.mark.vnni
 def test_a_product_with_a_parameter_leaves_the_other_layers_in_int8():
     """MXNet's full mode would quantize the product, and fail. The shape of its parameter is that of the value alone."""
     layers = S.relu(S.FullyConnected(S.var("data"), num_hidden=16, name="first"))
@@ -672,7 +694,7 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
         found.report.plot("picture.txt")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", LOW)
 def test_the_report_knows_operators_with_several_outputs(dtype, monkeypatch):
     ask = Runner.ask
 
@@ -760,7 +782,7 @@ def test_the_command_refuses_parameters_that_leave_no_input_for_the_data(checkpo
     assert "has all the symbol's inputs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("dtypes", [["bfloat16"], ["int8"]], ids=str)
+@pytest.mark.parametrize("dtypes", LOW)
 def test_a_transformer_is_folded_and_runs_in_every_dtype_also_without_mxmp(dtypes, tmp_path):
     """Its position embedding is a constant that is broadcast, whose shape MXNet cannot infer."""
     net = nlp.model.BERTEncoder(num_layers=1, units=32, hidden_size=64, num_heads=2, max_length=16, dropout=0)

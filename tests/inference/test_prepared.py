@@ -15,6 +15,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp import cpu
 from mxmp.inference.prepared import KEPT_SHAPES
 
 pytestmark = pytest.mark.slow
@@ -107,7 +108,7 @@ def test_weights_are_prepared_once_for_each_shape(kind):
     for rows in range(1, KEPT_SHAPES + 1):
         assert found[f"{rows} after another"] == found[f"{rows} again"]
     assert found["hybridized again"] == found[f"{KEPT_SHAPES} again"]
-    if kind == "loop":  # no tensor that it computes needs another layout
+    if kind == "loop" and not cpu.lacks("avx512f"):  # no tensor that it computes needs another layout there
         assert found["1 again"] == 0
 
 

@@ -87,6 +87,7 @@ def test_a_chain_of_relus_is_right(between):
     check(S.Group([relu(between(second), "third"), first, second]), every=True)
 
 
+@pytest.mark.vnni
 def test_a_product_that_is_read_in_int8_and_in_fp32_is_right():
     stem = conv(S.var("data"), "stem")
     product = S.elemwise_mul(stem, conv(stem, "other"), name="product")
@@ -94,6 +95,7 @@ def test_a_product_that_is_read_in_int8_and_in_fp32_is_right():
     assert {"product", "last"} <= set(found)
 
 
+@pytest.mark.vnni
 @given(networks())
 @settings(max_examples=examples(40), deadline=None)
 def test_any_network_is_right_in_int8(symbol):
@@ -101,6 +103,7 @@ def test_any_network_is_right_in_int8(symbol):
         check(symbol, every=every)
 
 
+@pytest.mark.vnni
 @pytest.mark.parametrize(
     "before",
     [

@@ -1,4 +1,4 @@
-"""float16 on a CPU as a Tensor Core computes it."""
+"""float16 on a CPU as a Tensor Core computes it, and bfloat16 where oneDNN has no kernels for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kit.oracle import S, assert_same_bits, by_symbol, filled, half, native, nod
 
 import mxmp
 from mxmp import Policy
-from mxmp.kernels.fit import SWITCH
+from mxmp.kernels.emulation import ONEDNNS
+from mxmp.kernels.fit import SWITCH, SWITCH_ON
 from mxmp.pipeline import low_graph
 from mxmp.precision import plan
 from mxmp.precision.casts import strip
@@ -247,6 +248,64 @@ def test_recurrent_operators_equal_fp32_ones_on_rounded_values(mode):
     for name in values:
         np.testing.assert_array_equal(got.grads[name], half(want.grads[name]))
         assert np.abs(got.grads[name]).max() > 0
+
+
+# -- bfloat16 without AVX-512 -------------------------------------------------------------------------
+
+
+def to_bfloat16(value: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16, to nearest and ties to even, in FP32; of finite values."""
+    bits = np.asarray(value, "float32").view("uint32")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype("uint32").view("float32")
+
+
+ONEDNNS_OPERATORS = {
+    "Convolution": lambda x: S.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name="op"),
+    "FullyConnected": lambda x: S.FullyConnected(x, num_hidden=5, name="op"),
+    "Activation": lambda x: S.Activation(x, act_type="tanh", name="op"),
+    "LeakyReLU": lambda x: S.LeakyReLU(x, act_type="leaky", slope=0.3, name="op"),
+    "Pooling": lambda x: S.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="avg", name="op"),
+    "BatchNorm": lambda x: S.BatchNorm(x, fix_gamma=False, name="op"),
+    "_contrib_BatchNormWithReLU": lambda x: S.contrib.BatchNormWithReLU(x, fix_gamma=False, name="op"),
+}
+
+
+@pytest.mark.parametrize("op", sorted(ONEDNNS))
+def test_bfloat16_without_avx512_has_one_rounding_forward_and_backward(op, monkeypatch):
+    monkeypatch.setenv(SWITCH_ON, "emulated_bfloat16")
+    symbol = ONEDNNS_OPERATORS[op](S.var("data"))
+    cast = mxmp.cast_symbol(symbol, Policy("bfloat16", norm="compute", low_ops=[op]), ctx=mx.cpu())
+    every = nodes(cast)
+    ((data, *_), *_) = next(node for node in every if node["op"] == op)["inputs"]
+    assert every[data]["attrs"]["dtype"] == "float32"
+    values = filled(symbol, data=(2, 3, 6, 6))
+    shapes = symbol.infer_shape(data=(2, 3, 6, 6))[1]
+    heads = [np.random.normal(0, 1, shape).astype("float32") for shape in shapes]
+    kept = {symbol.list_inputs()[position] for position in rule_of(op).keep}  # FP32, as in oneDNN's kernel
+    low = {name: value if name in kept else to_bfloat16(value) for name, value in values.items()}
+    got = by_symbol(cast, values, heads=heads)
+    want = by_symbol(symbol, low, heads=list(map(to_bfloat16, heads)))
+    np.testing.assert_array_equal(got.outputs[0], to_bfloat16(want.outputs[0]))
+    assert not np.array_equal(got.outputs[0], want.outputs[0])
+    for name, expected in want.grads.items():
+        np.testing.assert_array_equal(
+            got.grads[name], expected if name in kept else to_bfloat16(expected), err_msg=name
+        )
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=lambda case: case.op)
+def test_products_of_bfloat16_without_avx512_are_within_an_ulp_of_numpy(case, monkeypatch):
+    monkeypatch.setenv(SWITCH_ON, "emulated_bfloat16")
+    values = case.values(lambda shape: np.random.normal(0, 1, shape))
+    exact = [to_bfloat16(value).astype("float64") for value in values.values()]
+    want = case.numpy(*exact)
+    head = np.random.normal(0, 1, want.shape).astype("float32")
+    got = by_symbol(mxmp.cast_symbol(case.symbol(), "bfloat16", ctx=mx.cpu()), values, heads=[head])
+    slopes = [gradient(case, exact, to_bfloat16(head).astype("float64"), place) for place in range(len(exact))]
+    for value, expected in zip([got.outputs[0], *(got.grads[name] for name in values)], [want, *slopes]):
+        rounded = to_bfloat16(expected)
+        assert (np.abs(value - rounded) <= np.maximum(np.abs(rounded) * 2.0**-7, 2.0**-18)).all()
+        assert np.mean(value != rounded) < 0.02
 
 
 # -- The edges of float16 ---------------------------------------------------------------------------

@@ -200,6 +200,7 @@ def test_3d_deconvolutions_are_cropped_apart_only_where_padding_is_not_small_bes
     assert ("slice" in ops_run(net)) == crops
 
 
+@pytest.mark.bfloat16_kernels
 def test_mxnet_itself_reads_beyond_small_inputs_of_3d_convolutions():
     """When this fails MXNet has mended it, and of ``pad_volumes`` bfloat16's part may be all that is needed."""
     convolution = Convolution((3, 5, 5), (3, 3, 3), (2, 2, 2), (1, 1, 1))

@@ -13,6 +13,7 @@ from kit.processes import ROOT
 from pages import workarounds
 
 import mxmp
+from mxmp import cpu
 from mxmp.kernels.fit import SWITCH
 from mxmp.kernels.table import WORKAROUNDS
 
@@ -51,9 +52,16 @@ print(json.dumps(codes))
 """
 
 
+def unseen() -> set[str]:
+    """Faults of oneDNN's bfloat16 kernels, or of casts beside them, that cannot be seen where these are emulated."""
+    faults = {"unused_taps", "copies_before_casts", "reshaped_volumes", "reshaped_gradients"}
+    return set() if cpu.multiplies_bfloat16() else faults
+
+
 @pytest.mark.slow
 def test_the_test_of_each_row_is_red_without_it_and_green_with_it():
-    rows = [row for row in WORKAROUNDS if "cpu" in row.devices]  # those of a GPU have theirs in tests/nullgpu
+    # Those of a GPU have theirs in tests/nullgpu.
+    rows = [row for row in WORKAROUNDS if "cpu" in row.devices and row.name not in unseen()]
     tests = {row.name: [row.test] for row in rows}
     # Nothing is switched off. The tests of poisoned memory have processes of their own.
     tests[""] = sorted({row.test for row in rows if "memory_that_was_never_written" not in row.test})

@@ -81,6 +81,7 @@ def upsampled(deconvolutions: int = 1) -> mx.sym.Symbol:
     return S.FullyConnected(x, num_hidden=4, name="fc")
 
 
+@pytest.mark.bfloat16_kernels
 def test_a_kernel_that_crashes_is_left_out_and_the_search_goes_on(monkeypatch):
     add_to_start(monkeypatch, EVERY_KERNEL)
     plan = tuned(upsampled(2), data=(2, 16, 6, 6))
