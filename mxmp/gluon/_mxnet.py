@@ -121,6 +121,16 @@ class TracedGraph(NamedTuple):
     out_format: Any
 
 
+# The dicts of a block's forward hooks.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# Attributes of blocks that the code of no ``hybrid_forward`` reads for its own sake: MXNet's own (names, graphs, flags;
+# counters of recurrent cells, which number operators), and what ``redirect_calls`` sets. Not children and Parameters.
+BOOKKEEPING = (vars(HybridBlock(prefix="")).keys() - {"_children", "_reg_params", *HOOKS}) | {
+    *("forward", "hybrid_forward", "hybridize", "cast", "optimize_for", "_call_cached_op", "mxmp_conversion"),
+    *("skip_states", "_counter", "_init_counter"),
+}
+
+
 def flatten(args: tuple) -> tuple[list, Any]:
     """Return the arrays and None in a call's arguments as one flat list, and how they were nested.
     ``(x, [y, None])`` gives ``[x, y, None]`` and ``[0, [0, -1]]``: 0 for an array, -1 for None, n for a Symbol of n > 1
@@ -204,6 +214,16 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
             f"{error}. A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or "
             "make its layers with in_units or in_channels"
         ) from error
+
+
+def without_last_outputs(traced: TracedGraph, count: int) -> TracedGraph:
+    """Return the graph without its last ``count`` outputs, and without the Parameters that only these read."""
+    data, symbol = traced.graph
+    if not count:
+        return traced
+    kept = mx.sym.Group([symbol[i] for i in range(len(symbol.list_outputs()) - count)])
+    sources = dict(zip(symbol.list_inputs(), traced.op_args))
+    return traced._replace(op_args=[sources[name] for name in kept.list_inputs()], graph=(data, kept))
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:
