@@ -121,6 +121,11 @@ class TracedGraph(NamedTuple):
     out_format: Any
 
 
+def copy_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return the Symbol of a copy, of the same kind: one of ``mx.sym`` or ``mx.sym.np``."""
+    return symbol * 1 if isinstance(symbol, mx.sym.numpy._Symbol) else mx.sym.identity(symbol)
+
+
 # The dicts of a block's forward hooks.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Attributes of blocks that the code of no ``hybrid_forward`` reads for its own sake: MXNet's own (names, graphs, flags;
@@ -214,16 +219,6 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
             f"{error}. A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or "
             "make its layers with in_units or in_channels"
         ) from error
-
-
-def without_last_outputs(traced: TracedGraph, count: int) -> TracedGraph:
-    """Return the graph without its last ``count`` outputs, and without the Parameters that only these read."""
-    data, symbol = traced.graph
-    if not count:
-        return traced
-    kept = mx.sym.Group([symbol[i] for i in range(len(symbol.list_outputs()) - count)])
-    sources = dict(zip(symbol.list_inputs(), traced.op_args))
-    return traced._replace(op_args=[sources[name] for name in kept.list_inputs()], graph=(data, kept))
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:

@@ -198,8 +198,9 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 class BuiltGraph(NamedTuple):
     """One graph of a block in low precision, ready to run."""
 
-    # Without the outputs of ``left``.
+    # Without the outputs of ``left``, which the FP32 graph ``symbol`` and the plan have.
     traced: _mxnet.TracedGraph
+    symbol: mx.sym.Symbol
     op: _LowPrecisionOp
     plan: Plan
     # The shapes of the inputs for which the graph was built, by the names of the input variables.
@@ -273,8 +274,16 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     has_few_rows = conversion.plan is None and any(each.reason == FEW_ROWS for each in plan.decisions.values())
     few = tuple(array.size for array in inputs.values()) if has_few_rows else ()
     conditions = Conditions(adds_to_inputs, large, few, has_heads)
-    shown = _mxnet.without_last_outputs(traced, left.outputs)
-    return BuiltGraph(shown, op, plan, shapes, requested, nesting, needs, conditions, reads, left)
+    kept = _without_last_outputs(symbol, left.outputs)
+    # ``export`` takes the Parameters from here.
+    shown = traced._replace(graph=(data, kept), op_args=[sources[name] for name in kept.list_inputs()])
+    shown = shown if left.outputs else traced
+    return BuiltGraph(shown, symbol, op, plan, shapes, requested, nesting, needs, conditions, reads, left)
+
+
+def _without_last_outputs(symbol: mx.sym.Symbol, count: int) -> mx.sym.Symbol:
+    outputs = len(symbol.list_outputs()) - count
+    return mx.sym.Group([symbol[i] for i in range(outputs)]) if count else symbol
 
 
 def _copy_returned_inputs(graph: Graph) -> None:
@@ -297,8 +306,9 @@ class TracedCall(NamedTuple):
     nested: Callable[[list[NDArray]], Any]
 
 
-def traced_call(block: HybridBlock, args: tuple, training: bool) -> TracedCall:
+def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool = False) -> TracedCall:
     """Return the FP32 graph of ``block(*args)`` in training or inference mode; ``block`` stays as it is.
+    Behind the outputs there are results that the code leaves in attributes, unless the graph is to be served.
     Raises ``ValueError`` if the block's Python code fails on Symbols."""
     args, constants = split(args)
     try:
@@ -309,8 +319,10 @@ def traced_call(block: HybridBlock, args: tuple, training: bool) -> TracedCall:
         policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
         hint = f"; a policy is given by name, policy={policies[0]!r}" if policies else ""
         raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}{hint}") from error
-    traced = _mxnet.without_last_outputs(_mxnet.traced_graph(clone), left.outputs)
+    traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
+    if served:
+        symbol = _without_last_outputs(symbol, left.outputs)
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}

@@ -6,6 +6,7 @@ call of the graph; what it writes, such as a second result in an attribute, is w
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from contextlib import contextmanager
@@ -194,6 +195,8 @@ class Trace:
         self._inside = [each for each in inside if each is not block]
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
+        # Lists and dicts that the code has read from attributes, with what they had in them.
+        self._containers: list[tuple[list | dict, list | dict]] = []
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
         self._functions: dict[int, FunctionType] = {}
@@ -205,6 +208,11 @@ class Trace:
             return
         if name in _mxnet.HOOKS and block is self._clone:
             return  # they get arrays
+        value = vars(block).get(name)
+        if isinstance(value, FunctionType):
+            self._reach(value)
+        if isinstance(value, (list, dict)):
+            self._containers.append((value, copy.copy(value)))
         if name not in vars(block):
             found = _of_class(block, name)
             if isinstance(found, FunctionType):
@@ -237,6 +245,9 @@ class Trace:
                 self._reach(value)
             elif not isinstance(value, (ModuleType, type)) and not callable(value):
                 self.reads.note(space, name)
+        for value in map(_content, function.__closure__ or ()):
+            if isinstance(value, FunctionType):
+                self._reach(value)
 
     # -- running it --
 
@@ -303,6 +314,9 @@ class Trace:
         """Give all blocks back what the code of a failed trace has written."""
         for block, name, before in self._written.values():
             vars(block).pop(name, None) if before is _MISSING else vars(block).update({name: before})
+        for container, before in reversed(self._containers):
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
 
 
 class Left:
@@ -344,7 +358,7 @@ def apart(more: Sequence[mx.sym.Symbol], outputs: Sequence[mx.sym.Symbol]) -> It
     for each in more:
         name = tuple(each.list_outputs())
         if name in seen:
-            each = each.as_np_ndarray().copy() if hasattr(each, "as_nd_ndarray") else mx.sym.identity(each)
+            each = _mxnet.copy_of(each)
         seen.add(name)
         yield each
 
