@@ -41,8 +41,8 @@ HOUSE = {
     ],
     "protocol": ["observed", "frontend", "probe"],
     "gluon": [
-        *("_mxnet", "nesting", "known", "blocks", "parameter", "conversion", "scaling", "scaled_reads", "graphs"),
-        *("hook", "convert"),
+        *("_mxnet", "nesting", "known", "remembered", "blocks", "parameter", "conversion", "scaling", "scaled_reads"),
+        *("graphs", "hook", "convert"),
         *("backward", "trainer", "weights", "training", "replaying", "reading", "__init__"),
     ],
     "symbolic": [

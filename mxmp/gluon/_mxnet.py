@@ -121,6 +121,21 @@ class TracedGraph(NamedTuple):
     out_format: Any
 
 
+def copy_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return the Symbol of a copy, of the same kind: one of ``mx.sym`` or ``mx.sym.np``."""
+    return symbol * 1 if isinstance(symbol, mx.sym.numpy._Symbol) else mx.sym.identity(symbol)
+
+
+# The dicts of a block's forward hooks.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# Attributes of blocks that the code of no ``hybrid_forward`` reads for its own sake: MXNet's own (names, graphs, flags;
+# counters of recurrent cells, which number operators), and what ``redirect_calls`` sets. Not children and Parameters.
+BOOKKEEPING = (vars(HybridBlock(prefix="")).keys() - {"_children", "_reg_params", *HOOKS}) | {
+    *("forward", "hybrid_forward", "hybridize", "cast", "optimize_for", "_call_cached_op", "mxmp_conversion"),
+    *("skip_states", "_counter", "_init_counter"),
+}
+
+
 def flatten(args: tuple) -> tuple[list, Any]:
     """Return the arrays and None in a call's arguments as one flat list, and how they were nested.
     ``(x, [y, None])`` gives ``[x, y, None]`` and ``[0, [0, -1]]``: 0 for an array, -1 for None, n for a Symbol of n > 1

@@ -31,10 +31,12 @@ from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
+from .blocks import blocks_of
 from .conversion import NetConversion, requested_gradient
 from .known import Functions, Knowledge, asks_for_more, known, knows_arrays, tracing
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of, split
 from .parameter import overridden
+from .remembered import ANY, Left, Reads, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
@@ -84,11 +86,13 @@ class GraphKey(NamedTuple):
     few_rows: bool
     # Of the inputs, if loss heads multiply their gradients by the loss scale.
     dtypes: tuple | None
+    # What the trace has read of Python: equal to itself alone. ``ANY`` in ``Graphs.key_of``.
+    reads: Reads
 
 
 class Graphs(Dict[GraphKey, "BuiltGraph"]):
     """The low-precision graphs of one block; a copy of the block has none.
-    Of the graphs for one Python value or one shape, only the newest ``LIMIT`` are kept."""
+    Of the graphs for one Python value, one shape, or one state of what code reads, the newest ``LIMIT`` are kept."""
 
     # A number that changes in each call would leave a graph in each.
     LIMIT = 16
@@ -98,6 +102,8 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
         self.conditions: dict[Call, Conditions] = {}
         self._block, self._compute = block, compute
         self._params = list(block.collect_params().values())
+        # The keys of graphs that differ in ``reads`` alone, newest first, by their key without it.
+        self._alike: dict[GraphKey, list[GraphKey]] = {}
         # What the block's code has asked for in any trace: ``"shape"``, ``"dtype"``, ``"ctx"``.
         self._needs: tuple[str, ...] = ()
         self._warned = False
@@ -107,7 +113,8 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
 
     def find(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> BuiltGraph | None:
         """Return the graph for a call with these arguments, None being left out of ``inputs``, or None."""
-        return self.get(self.key_of(self.call_of(structure, device, constants, inputs), inputs))
+        key = self.key_of(self.call_of(structure, device, constants, inputs), inputs)
+        return next((self.get(each) for each in self._alike.get(key, ()) if each.reads.hold()), None)
 
     def call_of(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> Call:
         return Call(
@@ -129,42 +136,72 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             its.large is not None and its.large.at([array.shape for array in inputs]),
             bool(its.few) and all(array.size <= most for array, most in zip(inputs, its.few)),
             tuple([array.dtype for array in inputs]) if its.has_heads and needs_scale(self._compute) else None,
+            ANY,
         )
 
     def add(self, built: BuiltGraph, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> None:
         """Store a graph, drop those that it replaces, and the oldest of too many; the caller holds ``BUILDING``."""
         self._needs = tuple(sorted({*self._needs, *built.needs}))
+        self._params = list(self._block.collect_params().values())  # a child may be new
         call = self.call_of(structure, device, constants, inputs)
         self.conditions[call] = built.conditions
         key = self.key_of(call, inputs)
-        # A graph with other conditions is never found again. With other requests the last one stays: a GAN has two.
         alike = [each for each in self if each.call == call and each.dtypes == key.dtypes]
-        former = [each for each in alike if each._replace(requested=key.requested) == key][-1:]
-        for each in alike:
-            if each not in former:
-                del self[each]
-        self[key] = built
+        same = [each for each in alike if each._replace(reads=ANY) == key and not each.reads.always_anew]
+        # A graph with other conditions is never found again. With other requests the last one stays: a GAN has two.
+        other = [
+            each for each in alike if each._replace(requested=key.requested, reads=ANY) == key and each not in same
+        ]
+        kept = [*same[1 - self.LIMIT :], *[each for each in other if each.requested != key.requested][-1:]]
+        for each in [each for each in alike if each not in kept]:
+            del self[each]
+        if built.reads.always_anew:
+            self._warn(
+                f"the code of {self._block.name!r} or a block inside {built.reads.always_anew}, so it is traced anew "
+                "in each call, which is slow. Draw random numbers and compute with arrays in the graph "
+                "(F.random.uniform, F.where), and assign new values to attributes, or leave the block as Python: "
+                "mxmp.convert(net, exclude=...)"
+            )
+        elif len(same) >= self.LIMIT:
+            self._warn(
+                f"{same[-1].reads.changed()!r}, which the code of {self._block.name!r} reads, had more than "
+                f"{self.LIMIT} values. Each has a graph of its own, which is traced at its first call, and only the "
+                "last ones are kept. Pass a number that changes as an input, an array (mx.nd.array([0.3])), or leave "
+                "the block as Python: mxmp.convert(net, exclude=...)"
+            )
+        self[key._replace(reads=built.reads)] = built
+        self._drop_special()
+        self._alike = {}
+        for each in self:
+            self._alike.setdefault(each._replace(reads=ANY), []).insert(0, each)
+
+    def _drop_special(self) -> None:
+        """Drop the graphs of the oldest kinds of call with Python values or shapes, if there are too many."""
         special = list(dict.fromkeys(each.call for each in self if each.call.constants or each.call.known))
         for oldest in special[: -self.LIMIT]:
             del self.conditions[oldest]
             for each in [each for each in self if each.call == oldest]:
                 del self[each]
-            if not self._warned:
-                self._warned = True
-                reason = "inputs of different shapes, which its code reads" if oldest.known else "different values"
-                warnings.warn(
-                    f"{self._block.name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its "
-                    "own, which is traced at its first call, and only the last ones are kept. Pass a number that "
-                    "changes as an array (mx.nd.array([0.3])), or leave the block as Python: "
-                    "mxmp.convert(net, exclude=...)",
-                    stacklevel=7,
-                )
+            reason = "inputs of different shapes, which its code reads" if oldest.known else "different values"
+            self._warn(
+                f"{self._block.name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its "
+                "own, which is traced at its first call, and only the last ones are kept. Pass a number that "
+                "changes as an array (mx.nd.array([0.3])), or leave the block as Python: "
+                "mxmp.convert(net, exclude=...)"
+            )
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=8)
 
 
 class BuiltGraph(NamedTuple):
     """One graph of a block in low precision, ready to run."""
 
+    # Without the outputs of ``left``, which the FP32 graph ``symbol`` and the plan have.
     traced: _mxnet.TracedGraph
+    symbol: mx.sym.Symbol
     op: _LowPrecisionOp
     plan: Plan
     # The shapes of the inputs for which the graph was built, by the names of the input variables.
@@ -175,11 +212,19 @@ class BuiltGraph(NamedTuple):
     # What the block's code has asked of its inputs.
     needs: frozenset[str]
     conditions: Conditions
+    reads: Reads
+    left: Left
 
     def run(self, inputs: list, monitor: tuple | None) -> Any:
-        """Run the graph on the call's arrays, without None; return the output, nested as the block nests it."""
+        """Run the graph on the call's arrays, without None; return the output, nested as the block nests it.
+        Sets the attributes that the block's code sets, and runs the hooks of blocks inside."""
         out = self.op(inputs, monitor)
-        return _as_nested([out] if isinstance(out, NDArray) else out, self.nesting, self.traced)
+        flat = [out] if isinstance(out, NDArray) else out
+        if self.nesting is None or not self.left.nestings:
+            return _as_nested(flat, self.nesting, self.traced)
+        answer, *values = nested(Nesting(list, [self.nesting, *self.left.nestings]), flat)
+        self.left.repeat(values)
+        return answer
 
 
 def _as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
@@ -194,7 +239,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     """Trace ``block`` for a call, and return its low-precision graph, for training or inference as autograd is set now.
     ``args`` and ``constants`` are as ``nesting.split`` returns them. Parameters become ``LowParameter``, or get their
     shape. Raises ``UntraceableError``, and what ``NetConversion.build_graph`` and ``refuse_contrib_amp`` raise."""
-    clone, nesting, needs = _trace(block, args, constants)
+    clone, nesting, needs, reads, left = _trace(block, args, constants)
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
@@ -230,7 +275,16 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     has_few_rows = conversion.plan is None and any(each.reason == FEW_ROWS for each in plan.decisions.values())
     few = tuple(array.size for array in inputs.values()) if has_few_rows else ()
     conditions = Conditions(adds_to_inputs, large, few, has_heads)
-    return BuiltGraph(traced, op, plan, shapes, requested, nesting, needs, conditions)
+    kept = _without_last_outputs(symbol, left.outputs)
+    # ``export`` takes the Parameters from here.
+    shown = traced._replace(graph=(data, kept), op_args=[sources[name] for name in kept.list_inputs()])
+    shown = shown if left.outputs else traced
+    return BuiltGraph(shown, symbol, op, plan, shapes, requested, nesting, needs, conditions, reads, left)
+
+
+def _without_last_outputs(symbol: mx.sym.Symbol, count: int) -> mx.sym.Symbol:
+    outputs = len(symbol.list_outputs()) - count
+    return mx.sym.Group([symbol[i] for i in range(outputs)]) if count else symbol
 
 
 def _copy_returned_inputs(graph: Graph) -> None:
@@ -253,13 +307,14 @@ class TracedCall(NamedTuple):
     nested: Callable[[list[NDArray]], Any]
 
 
-def traced_call(block: HybridBlock, args: tuple, training: bool) -> TracedCall:
+def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool = False) -> TracedCall:
     """Return the FP32 graph of ``block(*args)`` in training or inference mode; ``block`` stays as it is.
+    Behind the outputs there are results that the code leaves in attributes, unless the graph is to be served.
     Raises ``ValueError`` if the block's Python code fails on Symbols."""
     args, constants = split(args)
     try:
         with autograd.train_mode() if training else autograd.predict_mode():
-            clone, nesting, _ = _trace(block, args, constants)
+            clone, nesting, _, _, left = _trace(block, args, constants)
     except UntraceableError as error:
         culprit, reason = error.args
         policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
@@ -267,6 +322,8 @@ def traced_call(block: HybridBlock, args: tuple, training: bool) -> TracedCall:
         raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}{hint}") from error
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
+    if served:
+        symbol = _without_last_outputs(symbol, left.outputs)
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}
@@ -278,8 +335,18 @@ def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArr
     return {variable.name: array for variable, array in zip(data, _mxnet.arrays_in(args))}
 
 
-def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[HybridBlock, Nesting | None, frozenset[str]]:
-    """Trace a copy of ``block``; return it, the nesting of its output, and what its code asked of Symbols.
+class _Traced(NamedTuple):
+    clone: HybridBlock
+    nesting: Nesting | None
+    # What the code asked of Symbols.
+    needs: frozenset[str]
+    reads: Reads
+    # What it left behind; its arrays are the last outputs of the clone's graph.
+    left: Left
+
+
+def _trace(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
+    """Trace a copy of ``block``; return it, and what is known of its output and its code.
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
     innermost block that failed."""
     _mxnet.refuse_contrib_amp()
@@ -298,12 +365,12 @@ def _trace(block: HybridBlock, args: tuple, constants: Constants) -> tuple[Hybri
         raise (error if asks_for_more(first.args[1]) else first) from None
 
 
-def _trace_once(
-    block: HybridBlock, args: tuple, constants: Constants, knowledge: Knowledge | None
-) -> tuple[HybridBlock, Nesting | None, frozenset[str]]:
+def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge: Knowledge | None) -> _Traced:
     """Do what ``_trace`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
     clone = _mxnet.copied(block)
     nestings: list[Nesting] = []
+    lefts = [Left([], [], [])]
+    trace = Trace(block, clone, blocks_of(block))
 
     def called(forward: Callable, functions: Any, given: tuple, params: dict) -> Any:
         # In place of ``hybrid_forward``; returns what MXNet's own trace accepts.
@@ -315,20 +382,24 @@ def _trace_once(
         nestings.append(nesting_of(answer, arrays))
         if not arrays:
             raise ValueError("it returns no array")
-        return answer if is_plain(nestings[-1]) else arrays
+        lefts.append(trace.left())
+        arrays.extend(apart(lefts[-1].arrays, arrays))
+        return answer if is_plain(nestings[-1]) and not lefts[-1].arrays else arrays
 
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
-        with tracing(knowledge), mx.name.NameManager():
+        with tracing(knowledge), trace.noting(), mx.name.NameManager():
             is_traced = _mxnet.trace(clone, args, called)
         if constants and not is_traced:
             raise ValueError("a SymbolBlock takes arrays alone")
     except Exception as error:
+        trace.undo()
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
         raise UntraceableError([block, *blocks][-1], error) from error
-    return clone, nestings[-1] if is_traced else None, frozenset(knowledge.needs if knowledge else ())
+    needs = frozenset(knowledge.needs if knowledge else ())
+    return _Traced(clone, nestings[-1] if is_traced else None, needs, trace.reads, lefts[-1])
 
 
 def call_on_symbols(block: HybridBlock, args: tuple) -> Any:

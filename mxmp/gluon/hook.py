@@ -201,6 +201,7 @@ class Hook:
     def _build(self, args: tuple, constants: Constants) -> BuiltGraph:
         """Trace the block and return its graph; the error of a block that cannot be traced names it."""
         _undo_load(self._block)
+        _adopt_children(self._block, self.conversions)
         try:
             return build(self._block, args, constants, self.conversion)
         except UntraceableError as found:
@@ -372,6 +373,14 @@ def _replace(
         _change_block(block, old, hooked(block))
     dicts = [blocks[0].collect_params(), *(block.params for block in changed.values())]
     replace_conversions(old, {param: listed(param) for each in dicts for param in each.values()})
+
+
+def _adopt_children(block: HybridBlock, conversions: Mapping[NetConversion, bool]) -> None:
+    """Put blocks that the user has added inside a block that runs as a graph since ``convert`` into its conversions."""
+    for each in hybrid_blocks(block):
+        if hook_of(each) is None:
+            _change_block(each, [], conversions)
+            replace_conversions([], {param: [*conversions] for param in each.params.values()})
 
 
 def _set_called(blocks: Sequence[Block], conversion: NetConversion | None) -> None:

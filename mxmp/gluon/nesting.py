@@ -14,6 +14,11 @@ from mxnet.ndarray import NDArray
 # Values that are equal wherever they print the same, and do not change.
 _CONSTANTS = (bool, int, float, complex, str, bytes, np.generic, np.dtype, type, mx.Context)
 
+
+def is_constant(value: Any) -> bool:
+    return isinstance(value, _CONSTANTS)
+
+
 # From the number of a leaf (array, None or Python value), counted through all nested lists, to a Python value there.
 Constants = Dict[int, Any]
 
@@ -31,7 +36,7 @@ def split(args: Sequence) -> tuple[tuple, Constants]:
         leaves += 1
         if value is None or isinstance(value, (NDArray, mx.sym.Symbol)):
             return value
-        if not isinstance(value, _CONSTANTS):
+        if not is_constant(value):
             raise ValueError(f"got a {type(value).__name__}")
         constants[leaves - 1] = value
         return None
@@ -81,7 +86,7 @@ def nesting_of(value: Any, arrays: list) -> Nesting:
         return Nesting(dict, {key: nesting_of(each, arrays) for key, each in value.items()})
     if isinstance(value, (list, tuple)):
         return Nesting(type(value) if hasattr(value, "_fields") else list, [nesting_of(each, arrays) for each in value])
-    if value is None or isinstance(value, _CONSTANTS):
+    if value is None or is_constant(value):
         return Nesting(None, value)
     raise ValueError(
         f"it returns a {type(value).__name__}; a graph returns arrays, None, bools, numbers and strings, in lists, "

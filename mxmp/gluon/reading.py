@@ -35,8 +35,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
         for (call, _), built in newest.items():
             requested = {param.name: request for param, request in built.requested}
             large = built.conditions.large is not None
-            symbol = built.traced.graph[1]
-            yield ConvertedGraph(block.name, call.training, symbol, built.plan, built.shapes, requested, large)
+            yield ConvertedGraph(block.name, call.training, built.symbol, built.plan, built.shapes, requested, large)
 
 
 def unconverted_blocks(net: Block) -> list[str]:

@@ -6,13 +6,14 @@ call of the graph; what it writes, such as a second result in an attribute, is w
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,8 +29,8 @@ _MISSING = object()
 # How deep values are compared, in containers and objects inside each other; what is deeper, by identity.
 _DEPTH = 6
 # Names by which code reads the values of arrays, as no Symbol lets it.
-_VALUES = {"asscalar", "asnumpy", "item", "tolist"}
-_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_VALUES = {"asscalar", "asnumpy"}
+_NOTING = "_mxmp_noting"
 
 
 class _Same:
@@ -60,9 +61,10 @@ class _Places:
         return self._contents[-1][1]
 
     def hold(self) -> bool:
-        return all(
-            [length() == len(saved) and all(map(is_, values(), saved)) for length, values, saved in self._places]
-        ) and (all([read() == saved for read, saved in self._contents]))
+        for length, values, saved in self._places:
+            if length() != len(saved) or not all(map(is_, values(), saved)):
+                return False
+        return all(read() == saved for read, saved in self._contents)
 
 
 def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
@@ -73,7 +75,9 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
         return NDArray  # whose values no trace reads, but by ``_VALUES``
     if isinstance(value, np.ndarray):
         return places.add_content(lambda: (value.dtype.str, value.shape, value.tobytes()))
-    if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType, *_GENERATORS)):
+    if isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
+        return _Same(value), _state_of(value)
+    if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType)):
         return _Same(value)
     inside = partial(_token, places=places, depth=depth - 1)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -115,7 +119,7 @@ def _is_foreign(kind: Any) -> bool:
 class Reads:
     """What the code of one graph has read of Python, by owner (a block, or the globals of a function) and name."""
 
-    def __init__(self, *, is_fixed: bool = True) -> None:
+    def __init__(self) -> None:
         # Why the graph is right for no other call, if so.
         self.always_anew: str | None = None
         self._read: dict[tuple[int, str], tuple[Any, str, Any]] = {}
@@ -157,6 +161,10 @@ class Reads:
         return dict(self._read)
 
 
+# In place of any Reads, in a key.
+ANY = Reads()
+
+
 def _values_of(owner: Any, names: Sequence[str]) -> list:
     if isinstance(owner, dict):
         return [owner.get(name, _MISSING) for name in names]
@@ -187,6 +195,8 @@ class Trace:
         self._inside = [each for each in inside if each is not block]
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
+        # Lists and dicts that the code has read from attributes, with what they had in them.
+        self._containers: list[tuple[list | dict, list | dict]] = []
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
         self._functions: dict[int, FunctionType] = {}
@@ -198,6 +208,11 @@ class Trace:
             return
         if name in _mxnet.HOOKS and block is self._clone:
             return  # they get arrays
+        value = vars(block).get(name)
+        if isinstance(value, FunctionType):
+            self._reach(value)
+        if isinstance(value, (list, dict)):
+            self._containers.append((value, copy.copy(value)))
         if name not in vars(block):
             found = _of_class(block, name)
             if isinstance(found, FunctionType):
@@ -230,18 +245,21 @@ class Trace:
                 self._reach(value)
             elif not isinstance(value, (ModuleType, type)) and not callable(value):
                 self.reads.note(space, name)
+        for value in map(_content, function.__closure__ or ()):
+            if isinstance(value, FunctionType):
+                self._reach(value)
 
     # -- running it --
 
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Note what the code reads and writes in the ``with`` block; afterwards all blocks have what they had."""
-        kinds = [(each, type(each)) for each in (self._clone, *self._inside)]
+        kinds: list[tuple[Any, Any]] = [(each, type(each)) for each in (self._clone, *self._inside)]
         hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
         outer, _local.trace = getattr(_local, "trace", None), self
-        states = _generator_states()
+        states = _state_of(random), _state_of(np.random)
         try:
-            self._reach(type(self._block).hybrid_forward)  # type: ignore[arg-type]
+            self._reach(type(self._block).hybrid_forward)
             for each, kind in kinds:
                 each.__class__ = _noting_class(kind)
             for each, name, _ in hooks:
@@ -254,10 +272,10 @@ class Trace:
                 vars(each)[name] = before
             for each, kind in kinds:
                 each.__class__ = kind
-            if _generator_states() != states:
+            if (_state_of(random), _state_of(np.random)) != states:
                 self.reads.always_anew = "draws random numbers in Python (random, numpy.random)"
             elif any(_VALUES & _names(function.__code__) for function in self._functions.values()):
-                self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy, item)"
+                self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy)"
 
     def _note_hook(self, name: str, block: Block, *given: Any) -> None:
         self._hooked.append((name, block, given))
@@ -269,7 +287,7 @@ class Trace:
         writes: list[tuple[Block, str, Nesting]] = []
         for block, name, before in self._written.values():
             value = vars(block).pop(name, _MISSING)
-            if block is not self._clone and before is not _MISSING:
+            if before is not _MISSING:
                 vars(block)[name] = before
             if value is not _MISSING:
                 writes.append((self._block if block is self._clone else block, name, _nesting(value, arrays)))
@@ -279,6 +297,7 @@ class Trace:
                 self._refuse_symbols(owner, name)
                 self.reads.always_anew = f"changes {name!r} in place"
         self.reads.replace(self._clone, self._block)
+        self.reads.changed()  # finds the places
         return Left(arrays, writes, calls)
 
     def _refuse_symbols(self, owner: Any, name: str) -> None:
@@ -295,30 +314,53 @@ class Trace:
         """Give all blocks back what the code of a failed trace has written."""
         for block, name, before in self._written.values():
             vars(block).pop(name, None) if before is _MISSING else vars(block).update({name: before})
+        for container, before in reversed(self._containers):
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
 
 
-class Left(NamedTuple):
+class Left:
     """What a trace has left behind besides its result."""
 
-    # Symbols, further outputs of the graph.
-    arrays: list
-    # Attributes that the code has set: the block, the name, and how the value is nested.
-    writes: list
-    # Calls of forward hooks of blocks inside: ``_forward_hooks`` or ``_forward_pre_hooks``, the block, what they get.
-    calls: list
+    # No tuple, in which MXNet's ``collect_params`` would find the blocks.
+    def __init__(
+        self,
+        arrays: list[mx.sym.Symbol],
+        writes: list[tuple[Block, str, Nesting]],
+        calls: list[tuple[str, Block, Nesting]],
+    ) -> None:
+        # Symbols, further outputs of the graph.
+        self.arrays = arrays
+        # Attributes that the code has set: the block, the name, and how the value is nested.
+        self._writes = writes
+        # Calls of forward hooks of blocks inside: an attribute of ``_mxnet.HOOKS``, the block, and what they get.
+        self._calls = calls
+        self.nestings = [*[nesting for _, _, nesting in writes], *[nesting for _, _, nesting in calls]]
 
     @property
-    def nestings(self) -> list[Nesting]:
-        return [nesting for _, _, nesting in (*self.writes, *self.calls)]
+    def outputs(self) -> int:
+        """Return how many outputs of the graph ``arrays`` are."""
+        return sum(len(each.list_outputs()) for each in self.arrays)
 
     def repeat(self, values: Sequence[Any]) -> None:
         """Set the attributes and run the hooks with what this call gives, in the order of ``nestings``."""
-        for (block, name, _), value in zip(self.writes, values):
+        for (block, name, _), value in zip(self._writes, values):
             vars(block)[name] = value
-        for (name, block, _), given in zip(self.calls, values[len(self.writes) :]):
+        for (name, block, _), given in zip(self._calls, values[len(self._writes) :]):
             args = tuple(given[0]) if isinstance(given[0], list) else given[0]
             for hook in list(vars(block)[name].values()):
                 hook(block, args, *given[1:])
+
+
+def apart(more: Sequence[mx.sym.Symbol], outputs: Sequence[mx.sym.Symbol]) -> Iterator[mx.sym.Symbol]:
+    """Yield ``more`` Symbols as outputs beside ``outputs``: copies of those that are outputs already."""
+    seen = {tuple(each.list_outputs()) for each in outputs}
+    for each in more:
+        name = tuple(each.list_outputs())
+        if name in seen:
+            each = _mxnet.copy_of(each)
+        seen.add(name)
+        yield each
 
 
 def _nesting(value: Any, arrays: list) -> Nesting:
@@ -332,7 +374,7 @@ def _nesting(value: Any, arrays: list) -> Nesting:
 
 
 @lru_cache(maxsize=None)
-def _noting_class(kind: type) -> type:
+def _noting_class(kind: Any) -> Any:
     """Return a subclass of a class of blocks that tells the thread's trace what is read and written."""
 
     def get(self: Any, name: str) -> Any:
@@ -350,21 +392,21 @@ def _noting_class(kind: type) -> type:
         with trace.paused():  # Block.__setattr__ reads what it replaces
             kind.__setattr__(self, name, value)
 
-    if "__getattribute__" in vars(kind) and vars(kind).get("__mxmp_noting__"):
+    if hasattr(kind, _NOTING):
         return kind
-    return type(
-        kind.__name__,
-        (kind,),
-        {"__getattribute__": get, "__setattr__": set_, "__mxmp_noting__": True, "__module__": kind.__module__},
-    )
+    # One base, so that blocks of either class have the same layout.
+    methods = {"__getattribute__": get, "__setattr__": set_, "__module__": kind.__module__, _NOTING: True}
+    return type(kind.__name__, (kind,), methods)
 
 
-def _generator_states() -> tuple:
-    return (
-        random.getstate(),
-        repr(np.random.get_state(legacy=False)["state"]["pos"]),
-        np.random.get_state()[1].tobytes(),
-    )
+def _state_of(generator: Any) -> Any:
+    """Return the state of a generator of random numbers, or of the global one of a module."""
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    if generator is random or isinstance(generator, random.Random):
+        return generator.getstate()
+    name, keys, *more = generator.get_state()
+    return name, keys.tobytes(), more
 
 
 @lru_cache(maxsize=None)

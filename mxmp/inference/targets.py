@@ -130,7 +130,8 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
     values = [_flat(batch) for batch in nested]
     first = nested[0]
     try:
-        symbol, found, params, _ = traced_call(block, tuple(first) if isinstance(first, list) else (first,), False)
+        args = tuple(first) if isinstance(first, list) else (first,)
+        symbol, found, params, _ = traced_call(block, args, False, served=True)
     except ValueError as error:
         raise ValueError(
             f"{error}. A batch of {len(values[0])} arrays was passed on as so many inputs: where it holds labels too, "
