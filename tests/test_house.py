@@ -25,7 +25,19 @@ HOUSE = {
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
-        *("plan", "operators", "needs", "cost", "decide", "inputs", "casts", "traffic", "heads", "monitoring", "__init__"),
+        *(
+            "plan",
+            "operators",
+            "needs",
+            "cost",
+            "decide",
+            "inputs",
+            "casts",
+            "traffic",
+            "heads",
+            "monitoring",
+            "__init__",
+        ),
     ],
     "kernels": [
         *("inserting", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),

@@ -110,6 +110,11 @@ def _pools_often_without_cudnn(call: Call) -> bool:
     return prod(-(-side // (step or 1)) for side, step in zip(numbers_in(call.attrs.get("kernel")), strides)) > 2
 
 
+def _adds_many(call: Call) -> bool:
+    # Its sum is rounded with each term.
+    return int(call.attrs.get("num_args", "0")) > 8
+
+
 def leaves_cudnn(attrs: Mapping[str, str]) -> bool:
     """Return whether a GPU computes such a BatchNorm by MXNet's own kernel instead of cuDNN's."""
     # In float16 MXNet's kernel sums in FP32 too, but rounds gamma, beta, the mean and the terms of gamma's gradient
@@ -208,6 +213,12 @@ _FLOAT16_GPU = (
         "float16 (src/operator/nn/pool.cuh)",
         _names("Pooling"),
         _pools_often_without_cudnn,
+    ),
+    MissingKernel(
+        "its GPU kernel adds more than a few terms in float16: 4,096 ones are 2048 "
+        "(src/operator/tensor/elemwise_sum.h)",
+        _names("add_n ElementWiseSum _sparse_add_n _sparse_ElementWiseSum"),
+        _adds_many,
     ),
     MissingKernel(
         "its GPU kernel sums the gradients of a value's copies in float16 "

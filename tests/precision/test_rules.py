@@ -230,6 +230,7 @@ def test_what_sums_in_float16_on_a_gpu_is_fp32_there_and_in_the_emulation():
             assert rule_of(op).kind in (Kind.LOW, Kind.FOLLOW)
             for device in ("cpu", "gpu"):
                 attrs = {"scale": "3", "output_size": "7", "mode": "edge", "cudnn_off": "True", "kernel": "(2, 2)"}
+                attrs["num_args"] = "9"
                 assert missing_kernel(op, attrs, "float16", device) == row.reason
     for attrs in ({"scale": "2"}, {"scale": "8", "num_args": "1"}):
         assert missing_kernel("UpSampling", attrs, "float16", "gpu") == ""
@@ -263,6 +264,7 @@ WITH_CUDNN_OR_FEW_TERMS = [
     ("Pooling", {"kernel": "(3, 1)", "stride": "(2, 1)", "cudnn_off": "True"}),
     *(("Pooling", {"kernel": sides, "global_pool": "True", "cudnn_off": "True"}) for sides in SIDES),
     ("Pooling", {"global_pool": "True"}),
+    *(("add_n", {"num_args": count}) for count in "1258"),
 ]
 
 
