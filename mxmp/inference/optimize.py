@@ -35,9 +35,9 @@ def optimize_for_inference(
     """Return a network for inference: the fastest of many graphs for this CPU that is still accurate enough.
 
     FP32, bfloat16 (on a CPU with AVX-512) and INT8 (with VNNI) are tried, and mixtures in which the least accurate
-    layers stay in FP32. BatchNorm is folded into the layers before it, operators are fused by oneDNN where that is right, and weights
-    are stored in the dtype in which they are used. A bfloat16 or INT8 graph is returned only if it is faster than every
-    FP32 graph. ``target`` stays as it is.
+    layers stay in FP32. BatchNorm is folded into the layers before it, operators are fused by oneDNN where that is
+    right, and weights are stored in the dtype in which they are used. A bfloat16 or INT8 graph is returned only if it
+    is faster than every FP32 graph. ``target`` stays as it is.
 
     ``dtypes="float16"`` returns a network for a GPU instead: BatchNorm is folded, layers are float16 where the rules
     and the accuracy allow it, with weights stored in float16. Its accuracy is that of the emulation on this CPU, and no
