@@ -1,6 +1,6 @@
 """Data that a matrix product reads in low precision as they come, and whose digits it would round away.
 
-No graph shows this: a year is as good an input as a temperature in degrees, until bfloat16 has one step for 2008 to 2016.
+No graph shows this: a year is as good an input as a temperature, until bfloat16 has one step for 2008 to 2016.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def _lost(columns: np.ndarray, compute: str) -> str:
     if steps[worst] >= _STEPS:
         return ""
     return (
-        f"column {worst}, {mean[worst]:g} with a deviation of {deviation[worst]:.2g}, has only {steps[worst]:.2g} steps "
-        "for it"
+        f"column {worst}, {mean[worst]:g} with a deviation of {deviation[worst]:.2g}, has only {steps[worst]:.2g} "
+        "steps for it"
     )

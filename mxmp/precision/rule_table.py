@@ -219,8 +219,8 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         Kind.FOLLOW,
-        "it adds a constant; it stays in FP32 where float16 cannot hold that, such as a mask's -1e18, or where it is above "
-        "4, and the input would lose digits",
+        "it adds a constant; it stays in FP32 where float16 cannot hold that, such as a mask's -1e18, or where it is "
+        "above 4, and the input would lose digits",
         "_plus_scalar _npi_add_scalar _minus_scalar _npi_subtract_scalar _rminus_scalar _npi_rsubtract_scalar",
         scalars=("scalar",),
         limits=("scalar",),

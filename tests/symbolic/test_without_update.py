@@ -74,7 +74,8 @@ def test_a_module_that_is_updated_is_not_asked_and_its_scale_falls_once_a_step()
         module.get_input_grads()
         module.get_input_grads()
         module.update()
-        assert module.loss_scale == 2.0 ** (15 - step) and module.skipped_steps == step + 1
+        assert module.loss_scale == 2.0 ** (15 - step)
+        assert module.skipped_steps == step + 1
 
 
 def test_two_reads_of_one_backward_lower_the_scale_once():
@@ -141,19 +142,23 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(policy, grad_req):
         return [value - before[name] for name, value in parameters(module).items()]
 
     assert_same(found, without())
-    assert module.scaled_step.steps == 2 and module.skipped_steps == 0
+    assert module.scaled_step.steps == 2
+    assert module.skipped_steps == 0
 
 
 def test_an_overflow_that_is_discarded_lowers_the_scale(caplog):
     module = bound(critic(), "float16", optimizer=True)
     before = parameters(module)
     with caplog.at_level(logging.WARNING, "mxmp"):
-        for step in range(20):
+        step = 0
+        while step < 20:
             forward_backward(module)
             if np.isfinite(module.get_input_grads()[0].asnumpy()).all():
                 break
             module.discard()
-    assert step and module.skipped_steps == 0
+            step += 1
+    assert step
+    assert module.skipped_steps == 0
     assert module.loss_scale == 2.0 ** (16 - step)
     assert "discarded non-finite gradients in" in caplog.text
     assert_same(parameters(module), before)

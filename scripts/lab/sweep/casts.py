@@ -3,8 +3,8 @@
     python scripts/dev.py sweep casts
 
 For each policy and device: operators in low precision, casts, and the bytes that these read and write in one forward at
-the catalogue's own inputs, with what ``precision/needs.py`` and ``cost.py`` decide for readers, and without. A sweep that was ended goes
-on; at its end it prints the sums, and the networks in which the difference is largest.
+the catalogue's own inputs, with what ``precision/needs.py`` and ``cost.py`` decide for readers, and without. A sweep
+that was ended goes on; at its end it prints the sums, and the networks in which the difference is largest.
 """
 
 from __future__ import annotations
