@@ -46,18 +46,18 @@ class Needs:
         self.within = {node: [(body, Needs(inner)) for body, inner in each] for node, each in operators.within.items()}
         self._made: dict[Node, int] = {}
         # What is needed of a node, each with the operator that needs it.
-        self._needed: dict[Node, list[tuple[int, Node]]] = {}
+        self.needed: dict[Node, list[tuple[int, Node]]] = {}
 
     def analyse(self) -> Needs:
         """Find what must compute in FP32; return this object."""
-        self._forward({})
-        self._backward([])
-        self._conclude()
+        self.forward({})
+        self.backward([])
+        self.conclude()
         return self
 
     # -- what values are --------------------------------------------------------------------------------
 
-    def _forward(self, given: Mapping[Node, int]) -> int:
+    def forward(self, given: Mapping[Node, int]) -> int:
         """Record what each node's values are, of variables also what is ``given``; return what the outputs' are."""
         made = self._made
         for node in self._nodes:
@@ -78,8 +78,8 @@ class Needs:
         found = 0
         for body, inner in self.within[node]:
             outer = {variable: self._made[node.inputs[at].node] for variable, at in body.positions.items()}
-            state = inner._forward(outer)  # what the next iteration begins with
-            found |= inner._forward({v: each if v in body.castable else each | state for v, each in outer.items()})
+            state = inner.forward(outer)  # what the next iteration begins with
+            found |= inner.forward({v: each if v in body.castable else each | state for v, each in outer.items()})
         return found
 
     def _passes(self, node: Node) -> int:
@@ -95,7 +95,7 @@ class Needs:
 
     # -- what readers need ------------------------------------------------------------------------------
 
-    def _backward(self, needed: list[tuple[int, Node]]) -> None:
+    def backward(self, needed: list[tuple[int, Node]]) -> None:
         """Record what is needed of each node, of the outputs also what is ``needed``."""
         for head in self._heads:
             for need, reader in needed:
@@ -116,22 +116,22 @@ class Needs:
 
     def _hand_on(self, node: Node) -> None:
         passed = self._passes(node) | (Need.CANCELS if self._computes_from_one(node) else 0)
-        for need, reader in self._needed.get(node, ()):
+        for need, reader in self.needed.get(node, ()):
             if need & passed:
                 for entry in self._values(node):
                     self._ask(entry.node, need & passed, reader)
 
     def _backward_bodies(self, node: Node) -> None:
         for body, inner in self.within[node]:
-            inner._backward(self._needed.get(node, []))
+            inner.backward(self.needed.get(node, []))
             states = [each for each in body.positions if each not in body.castable]
-            inner._backward([each for state in states for each in inner._needed.get(state, ())])
+            inner.backward([each for state in states for each in inner.needed.get(state, ())])
             for variable, at in body.positions.items():
-                for need, reader in inner._needed.get(variable, ()):
+                for need, reader in inner.needed.get(variable, ()):
                     self._ask(node.inputs[at].node, need, reader)
 
     def _ask(self, node: Node, need: int, reader: Node) -> None:
-        asked = self._needed.setdefault(node, [])
+        asked = self.needed.setdefault(node, [])
         new = need & ~reduce(or_, (each for each, _ in asked), 0)
         if new:
             asked.append((new, reader))
@@ -174,8 +174,8 @@ class Needs:
 
     # -- where one meets the other ----------------------------------------------------------------------
 
-    def _conclude(self) -> None:
-        for node, asked in self._needed.items():
+    def conclude(self) -> None:
+        for node, asked in self.needed.items():
             if not node.is_variable and node.op not in self._operators.policy.low_ops:
                 rule = self._rules[node]
                 unmet = ((need, reader) for mask, reader in asked for need in _WHAT if mask & need)
@@ -191,7 +191,7 @@ class Needs:
             )
         for each in self.within.values():
             for _, inner in each:
-                inner._conclude()
+                inner.conclude()
 
     def _takes(self, need: int, node: Node, rule: Rule) -> bool:
         """Return whether ``node`` would take what is needed of its values if it computed in low precision."""
