@@ -97,7 +97,8 @@ def cast(folder):
     module().save_checkpoint(str(folder / "net"), 0)
 
     def write():
-        if main(["cast", str(folder / "net-symbol.json"), str(folder / "net-0000.params"), str(folder / "low")]):
+        files = [str(folder / name) for name in ("net-symbol.json", "net-0000.params", "low")]
+        if main(["cast", *files, "--force"]):
             raise OSError("exit status 2")
 
     return write
