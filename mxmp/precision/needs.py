@@ -187,7 +187,8 @@ class Needs:
                 self.near[node] = self._distance(node, rule)
         for node in self._accumulating():
             self.full.setdefault(
-                node, "many operators in a row change these values, with no matrix product between: roundings add up"
+                node,
+                "many sums and products in a row change these values, with no matrix product between: roundings add up",
             )
         for each in self.within.values():
             for _, inner in each:
@@ -223,7 +224,8 @@ class Needs:
             for entry in node.inputs:
                 if entry.node in before:
                     behind[entry.node] = max(behind.get(entry.node, 0), behind[node])
-        return [node for node in before if before[node] + behind[node] - self._roundings(node) >= MANY]
+        own = {node: self._roundings(node) for node in before}
+        return [node for node, added in own.items() if added and before[node] + behind[node] - added >= MANY]
 
     def _follows(self, node: Node, low: Mapping[Node, int]) -> bool:
         """Return whether ``node`` would be low if its inputs in ``low`` were; it needs nothing else."""
@@ -248,8 +250,8 @@ class Needs:
         )
 
     def _roundings(self, node: Node) -> int:
-        rule, operators = self._rules[node], self._operators
+        rule = self._rules[node]
         if rule.role is Role.SCALE:
             text = node.attrs.get(rule.scalars[0], "")
-            return 1 if is_exact(text, operators.policy.compute) else _ROUNDED_CONSTANT
-        return 0 if operators.rounds_nothing(node) else 1
+            return 1 if is_exact(text, self._operators.policy.compute) else _ROUNDED_CONSTANT
+        return 1 if rule.role in (Role.SUM, Role.TIMES) else 0

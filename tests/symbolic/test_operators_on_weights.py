@@ -21,7 +21,7 @@ SHAPES = ((4, 6), (4, 4), (2, 3, 4, 5), (6,))
 # matrices that are not square: tests/kernels/test_gradients_in_graphs.py has one that is). oneDNN's own, for graphs
 # that are fused already, end the process.
 LEFT_OUT = ("random", "arccosh", "degrees", "GroupNorm", "linalg_tr", "potrf", "cholesky", "_sg_mkldnn", "copyto")
-TRAINED = {name: op for name, op in FORWARD.items() if RULES[name].kind not in (Kind.ALONE, Kind.HEAD)}
+TRAINED = {name: op for name, op in FORWARD.items() if RULES[op.canonical].kind not in (Kind.ALONE, Kind.HEAD)}
 # One name of each: one with designed calls, if there is one.
 BY_NAME = sorted(sorted(TRAINED.items(), reverse=True), key=lambda item: item[0] in CASES)
 CANONICAL = {op.canonical: name for name, op in BY_NAME}
