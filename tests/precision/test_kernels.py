@@ -31,6 +31,12 @@ UNWRITTEN = "wrong gradient or uninitialised"
 KNOWN: set[tuple[str, str, str]] = {("add_n", "float16", "inaccurate")}
 
 
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch):
+    """The results are of a CPU with bfloat16 kernels, whose graphs need no emulation."""
+    monkeypatch.setenv("MXMP_WITHOUT", "emulated_bfloat16")
+
+
 def record(case: Case, dtype: str) -> dict[str, Any]:
     return RESULTS[case.op][f"{case.name} [{dtype}]"]
 
@@ -51,7 +57,7 @@ def test_every_registered_name_is_measured_or_listed_with_the_reason():
     canonical = {FORWARD[name].canonical for name in FORWARD}
     assert set(CASES) <= canonical
     assert set(CASES) & set(left_out) == set()
-    assert [name for name in FORWARD if name not in left_out and FORWARD[name].canonical not in CASES] == []
+    assert [name for name in canonical if name not in left_out and name not in CASES] == []
     assert all(len(why.split()) >= 3 for why in left_out.values())
 
 
