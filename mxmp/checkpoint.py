@@ -35,7 +35,8 @@ def save_checkpoint(
     ``PATH.json`` has the epoch and the states of the random numbers of NumPy and Python. MXNet's random numbers have no
     state that can be read, so this call seeds them anew (``mx.random.seed``, on all devices) by a number that it draws
     from NumPy, and saves the number: both runs go on with the same ones. Not saved are the position of a data iterator,
-    and random numbers of other processes, such as the workers of a ``DataLoader``. Of several nets, save and load each
+    the order of one that shuffles in place (MXNet's ``NDArrayIter`` and ``BucketSentenceIter``), and random numbers of
+    other processes, such as the workers of a ``DataLoader``. Of several nets, save and load each
     in the same order. Of several workers, let each have a path of its own, or all will draw the same random numbers.
     Waits for the device.
 
