@@ -58,6 +58,7 @@ def _gradients(make, x, ctx, policy, frontend) -> dict[str, np.ndarray]:
     mx.random.seed(1)
     net = make()
     net.initialize(mx.init.Xavier(), ctx=mx.cpu())
+    net(nd.array(x[:1]))  # the shapes of all parameters
     parameters = {name: p.data() for name, p in net._collect_params_with_prefix().items()}
     if frontend == "gluon":
         net.collect_params().reset_ctx([ctx])
@@ -78,6 +79,6 @@ def _gradients(make, x, ctx, policy, frontend) -> dict[str, np.ndarray]:
         for name, value in parameters.items():
             executor.arg_dict[names[name]][:] = value
         executor.forward(is_train=True)
-        executor.backward()
+        executor.backward([nd.ones(1, ctx=ctx)])
         found = {name: executor.grad_dict[names[name]] for name in parameters}
     return {name: array.astype("float32").asnumpy() for name, array in found.items()}
