@@ -217,7 +217,7 @@ _FLOAT16_GPU = (
     MissingKernel(
         "its GPU kernel adds more than a few terms in float16: 4,096 ones are 2048 "
         "(src/operator/tensor/elemwise_sum.h)",
-        _names("add_n ElementWiseSum _sparse_add_n _sparse_ElementWiseSum"),
+        _names("add_n"),
         _adds_many,
     ),
     MissingKernel(
