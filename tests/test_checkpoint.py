@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 from pathlib import Path
 
 import mxnet as mx
@@ -315,3 +316,38 @@ def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
     for name, value in values(net).items():
         np.testing.assert_allclose(value, values(runs[1][0])[name], rtol=1e-6, err_msg=name)
     assert not warnings_of(caplog)
+
+
+def by_epoch(module, begin, end, path):
+    """Train with data whose order is a function of the epoch, as the manual shows it."""
+    rng = np.random.RandomState(0)
+    x, y = rng.normal(0, 1, (32, 6)).astype("float32"), rng.randint(0, 3, 32)
+    for epoch in range(begin, end):
+        order = np.random.RandomState(epoch).permutation(len(x))
+        batches = mx.io.NDArrayIter(x[order], y[order], batch_size=8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module.fit(batches, begin_epoch=epoch, num_epoch=epoch + 1)
+        mxmp.save_checkpoint(path, module, epoch=epoch + 1)
+    return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_module_whose_data_come_in_an_order_of_the_epoch_continues_bit_for_bit(policy, tmp_path):
+    def ready():
+        mx.random.seed(1)
+        symbol = mx.sym.SoftmaxOutput(
+            mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax"
+        )
+        module = mxmp.Module(symbol, policy=policy)
+        module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+        return module
+
+    whole = by_epoch(ready(), 0, 4, tmp_path / "whole")
+    by_epoch(ready(), 0, 2, tmp_path / "run")
+    resumed = ready()
+    continued = by_epoch(resumed, mxmp.load_checkpoint(tmp_path / "run", resumed), 4, tmp_path / "run")
+    for name, value in whole.items():
+        np.testing.assert_array_equal(continued[name], value, err_msg=name)
