@@ -131,10 +131,10 @@ class Needs:
                     self._ask(node.inputs[at].node, need, reader)
 
     def _ask(self, node: Node, need: int, reader: Node) -> None:
-        asked = self.needed.setdefault(node, [])
-        new = need & ~reduce(or_, (each for each, _ in asked), 0)
+        found = self.needed.setdefault(node, [])
+        new = need & ~reduce(or_, (each for each, _ in found), 0)
         if new:
-            asked.append((new, reader))
+            found.append((new, reader))
 
     def _cancelling(self) -> dict[Node, list[int]]:
         """Return the sums in which a matrix product meets squares of its operands, with the product's positions."""
@@ -175,10 +175,10 @@ class Needs:
     # -- where one meets the other ----------------------------------------------------------------------
 
     def conclude(self) -> None:
-        for node, asked in self.needed.items():
+        for node, found in self.needed.items():
             if not node.is_variable and node.op not in self._operators.policy.low_ops:
                 rule = self._rules[node]
-                unmet = ((need, reader) for mask, reader in asked for need in _WHAT if mask & need)
+                unmet = ((need, reader) for mask, reader in found for need in _WHAT if mask & need)
                 for need, reader in unmet:
                     if self._takes(need, node, rule):
                         self.full.setdefault(node, f"{reader.op} {reader.name!r} {_WHAT[need]}")
