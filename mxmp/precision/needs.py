@@ -5,9 +5,8 @@ outputs: a sigmoid comes near a limit, a product of probabilities is small, data
 *needs* flows back: a logarithm needs small values, a sine an exact angle. Where one meets the other, FP32 must compute.
 What an operator makes, passes on and needs are columns of its row in ``rule_table.py``: no operator is named here.
 
-float16 meets ``ANGLE`` of features, which the roundings of their inputs blur as much. All that computes in FP32 needs
-``DISTANCE``: ``near`` has what that concerns, and ``cost.py`` asks for it. Roundings of a state that many operators
-change in a row add up, whoever reads it.
+All that computes in FP32 needs ``DISTANCE``: ``near`` has what that concerns, and ``cost.py`` asks for it. Roundings of
+a state that many operators change in a row add up, whoever reads it.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from .rules import Kind, Rule
 
 _WHAT = {
     Need.SMALL: "needs the size of its smallest values",
-    Need.EXACT: "needs every digit of it: it is computed from data and constants",
-    Need.ANGLE: "needs every digit of it, an angle",
+    Need.EXACT: "needs every digit of it, as it is computed from data and constants",
     Need.CANCELS: "takes it off squares of its operands, as in a² + b² - 2ab, and what is left is small",
 }
 # So many roundings of a state are many: unrolled loops of 50 steps lose digits, and the deepest stage of a well-known
@@ -85,8 +83,8 @@ class Needs:
     def _passes(self, node: Node) -> int:
         """Return what the values of ``node`` are because its inputs' are."""
         rule = self._rules[node]
-        # A learned bias moves what a product of small values returns away from zero.
-        return rule.passes & ~Need.SMALL if rule.role is Role.MATRIX and len(node.inputs) > 2 else rule.passes
+        # A learned bias moves small values away from zero, and says that the product is a feature, and no position.
+        return 0 if rule.role is Role.MATRIX and len(node.inputs) > 2 else rule.passes
 
     def _values(self, node: Node) -> list[Entry]:
         """Return the inputs of ``node`` that are no indices, lengths or conditions."""
@@ -198,8 +196,7 @@ class Needs:
         """Return whether ``node`` would take what is needed of its values if it computed in low precision."""
         if need == Need.CANCELS:
             return rule.role is Role.MATRIX
-        is_matrix, is_float16 = rule.role is Role.MATRIX, self._operators.policy.compute == "float16"
-        return bool(self._made[node] & need) or (need == Need.ANGLE and is_matrix and not is_float16)
+        return bool(self._made[node] & need)
 
     def _distance(self, node: Node, rule: Rule) -> str:
         compute = self._operators.policy.compute

@@ -123,7 +123,7 @@ class Operators:
         known = self.options.learned
         # Data, positions and constants have all the digits that FP32 has; a feature, or a weight, has noise.
         is_data = node.name not in known if known is not None else not self._is_weight(node)
-        return Need.EXACT | Need.ANGLE if is_data and not self.options.is_body else 0
+        return Need.EXACT if is_data and not self.options.is_body else 0
 
     def is_storable(self, node: Node) -> bool:
         """Return whether ``node`` is a parameter that may be stored in float16."""

@@ -21,8 +21,7 @@ class Need(enum.IntEnum):
     DISTANCE = 1  # to a limit that the values come near: 1 - p, where p is 0.9999
     SMALL = 2  # the size of values that float16 flushes to zero: a product of probabilities, 1e-9
     EXACT = 4  # every digit: positions, ids, what is compared
-    ANGLE = 8  # the same, of a phase: 8 bits do not do for features either
-    CANCELS = 16  # what is left where a product and the squares of its factors cancel: a² + b² - 2ab
+    CANCELS = 8  # what is left where a product and the squares of its factors cancel: a² + b² - 2ab
 
 
 class Kind(enum.Enum):

@@ -19,9 +19,9 @@ LINEAR_ALGEBRA = """
     _linalg_makediag _linalg_extracttrian _linalg_maketrian _npi_cholesky _npi_svd _npi_eig _npi_eigh
     _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
 
-_DISTANCE, _SMALL, _EXACT, _ANGLE = Need.DISTANCE, Need.SMALL, Need.EXACT, Need.ANGLE
+_DISTANCE, _SMALL, _EXACT = Need.DISTANCE, Need.SMALL, Need.EXACT
 # What values stay, where an operator moves, scales, adds, multiplies or selects them.
-_SIZES = _SMALL | _EXACT | _ANGLE
+_SIZES = _SMALL | _EXACT
 _MOVED = _SIZES | _DISTANCE
 _SATURATES = (
     "its values are bounded, and its slope is at most about 1; near its limit rounding takes the distance to it"
@@ -274,7 +274,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "squares leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
         "square _npi_square",
-        passes=_EXACT | _ANGLE,
+        passes=_EXACT,
         role=Role.SQUARE,
     ),
     Rule(
@@ -282,7 +282,7 @@ TABLE: tuple[Rule, ...] = (
         "powers leave float16's range soon: 256 squared is infinity, and 1e-4 squared is zero (NVIDIA's FP32 list)",
         "_power_scalar _npi_power_scalar",
         makes=_SMALL,
-        passes=_EXACT | _ANGLE,
+        passes=_EXACT,
         role=Role.SQUARE,
     ),
     Rule(
@@ -291,7 +291,7 @@ TABLE: tuple[Rule, ...] = (
         """_power _npi_power broadcast_power _rpower_scalar _npi_rpower_scalar _contrib_quadratic _npi_polyval
         _hypot _npi_hypot broadcast_hypot _hypot_scalar""",
         makes=_SMALL,
-        passes=_EXACT | _ANGLE,
+        passes=_EXACT,
     ),
     Rule(
         Kind.FULL,
@@ -322,13 +322,13 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "its slope is unbounded where a right angle is near",
         "tan _npi_tan",
-        needs=_ANGLE,
+        needs=_EXACT,
     ),
     Rule(
         Kind.FULL,
         "float16 rounds an angle of about 100 to a multiple of 1/16, which shifts the phase",
         "sin _npi_sin cos _npi_cos",
-        needs=_ANGLE,
+        needs=_EXACT,
     ),
     Rule(
         Kind.FULL,
@@ -750,7 +750,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.ALONE,
         "it returns sizes or positions, which float16 holds exactly only up to 2048",
         "shape_array size_array _contrib_arange_like",
-        makes=_EXACT | _ANGLE,
+        makes=_EXACT,
     ),
     # -- Creation, casts, plumbing --------------------------------------------------------------------
     Rule(
@@ -759,7 +759,7 @@ TABLE: tuple[Rule, ...] = (
         """_zeros _ones _full _arange _linspace _eye _zeros_without_dtype _set_value _npi_zeros _npi_ones
         _npi_arange _npi_eye _npi_identity _npi_indices _npi_logspace _npi_full_like _npi_blackman _npi_hamming
         _npi_hanning""",
-        makes=_EXACT | _ANGLE,
+        makes=_EXACT,
     ),
     Rule(
         Kind.ALONE,

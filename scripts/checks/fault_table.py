@@ -36,7 +36,7 @@ FAULTS = (
     Fault("precision/decide.py", " or variable in heads:", ":", "precision/test_decide.py precision/test_heads.py"),
     Fault("precision/operators.py", "if node.op in self.policy.full_ops:", "if False:", "precision/test_decide.py"),
     Fault("precision/heads.py", "Kind.HEAD else ()", "Kind.LOW else ()", "precision/test_heads.py"),
-    Fault("precision/needs.py", "rule.passes & ~Need.SMALL if", "0 if", "precision/test_needs.py"),
+    Fault("precision/needs.py", "return 0 if rule.role", "return rule.passes if rule.role", "precision/test_needs.py"),
     Fault("precision/needs.py", "each if v in body.castable else each | state", "each", "precision/test_needs.py"),
     Fault("precision/needs.py", " >= MANY]", " >= 10 * MANY]", "precision/test_needs.py"),
     Fault("precision/cost.py", "node in self._needs.full:", "False:", "precision/test_needs.py"),
