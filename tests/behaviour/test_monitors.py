@@ -343,7 +343,7 @@ def with_loop(kind, **mixed):
     def body(row, state):
         x = S.FullyConnected(row, S.var("fc_weight", shape=(3, 4)), no_bias=True, num_hidden=3, name="fc")
         head = S.MakeLoss(S.cast(S.sum(S.square(x)), "float64"), name="inner")
-        return S.cast(head, "float32") + S.sum(x), state + S.sum(S.sin(x))
+        return S.cast(head, "float32") + S.sum(x), state + S.sum(S.exp(x))
 
     out, state = S.contrib.foreach(body, S.var("data"), S.var("start_bias", shape=(1,)), name="loop")
     loss = S.MakeLoss(S.broadcast_add(S.sum(out), state), name="loss")
