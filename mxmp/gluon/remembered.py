@@ -96,7 +96,7 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
         return inside(value.__func__), inside(value.__self__)
     if isinstance(value, partial):
         return inside(value.func), inside(value.args), inside(value.keywords)
-    if hasattr(value, "__dict__") and not isinstance(value, type) and not _belongs_to_mxnet(type(value)):
+    if hasattr(value, "__dict__") and not isinstance(value, type) and not _is_of_library(type(value)):
         return type(value), inside(vars(value))
     return _Same(value)
 
@@ -112,7 +112,7 @@ def _content(cell: Any) -> Any:
         return _MISSING
 
 
-def _belongs_to_mxnet(kind: Any) -> bool:
+def _is_of_library(kind: Any) -> bool:
     return (kind.__module__ or "").partition(".")[0] in ("mxnet", "mxmp", "numpy", "threading", "_thread", "logging")
 
 
@@ -235,7 +235,7 @@ class Trace:
 
     def _reach(self, function: FunctionType) -> None:
         """Note the globals that a function of the user's reads, and those of the functions that it names."""
-        if id(function) in self._functions or _belongs_to_mxnet(function):
+        if id(function) in self._functions or _is_of_library(function):
             return
         self._functions[id(function)] = function
         space = function.__globals__

@@ -23,6 +23,7 @@ TOLERANCE = {"float16": 0.03, "float16 masters": 0.03, "bfloat16": 0.2}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:nothing in .* (computes|would run) in:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*it is traced anew:UserWarning"),
 ]
 
 

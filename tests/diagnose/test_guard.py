@@ -469,7 +469,7 @@ def test_wrong_use_is_named():
         guard(net, trainer, patience=0)
     with pytest.raises(ValueError, match="low_scale"):
         guard(net, trainer, low_scale=0)
-    alone = mxmp.Trainer(three().collect_params(), "sgd", kvstore="dist_sync")
+    alone = mxmp.Trainer(three().collect_params(), "sgd", kvstore=mx.kv.create("dist_sync"))
     with pytest.raises(ValueError, match="one worker"):
         guard(net, alone)
     outer = nn.HybridSequential()
