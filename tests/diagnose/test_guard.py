@@ -460,7 +460,7 @@ def test_a_parameter_in_float16_that_another_net_reads_is_refused():
     guard(net, trainer).close()
 
 
-def test_wrong_use_is_named():
+def test_wrong_use_is_named(monkeypatch):
     net = three()
     trainer = gluon_run(net)
     with pytest.raises(TypeError, match=r"mxmp\.Trainer"):
@@ -469,7 +469,9 @@ def test_wrong_use_is_named():
         guard(net, trainer, patience=0)
     with pytest.raises(ValueError, match="low_scale"):
         guard(net, trainer, low_scale=0)
-    alone = mxmp.Trainer(three().collect_params(), "sgd", kvstore=mx.kv.create("dist_sync"))
+    for name in ("ROLE", "NUM_WORKER", "NUM_SERVER", "PS_ROOT_URI", "PS_ROOT_PORT"):  # as a launcher would
+        monkeypatch.setenv(f"DMLC_{name}", "1")
+    alone = mxmp.Trainer(three().collect_params(), "sgd", kvstore="dist_sync")
     with pytest.raises(ValueError, match="one worker"):
         guard(net, alone)
     outer = nn.HybridSequential()
