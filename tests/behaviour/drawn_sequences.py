@@ -205,9 +205,9 @@ class GluonPair:
         self.summed = False
         for side in (self.low, self.full):
             for param in side.trained:
-                for weight in param.list_data():
-                    weight._fresh_grad = False
                 if param.grad_req != "null":
+                    for weight in param.list_data():
+                        weight._fresh_grad = False
                     param.zero_grad()
 
     def allreduce(self) -> None:
