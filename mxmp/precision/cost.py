@@ -6,8 +6,8 @@ Two ways through the graph, as a choice depends on what is in front of an operat
 * back: behind the last matrix operator, what FP32 alone reads is FP32, if that takes no more casts. In front of it, it
   stays low, as less memory is read and written.
 
-No shapes are known here, so tensors are counted; ``mxmp.tune`` weighs bytes or times, by an exact minimum cut. Over the
-networks of docs/models.md the rules cast no more bytes than that cut does (``scripts/dev.py sweep plans``).
+No shapes are known here, so tensors are counted; ``mxmp.tune`` weighs bytes or times, by an exact minimum cut. How
+many bytes that saves in each network, ``scripts/dev.py sweep plans`` counts.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Rule:
 
     kind: Kind
     reason: str  # in one line, which ``explain`` shows to the user
-    operators: str = field(default="", repr=False, compare=False)  # with aliases, separated by white space
+    operators: str = field(default="", repr=False, compare=False)  # as graphs name them, separated by white space
     # Positions of inputs that are never cast to low precision: indices, labels, lengths, conditions, gamma, statistics.
     keep: tuple[int, ...] = ()
     keep_outputs: tuple[int, ...] = ()  # positions of outputs that are always FP32

@@ -1,7 +1,6 @@
 """Which precision each operator of MXNet 1.9.1 is safe in: data, one row for operators with the same reason.
 
 A rule says what is *safe*; ``decide.py`` turns rules into a dtype per node, and refuses an operator without a row.
-Aliases have the rows of their operators.
 """
 
 from __future__ import annotations
