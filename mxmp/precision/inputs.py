@@ -65,9 +65,10 @@ def _lost(columns: np.ndarray, compute: str) -> str:
     if len(columns) < _LEAST_ROWS or not np.isfinite(columns).all():
         return ""
     mean, deviation = columns.mean(axis=0), columns.std(axis=0)
-    size = np.maximum(np.abs(mean), np.finfo(np.float32).tiny)
-    step = np.exp2(np.floor(np.log2(size)) - (_BITS[compute] - 1))
-    steps = np.where(deviation > 1e-6 * size, deviation / step, np.inf)
+    size = np.abs(mean)
+    apart = (size > deviation) & (deviation > 1e-6 * size)  # others have all their steps, or none to lose
+    steps = np.full(mean.shape, np.inf)
+    steps[apart] = deviation[apart] * np.exp2(_BITS[compute] - 1 - np.floor(np.log2(size[apart])))
     worst = int(steps.argmin())
     if steps[worst] >= _STEPS:
         return ""

@@ -7,7 +7,6 @@ neither, and must leave everything as it was: the sequence goes on. The two are 
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import random
 from collections import Counter
@@ -24,7 +23,6 @@ from mxnet.gluon import nn
 
 import mxmp
 
-logging.getLogger("mxmp").setLevel(logging.CRITICAL)
 BATCH = 4
 FLAGS = [
     {"active": False},

@@ -55,7 +55,8 @@ def test_what_does_not_pass_is_measured_with_perfect_pointwise_kernels_too():
     assert sweep_models.within(found, "float16", "throughout")
 
 
-def test_what_computes_less_low_than_amp_is_counted_with_slower_kernels_too():
+def test_what_computes_less_low_than_amp_is_counted_with_slower_kernels_too(monkeypatch):
+    monkeypatch.setenv("MXMP_WITHOUT", "emulated_bfloat16")
     model = Model(catalogue.CASES["gluon.mobilenetv2_0.25"]())
     model.refer()
     found = {"bfloat16.counts": model.counts("bfloat16"), "bfloat16.slow_counts": model.slow_counts("bfloat16")}
@@ -72,6 +73,7 @@ def test_what_computes_less_low_than_amp_is_counted_with_slower_kernels_too():
     assert sweep_models.share_holds(found, "bfloat16") is True
 
 
+@pytest.mark.bfloat16_kernels  # contrib.amp has no emulation
 def test_amp_stands_beside(swept):
     assert "outputs_db" in swept["cifar_resnet20_v1"]["bfloat16.amp"]
     assert "not implemented" in swept["cifar_resnet20_v1"]["float16.amp"]["error"]

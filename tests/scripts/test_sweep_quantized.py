@@ -5,7 +5,7 @@ import pytest
 from mxnet.gluon import nn
 from sweep import quantized
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.vnni]
 
 
 @pytest.fixture(scope="module")

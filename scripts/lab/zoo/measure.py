@@ -240,7 +240,7 @@ class Model:
         def sound(*args: Any, **options: Any) -> str:
             return missing_kernel(*args, **{**options, "slow_too": True})
 
-        with mock.patch("mxmp.precision.draft.missing_kernel", sound):
+        with mock.patch("mxmp.precision.operators.missing_kernel", sound):
             return self.counts(dtype)
 
     def amp(self, dtype: str) -> dict[str, Any]:
