@@ -119,6 +119,9 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
             added = [param for param in _mxnet.parameters_of(peer) if param.grad_req == "add"]
             refuse_unscaled_gradients(read_gradients(added, peer.ledger), scale)
     for peer in peers:
+        if not peer.ledger.pending:
+            adding = (param for param in _mxnet.parameters_of(peer) if param.grad_req == "add")
+            peer.scaled_step.continue_sums(grad for param in adding for _, grad in _mxnet.with_gradients(param))
         peer.scaled_step.losses += [loss.detach() for loss in record.losses]
         peer.ledger.note(Event.BACKWARD, scale)
         peer.watch_statistics()

@@ -12,7 +12,7 @@ The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -112,13 +112,22 @@ class ScaledStep:
         """Return the loss scale in the present gradients, or that of the next backward if there are none."""
         return self.ledger.scale if self.ledger.scaled else self.group.loss_scale
 
-    def note_own_backward(self, adds: bool) -> None:
-        """Record a Module's backward and its loss scale, which stays if it ``adds`` to present gradients."""
+    def note_own_backward(self, adds: Sequence[NDArray]) -> None:
+        """Record a Module's backward and its loss scale, which stays if it ``adds`` to gradients that are present."""
         self.ledger.unapplied = self.ledger.scaled
         if self.ledger.inputs_overflowed and not adds:
             self.discard([])
+        if not self.ledger.scaled:
+            self.continue_sums(adds)
         if not (self.ledger.scaled and adds):
             self.ledger.note_scale(self.scaler.loss_scale, awaited=False)
+
+    def continue_sums(self, gradients: Iterable[NDArray]) -> None:
+        """Before the first backward of a step: bring what the step before has left in ``gradients``, to which the
+        backward adds, to the loss scale of now. Plain MXNet adds to it too, unless the user sets it to zero."""
+        factor, self.ledger.left = self.loss_scale / self.ledger.left, self.loss_scale
+        for gradient in gradients if factor != 1.0 else ():
+            gradient *= factor
 
     def note_input_overflow(self) -> None:
         """Record, and log, that the gradient of an input has an inf or NaN: the loss scale falls at the next step, or
@@ -246,6 +255,7 @@ class ScaledStep:
         at_floor, before = self.at_floor, self.loss_scale
         if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
             self.history.append(ScaleEvent(self.steps, before, False))
+        self.ledger.left = (1.0 if unscaled else before) / self.ledger.clip
         self.group.note_step(self, not bad and not self.ledger.inputs_overflowed)
         self.ledger.unapplied = self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale

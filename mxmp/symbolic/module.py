@@ -577,7 +577,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         require(self, optimizer=False)
         group = self._exec_group
-        self.scaled_step.note_own_backward(adds="add" in group.grad_req.values())
+        inputs = zip(self._data_names, group.input_grad_arrays) if self.inputs_need_grad else ()
+        found = [*zip(group.param_names, group.grad_arrays), *inputs]
+        sums = [array for name, arrays in found if group.grad_req[name] == "add" for array in arrays]
+        self.scaled_step.note_own_backward(sums)
         scale = self.loss_scale
         self.set_head_scale(scale)
         if out_grads is not None:

@@ -24,3 +24,17 @@ pytestmark = [
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_drawn_sequence_of_calls_is_that_of_plain_fp32(kind, seed, tmp_path):
     run(kind, seed, tmp_path)
+
+
+SUMS = ["add", "iteration", "scale", "iteration", "step", "scale", "clip", "iteration", "scale", "iteration"]
+LATER = {
+    "gluon": ["unscale", "step", "iteration", "scale", "load_states", "iteration"],
+    "module": ["update", "scale", "iteration", "scale", "load_states", "iteration"],
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_a_step_leaves_in_added_gradients_follows_the_loss_scale(kind, seed, tmp_path):
+    calls = [call for call in [*SUMS, *LATER[kind]] if call in PAIRS[kind].OPS]
+    run(kind, seed, tmp_path, calls)
