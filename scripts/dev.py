@@ -35,6 +35,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
     "sweep quantized": ("sweep.quantized", "measures what trained networks lose in INT8: docs/int8.json"),
     "sweep casts": ("sweep.casts", "counts the casts of every network's graphs, by policy: docs/casts.json"),
+    "sweep decisions": ("sweep.decisions", "compares decisions with another commit's: docs/decisions.json"),
     "sweep plans": ("sweep.plans", "counts the casts of every network's plan for a GPU: docs/plans.json"),
     "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
     "sweep gpu-times": ("sweep.gpu_times", "records the work of a step's kernels for a model: docs/gpu-times.json"),

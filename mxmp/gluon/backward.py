@@ -179,7 +179,7 @@ class Gradients(NamedTuple):
     """The gradients of a trainer's parameters, by what has written them since the last step."""
 
     due: list[Update]  # any backward, for the step to apply
-    fresh: list[Update]  # of these, those with MXNet's mark: no scaled backward
+    fresh: list[Update]  # of these, those that still have MXNet's mark: no scaled backward
     stale: list[Update]  # none
 
 
@@ -223,13 +223,18 @@ def zero_stale(found: Gradients) -> None:
             update.grad[:] = 0
 
 
-def use_up(params: Sequence[Parameter], updates: Sequence[Update]) -> None:
-    """Mark the gradients of ``updates`` (``index`` is into ``params``) as used up: no later step applies them."""
-    for update in updates:
-        _mxnet.set_fresh(update.weight, fresh=False)
+def use_up(params: Sequence[Parameter], found: Gradients) -> None:
+    """Mark the gradients that are due (``index`` is into ``params``) as used up: no later step applies them."""
+    _clear_marks(found)
     for trainer in list(living_trainers):  # several may have one parameter
-        trainer.ledger.use_up(update.weight for update in updates)
-    stop_warning(params[index] for index in {update.index for update in updates})
+        trainer.ledger.use_up(update.weight for update in found.due)
+    stop_warning(params[index] for index in {update.index for update in found.due})
+
+
+def _clear_marks(found: Gradients) -> None:
+    for update in found.fresh:
+        _mxnet.set_fresh(update.weight, fresh=False)
+    found.fresh.clear()
 
 
 def mark_fresh(weights: Iterable[NDArray]) -> None:
@@ -239,9 +244,8 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
 
 def note_fresh(found: Gradients, ledger: Ledger) -> None:
     """Note in the ledger what a backward at a loss scale of 1 has written; remove the marks, to see the next one."""
-    for update in found.fresh:
-        _mxnet.set_fresh(update.weight, fresh=False)
     ledger.note_written(update.weight for update in found.fresh)
+    _clear_marks(found)
 
 
 def is_written(param: Parameter, ledger: Ledger) -> bool:

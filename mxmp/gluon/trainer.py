@@ -31,7 +31,7 @@ from ..step.stores import (
     refuse_sparse_weight,
     refuse_without_launcher,
 )
-from ..step.updater import Update, Updaters, check_optimizer, exposed_pairs
+from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
 from .backward import Gradients
 from .conversion import any_conversion, next_forward_number, running_statistics_of
@@ -262,7 +262,7 @@ class Trainer(StepView, gluon.Trainer):
                 backward.zero_stale(found)
             self._allreduce_grads()
         self.ledger.note(Event.REDUCE, self.loss_scale)
-        self.ledger.accumulates = any(p.grad_req == "add" for p in self._params)
+        self.ledger.accumulates = "add" in [param.grad_req for param in self._params]
         return found
 
     def unscale(self) -> None:
@@ -412,34 +412,34 @@ class Trainer(StepView, gluon.Trainer):
         if self.ledger.pending and self.has_other_workers and not self.ledger.summed:
             self._prepare()
             self._allreduce_grads()  # all workers find the same overflows
-        due = self._due()
-        if due or self.ledger.pending:
-            self.scaled_step.discard([update.gradient for update in due], self._statistics)
-        self._drop(due)
+        found = self._found()
+        if found.due or self.ledger.pending:
+            self.scaled_step.discard([update.gradient for update in found.due], self._statistics)
+        self._drop(found)
 
     def discard_zeros(self) -> None:
         """Call ``discard`` if a user has set all gradients to zero since the backward. Waits for the device."""
-        due = self._due()
+        due = self._found().due
         if due and grads.are_zero([update.gradient for update in due]):
             self.discard()
 
     def has_overflow(self) -> bool:
         """Return whether a gradient that no step has applied has an inf or NaN. Waits for the device."""
-        found = [update.gradient for update in self._due()]
+        found = [update.gradient for update in self._found().due]
         return self.ledger.inputs_overflowed or (bool(found) and bool(grads.non_finite(found)))
 
-    def _due(self) -> list[Update]:
-        """Return the gradients that a backward has written since the last step; ``index`` is into ``_ready``."""
-        return backward.read_gradients(self._ready, self.ledger).due
+    def _found(self) -> Gradients:
+        """Return the gradients as they are now; ``index`` is into ``_ready``."""
+        return backward.read_gradients(self._ready, self.ledger)
 
     @property
     def _ready(self) -> list[Parameter]:
         return list(filter(_mxnet.is_initialized, self._params))
 
-    def _drop(self, due: Sequence[Update]) -> None:
-        for update in due:
+    def _drop(self, found: Gradients) -> None:
+        for update in found.due:
             update.grad[:] = 0  # the next backward may add to it
-        backward.use_up(self._ready, due)
+        backward.use_up(self._ready, found)
         self.ledger.clear()
         self._gradients = None
 
@@ -485,8 +485,7 @@ class Trainer(StepView, gluon.Trainer):
         states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
-        dropped = self._due()  # they have another scale
-        self._drop(dropped)
+        self._drop(self._found())  # they have another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
@@ -649,9 +648,9 @@ class Trainer(StepView, gluon.Trainer):
         written = self.ledger.pending or self.ledger.scale_of_other is not None or self._has_fresh
         if written or not ignore_stale_grad:
             # At a scale of 1 all stale gradients are refused later, unless they are to be ignored.
-            fresh = self._has_fresh or not ignore_stale_grad
+            fresh = not ignore_stale_grad or self._has_fresh
             self.ledger.check(Event.UPDATE, self.loss_scale, called=called, fresh=fresh)
-        if self._has_fresh and not self.ledger.pending:  # a plain backward, at a loss scale of 1
+        if not self.ledger.pending and self._has_fresh:  # a plain backward, at a loss scale of 1
             self.watch_statistics()
         self._log_needless_scale()
         self._check_and_rescale_grad(self._scale / number)
@@ -664,8 +663,9 @@ class Trainer(StepView, gluon.Trainer):
     def _accept_true_gradients(self) -> bool:
         """Take gradients that another trainer's backward has written at a loss scale of 1 for unscaled ones, and return
         whether there are any. Not those of a net in float16, which needs a loss scale."""
-        of_float16 = any(conversion.policy.compute == "float16" for conversion in conversions_of(self._params))
-        if self.ledger.pending or self.ledger.scale_of_other != 1.0 or of_float16 or not self._has_fresh:
+        if self.ledger.pending or self.ledger.scale_of_other != 1.0 or not self._has_fresh:
+            return False
+        if any(conversion.policy.compute == "float16" for conversion in conversions_of(self._params)):
             return False
         backward.note_fresh(backward.read_gradients(self._ready, self.ledger), self.ledger)
         self.ledger.note(Event.BACKWARD, self.loss_scale)
@@ -754,7 +754,7 @@ class Trainer(StepView, gluon.Trainer):
             else:
                 self.scaled_step.discard([])
         finally:
-            backward.use_up(self._params, updates)
+            backward.use_up(self._params, found)
             self.ledger.clear()
             self._last_update = next_forward_number()
 

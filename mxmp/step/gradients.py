@@ -6,8 +6,9 @@ element by element, since finite elements beyond 1e19 overflow it too.
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import is_
-from typing import Callable, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -42,22 +43,27 @@ class FiniteSums:
 
     def __init__(self, gradients: Sequence[Gradient], *, exact: bool = False) -> None:
         self._arrays = [gradient.array for gradient in gradients]
-        self._checked: dict[mx.Context, list[int]] = {}
+        checked: dict[mx.Context, list[int]] = {}
         rest = []
         for i, array in enumerate(self._arrays):
             # MXNet's CPU kernels square float16 in float16, where the square of 256 overflows. Unless ``exact``, these
             # arrays are checked, not cast and summed, which takes longer; those of one operator get one number.
             if array.dtype == np.float16 and not _on_gpu(array) and not exact:
-                self._checked.setdefault(array.ctx, []).append(i)
+                checked.setdefault(array.ctx, []).append(i)
             else:
                 rest.append(i)
         least = _NORM_BY_DOT if exact else _CHECK_BY_DOT
         large = [rest[k] for k in largest_on_cpu([self._arrays[i] for i in rest], least)]
-        self._alone = [(self._arrays[i].reshape((-1,)), i) for i in large]
-        self._together: dict[tuple, list[int]] = {}
+        together: dict[tuple, list[int]] = {}
         for i in sorted(set(rest).difference(large)):
             array = self._arrays[i]
-            self._together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
+            together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
+        self._alone = [(_reader(self._arrays[i].reshape((-1,)), _for_squares), i) for i in large]
+        self._together = [
+            ([_reader(self._arrays[i], _for_squares) for i in group], group) for group in together.values()
+        ]
+        few = [group[k : k + _MOST_CHECKED] for group in checked.values() for k in range(0, len(group), _MOST_CHECKED)]
+        self._checked = [([_reader(self._arrays[i], _dense_values) for i in group], group) for group in few]
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
@@ -65,19 +71,16 @@ class FiniteSums:
     def __call__(self) -> Scalars:
         """Compute the numbers on their devices, for ``fetch``. Waits for row-sparse gradients, not for dense ones."""
         found: Scalars = []
-        for array, i in self._alone:
-            flat = _for_squares(array)
+        for read, i in self._alone:
+            flat = read()
             found.append((mx.nd.dot(flat, flat), [i]))
-        for members in self._together.values():
-            arrays = [_for_squares(self._arrays[i]) for i in members]
+        for readers, members in self._together:
+            arrays = [read() for read in readers]
             found.append((mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), members))
-        for everything in self._checked.values():
-            for start in range(0, len(everything), _MOST_CHECKED):
-                members = everything[start : start + _MOST_CHECKED]
-                arrays = [_dense_values(self._arrays[i]) for i in members]
-                finite = mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
-                # ``finite`` is 1 or 0, and its logarithm 0 or -inf.
-                found.append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
+        for readers, members in self._checked:
+            finite = mx.nd.multi_all_finite(*(read() for read in readers), num_arrays=len(readers))
+            # ``finite`` is 1 or 0, and its logarithm 0 or -inf.
+            found.append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
         return found
 
 
@@ -190,11 +193,6 @@ def is_finite(array: NDArray) -> NDArray:
     return (array - array) == 0
 
 
-def has_bad_values(arrays: Iterable[NDArray]) -> bool:
-    """Return whether any float array has an inf or NaN; waits for the device."""
-    return any(np.dtype(a.dtype).kind == "f" and not is_finite(a).asnumpy().all() for a in arrays)
-
-
 def unscale(gradients: Sequence[Gradient], factor: float) -> None:
     """Multiply every gradient in place by ``factor``, the inverse of the loss scale. Does not wait for a device."""
     for gradient in gradients:
@@ -230,6 +228,13 @@ def _for_squares(array: NDArray) -> NDArray:
     # MXNet's CPU kernels square in the dtype of their input, where 256 overflows float16; the GPU kernels square in
     # FP32.
     return values if _on_gpu(values) else values.astype("float32", copy=False)
+
+
+def _reader(array: NDArray, read: Callable[[NDArray], NDArray]) -> Callable[[], NDArray]:
+    """Return ``read`` of the array, or what returns the array itself if that is the same: MXNet is asked only once."""
+    if array.stype == "default" and read(array) is array:
+        return lambda: array
+    return partial(read, array)
 
 
 def concatenated(arrays: Sequence[NDArray]) -> NDArray:

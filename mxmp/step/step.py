@@ -18,7 +18,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .floor import FORWARD_FAILED, cure
-from .gradients import FiniteSums, Gradient, fetch, has_bad_values, non_finite, zeros_and_peaks
+from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
 from .masters import MasterPair, distances, take_over
 from .scaler import Scaler
@@ -73,7 +73,8 @@ class Observer(Protocol):
         """
 
 
-_NEITHER_COPIED_NOR_SAVED = ("group", "_sums", "observers", "losses")
+_NEITHER_COPIED_NOR_SAVED = ("group", "_sums", "_forward_failed", "observers", "losses")
+_LOSS = ""  # no parameter has this name
 
 
 class ScaledStep:
@@ -96,6 +97,7 @@ class ScaledStep:
         self.observers: list[Observer] = []
         # What the forwards since the last step returned: losses, or a Module's outputs.
         self.losses: list[NDArray] = []
+        self._forward_failed = False  # whether a loss had an inf or NaN when gradients last had one
         self._sums: FiniteSums | None = None
         self.group = group_of(self.scaler)
         self.group.members.add(self)
@@ -236,7 +238,10 @@ class ScaledStep:
             device_sums, statistics.sums(after=device_sums), distances(exposed), *measured
         )
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
-        bad = non_finite(suspects) if suspects else []
+        losses = [Gradient(_LOSS, each.as_nd_ndarray()) for each in self.losses if np.dtype(each.dtype).kind == "f"]
+        confirmed = non_finite([*suspects, *losses]) if suspects else []
+        bad = [gradient for gradient in confirmed if gradient.name != _LOSS]
+        self._forward_failed = len(bad) < len(confirmed)
         if bad or not np.isfinite(running).all():
             statistics.restore()
         else:
@@ -261,7 +266,7 @@ class ScaledStep:
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1
-        forward_failed = bool(bad) and has_bad_values(self.losses)
+        forward_failed = bool(bad) and self._forward_failed
         if bad or after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
             self._log(bad, before, after, forward_failed)

@@ -1,0 +1,170 @@
+"""Compare what this tree of mxmp and another one decide for every network of the zoos. Nothing is timed.
+
+    git worktree add ../before COMMIT
+    python scripts/dev.py sweep decisions ../before
+
+For each policy and device: the operators of the training graphs that are in another dtype than before, with the reasons
+of both trees, and the bytes that casts move in one forward. The FP32 graphs are traced once, by this tree, into
+``--graphs``; a sweep that was ended goes on. Each tree decides in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from support.options import parse
+from support.pages import show
+from support.processes import in_a_process, prepare_processes, silence
+from support.results import DOCS, ROOT, SCRIPTS, in_parallel, write
+
+VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu"), ("float16", "cpu")]
+SECONDS = 600.0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(
+        *(__doc__, arguments, "before"),
+        before=([str], "the other tree's folder"),
+        graphs=(str(Path.home() / ".cache" / "mxmp" / "graphs"), "where FP32 graphs are kept"),
+        results=(str(DOCS / "decisions.json"), "where the comparison is written"),
+    )
+    if len(args.before) != 1 or not Path(args.before[0], "mxmp").is_dir():
+        raise SystemExit(f"expected one folder that holds mxmp/, got {' '.join(args.before) or 'none'}")
+    folder = Path(args.graphs)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace_all(folder)
+    before, now = (decided(Path(tree).resolve(), folder) for tree in (args.before[0], ROOT))
+    found = compared(before, now)
+    write(Path(args.results), found)
+    print(f"{found['networks']} networks; {len(found['changes'])} operators in another dtype")
+    show("variant | bytes before | bytes now | networks with over 1 % more", rows(found))
+
+
+def trace_all(folder: Path) -> None:
+    from zoo.catalogue import CASES, in_order
+
+    def one(name: str) -> None:
+        _, ended = in_a_process(SECONDS, trace, name, str(file_of(folder, name)))
+        if ended:
+            file_of(folder, name).write_text(json.dumps({"error": ended}))
+
+    todo = [name for name in in_order() if not isinstance(CASES[name], str) and not file_of(folder, name).exists()]
+    prepare_processes()
+    for _ in in_parallel(one, todo, 1):
+        pass
+
+
+def file_of(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace('/', '_')}.json"
+
+
+def trace(pipe: Connection, name: str, path: str) -> None:
+    """Write a network's FP32 graphs of a training step to ``path``, or why there are none."""
+    silence()
+    import mxnet as mx
+    from mxnet.gluon import Constant
+    from zoo.catalogue import CASES
+    from zoo.measure import Model
+    from zoo.running import cause
+
+    try:
+        model = Model(CASES[name]())
+        params = model.net.collect_params().items()
+        found: dict[str, Any] = {"learned": [each for each, param in params if not isinstance(param, Constant)]}
+        found["graphs"] = [
+            {
+                "json": call.symbol.tojson(remove_amp_cast=False),
+                "numpy": isinstance(call.symbol, mx.sym.np._Symbol),
+                "shapes": {each: shape for each, (shape, _) in call.known.items()},
+            }
+            for call in model.training_calls()
+        ]
+    except Exception as error:  # what FP32 itself cannot do is a result
+        found = {"error": cause(error)}
+    Path(f"{path}.part").write_text(json.dumps(found))
+    os.replace(f"{path}.part", path)
+
+
+def decided(tree: Path, folder: Path) -> dict[str, Any]:
+    """Return what the mxmp in ``tree`` decides, by network and variant."""
+    path = os.pathsep.join(map(str, [tree, *SCRIPTS]))
+    # Graphs of bfloat16 are those of a CPU that has its kernels, whether or not this one does.
+    env = {**os.environ, "PYTHONPATH": path, "MXMP_WITHOUT": "emulated_bfloat16"}
+    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the mxmp in {tree} did not decide; its error stands above")
+    return json.loads(done.stdout)
+
+
+def decide_all(folder: Path) -> dict[str, Any]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        traced = json.loads(path.read_text())
+        if "error" not in traced:
+            found[path.stem] = {" ".join(each): decide_one(traced, *each) for each in VARIANTS}
+    return found
+
+
+def decide_one(traced: dict[str, Any], policy: str, device: str) -> dict[str, Any]:
+    from mxmp import Policy  # of the tree that PYTHONPATH names first
+    from mxmp.pipeline import emitted
+    from mxmp.precision import decide as deciding
+    from mxmp.precision.graph import Graph
+    from mxmp.precision.traffic import cast_sizes
+
+    operators, moved = {}, 0
+    for number, each in enumerate(traced["graphs"]):
+        graph = Graph.from_json(each["json"], numpy=each["numpy"])
+        options = deciding.Options(parameters=traced["learned"], learned=traced["learned"])
+        plan = deciding.decide(graph, Policy.parse(policy), device, options)
+        for name, decision in plan.decisions.items():
+            operators[f"{number}: {name}"] = [decision.op, decision.low, decision.reason]
+        shapes = {name: tuple(shape) for name, shape in each["shapes"].items()}
+        moved += sum(size.bytes or 0 for size in cast_sizes(emitted(graph, plan), shapes))
+    return {"operators": operators, "bytes": moved}
+
+
+def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    changes, moved = [], {}
+    for variant in (" ".join(each) for each in VARIANTS):
+        pairs = {name: (before[name][variant], now[name][variant]) for name in now}
+        moved[variant] = {name: [old["bytes"], new["bytes"]] for name, (old, new) in pairs.items()}
+        for network, (old, new) in pairs.items():
+            changes += [
+                dict(zip(("network", "variant", "name", "op", "low", "before", "now"), [network, variant, name, *each]))
+                for name, each in differences(old["operators"], new["operators"])
+            ]
+    more = {
+        variant: {name: pair for name, pair in pairs.items() if pair[0] != pair[1]} for variant, pairs in moved.items()
+    }
+    total = {variant: [sum(each) for each in zip(*pairs.values())] for variant, pairs in moved.items()}
+    return {"networks": len(now), "bytes": total, "other bytes": more, "changes": changes}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    if old.keys() != new.keys():
+        raise SystemExit(f"the trees see other operators: {sorted(old.keys() ^ new.keys())[:3]}")
+    return [
+        (name, [op, low, old[name][2], reason]) for name, (op, low, reason) in new.items() if old[name][1] is not low
+    ]
+
+
+def rows(found: dict[str, Any]) -> list[list[str]]:
+    more = {
+        variant: [n for n, (a, b) in each.items() if b > 1.01 * a] for variant, each in found["other bytes"].items()
+    }
+    return [
+        [variant, f"{old:,}", f"{new:,}", ", ".join(more[variant]) or "none"]
+        for variant, (old, new) in found["bytes"].items()
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(decide_all(Path(sys.argv[1]))))
