@@ -138,7 +138,8 @@ class GluonPair:
 
     def forward(self) -> None:
         for side in (self.low, self.full):
-            if len(side.net) > 2:  # MXNet cannot run backward of two records that share running statistics
+            # MXNet cannot run backward of two records that share an array without a gradient.
+            if any(param.grad_req == "null" for param in side.params.values()):
                 side.losses.clear()
             side.forward(self.number)
 
@@ -161,7 +162,7 @@ class GluonPair:
 
     def step(self, method: str = "step") -> None:
         size = BATCH * self.rng.choice([1, 2])
-        if method == "step" and self.summed:  # MXNet's own would sum anew
+        if method == "step" and self.low.trainer.ledger.summed:  # MXNet's own would sum anew
             method = "update"
             with refusals():
                 self.low.trainer.step(size, ignore_stale_grad=True)

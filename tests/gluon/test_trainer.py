@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import sys
 
 import mxnet as mx
 import numpy as np
@@ -1008,3 +1009,47 @@ def test_clipping_counts_a_gradient_that_only_the_second_device_has():
         losses[1] = losses[1] + 100 * second(mx.nd.ones((1, 1), contexts[1]))
     trainer.backward(losses)
     assert trainer.clip_global_norm(1.0) == pytest.approx((2**2 + 100**2) ** 0.5)
+
+
+# -- what a step costs ------------------------------------------------------------------------------
+
+
+class Counted:
+    """MXNet's C library, whose calls are counted."""
+
+    def __init__(self, library):
+        self.library, self.calls = library, 0
+
+    def __getattr__(self, name):
+        self.calls += 1
+        return getattr(self.library, name)
+
+
+def calls_of_a_step(layers, policy, optimizer):
+    """How often the third step calls MXNet's C library."""
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(4, in_units=4) for _ in range(layers)))
+    net.initialize()
+    if policy:
+        mxmp.convert(net, policy)
+    scale = {"loss_scale": 8.0} if policy == "float16" else {}  # the default would overflow
+    trainer = (mxmp.Trainer if policy else gluon.Trainer)(net.collect_params(), *optimizer, **scale)
+    for _ in range(3):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 4))).sum()
+        trainer.backward(loss) if policy else loss.backward()
+        counted = Counted(mx.base._LIB)
+        with pytest.MonkeyPatch.context() as patch:
+            for module in [each for each in sys.modules.values() if getattr(each, "_LIB", None) is counted.library]:
+                patch.setattr(module, "_LIB", counted)
+            trainer.step(2)
+    return counted.calls
+
+
+@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9}), ("adam", {})], ids=["sgd", "adam"])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_step_asks_mxnet_no_more_than_its_own_trainer_but_for_one_check(policy, optimizer):
+    ours, own = ([calls_of_a_step(layers, each, optimizer) for layers in (10, 40)] for each in (policy, None))
+    for mine, theirs in zip(ours, own):
+        assert mine <= theirs + 20
+    assert ours[1] - ours[0] <= own[1] - own[0]
