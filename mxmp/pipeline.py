@@ -17,6 +17,7 @@ from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide
 from .precision.graph import Graph, Node
+from .precision.inputs import InputCheck
 from .precision.operators import Options
 from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
@@ -90,6 +91,7 @@ class Conversion:
     def __init__(self, how: Policy | Plan) -> None:
         self.how = how
         self.stored_low: dict[str, bool] = {}  # of each parameter read so far: in float16, or in FP32?
+        self.inputs = InputCheck()
         self._warned_of: set[str] = set()
 
     @property

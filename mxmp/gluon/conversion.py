@@ -21,7 +21,6 @@ from ..policy import Policy
 from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
-from ..precision.inputs import warn_of_inputs
 from ..precision.operators import SPARSE, SPARSE_GRADIENT
 from ..precision.plan import NOTHING_LOW, Plan
 from ..precision.subgraphs import refuse_fused
@@ -69,7 +68,6 @@ class NetConversion(Conversion):
         names = [block.name for block in division.python]
         self._unmatched = [p for p in self.policy.exclude if not any(fnmatchcase(name, p) for name in names)]
         self._warned = False
-        self._looked_at: set[str] = set()
         self._await_first_graphs()
         _last_forward[self] = 0
 
@@ -193,7 +191,8 @@ class NetConversion(Conversion):
             },
         )
         self._fits = self._fits or strict
-        self._look_at(graph, planned, {} if not self.reads_data(block) else inputs)
+        if self.reads_data(block):
+            self.inputs.look_at(inputs, lambda: graph, planned, stacklevel=7)
         for name, param in params.items():
             if self.stored_low[name]:
                 store_low(param, self.policy.compute)
@@ -201,12 +200,6 @@ class NetConversion(Conversion):
         if id(block) in self._waiting:
             self._note_first_graph(block, plan)
         return low, plan
-
-    def _look_at(self, graph: Graph, plan: Plan, inputs: Mapping[str, NDArray]) -> None:
-        """Warn of data whose digits would be lost; each input is looked at once."""
-        new = {name: array for name, array in inputs.items() if name not in self._looked_at}
-        self._looked_at.update(new)
-        warn_of_inputs(graph, plan, new, stacklevel=5)
 
     def reads_data(self, block: HybridBlock) -> bool:
         """Return whether ``block`` is the whole net: its inputs are data, and no features of another block."""

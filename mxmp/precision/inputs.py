@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Iterator, Mapping
+from typing import Callable, Iterator, Mapping
 
 import numpy as np
 from mxnet import autograd
@@ -25,9 +25,22 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38}
 _ROWS, _LEAST_ROWS = 256, 8
 
 
-def warn_of_inputs(graph: Graph, plan: Plan, arrays: Mapping[str, NDArray], stacklevel: int) -> None:
-    """Warn of inputs whose digits the first low-precision product of an FP32 ``graph`` would lose. ``arrays`` has the
-    inputs' values by name; waits for the device if a product reads one of them as it comes."""
+class InputCheck:
+    """Looks once at each input of a network."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def look_at(self, arrays: Mapping[str, NDArray], graph: Callable[[], Graph], plan: Plan, stacklevel: int) -> None:
+        """Warn of inputs, by name, whose digits the first low-precision product of an FP32 graph would lose. Waits for
+        the device if a product reads one of them as it comes."""
+        if not self._seen.issuperset(arrays):
+            new = {name: array for name, array in arrays.items() if name not in self._seen}
+            self._seen.update(new)
+            _warn_of(new, graph(), plan, stacklevel + 2)
+
+
+def _warn_of(arrays: Mapping[str, NDArray], graph: Graph, plan: Plan, stacklevel: int) -> None:
     for product, name in _read_as_they_come(graph, plan):
         if name in arrays and arrays[name].dtype == np.float32:
             with autograd.pause():

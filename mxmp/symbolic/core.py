@@ -17,7 +17,6 @@ from ..policy import Policy
 from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
-from ..precision.inputs import warn_of_inputs
 from ..precision.plan import Plan, read_policy
 from ..step.masters import Masters, Weight
 from ..step.scaler import NoLossScaler, as_scaler
@@ -51,7 +50,6 @@ class Core:
         self.listening_executors = weakref.WeakKeyDictionary()
         self._modules: list[weakref.ref[Any]] = []  # in the order of their first ``bind``
         self._warned = False
-        self._looked_at: set[str] = set()
 
     @property
     def modules(self) -> list[Any]:
@@ -106,11 +104,9 @@ class Core:
             _declare_parameters(graph, symbol, parameters, gpu_shapes, dtypes)
         return graph.to_symbol(), plan
 
-    def look_at(self, symbol: mx.sym.Symbol, plan: Plan, data: Mapping[str, NDArray]) -> None:
+    def look_at(self, data: Mapping[str, NDArray], symbol: mx.sym.Symbol, plan: Plan) -> None:
         """Warn of data whose digits would be lost; each input of the FP32 Symbol is looked at once."""
-        if not self._looked_at.issuperset(data):
-            self._looked_at.update(data)
-            warn_of_inputs(strip(Graph.from_symbol(symbol)), plan, data, stacklevel=4)
+        self.conversion.inputs.look_at(data, lambda: strip(Graph.from_symbol(symbol)), plan, stacklevel=3)
 
     def forget_copies(self) -> None:
         """Let all ``inference_graphs`` take their parameters anew, since those of a module have changed."""

@@ -556,7 +556,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         if self.binded and self.plan is not None:
             arrays = dict(zip(self._data_names, getattr(data_batch, "data", None) or ()))
-            self.core.look_at(self._symbol, self.plan, arrays)
+            self.core.look_at(arrays, self._symbol, self.plan)
         super().forward(data_batch, is_train)
 
     def backward(self, out_grads: Any = None) -> None:
