@@ -28,6 +28,8 @@ logger = logging.getLogger("mxmp")
 
 # Skips in a row at the lowest scale after which the gradients are at fault, not the scale.
 FLOOR_PATIENCE = 3
+# Skips before the first applied step that are the search for a loss scale: from the default, 65536, to 32.
+_FIRST_SKIPS = 11
 
 
 class ScaleEvent(NamedTuple):
@@ -281,9 +283,12 @@ class ScaledStep:
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float, forward_failed: bool) -> None:
         if bad:
-            message = "step %d skipped: non-finite gradients in %s; loss scale %g -> %g%s"
+            is_search = self.steps == self.skipped_steps <= _FIRST_SKIPS and after < before and not forward_failed
+            message = "%sstep %d skipped: non-finite gradients in %s; loss scale %g -> %g%s"
+            what = "finding the loss scale: " if is_search else ""
             why = "; the loss or an output is inf or NaN already: see mxmp.diagnose.blame" if forward_failed else ""
-            logger.warning(message, self.steps, _some(self.overflow_params), before, after, why)
+            level = logging.INFO if is_search else logging.WARNING
+            logger.log(level, message, what, self.steps, _some(self.overflow_params), before, after, why)
         else:
             logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
 

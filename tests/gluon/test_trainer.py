@@ -129,7 +129,7 @@ def test_a_skip_is_counted_named_and_logged(caplog):
     assert trainer.overflow_params == (f"{name} on cpu(0)",)
     assert (trainer.skipped_steps, trainer.last_step_skipped) == (1, True)
     assert [r.getMessage() for r in caplog.records] == [
-        f"step 1 skipped: non-finite gradients in {name} on cpu(0); loss scale 65536 -> 32768"
+        f"finding the loss scale: step 1 skipped: non-finite gradients in {name} on cpu(0); loss scale 65536 -> 32768"
     ]
 
 

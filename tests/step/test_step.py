@@ -71,8 +71,25 @@ def test_each_change_of_scale_and_each_skip_writes_one_line(caplog):
     ]
 
 
+def test_the_first_skips_are_a_search_and_later_ones_a_warning(caplog):
+    step = ScaledStep(mxmp.DynamicLossScaler())
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        for gradients in [SPOILED] * 13 + [CLEAN]:
+            run(step, gradients)
+    said = [(r.levelname, r.getMessage().startswith("finding the loss scale: step")) for r in caplog.records]
+    assert said == [("INFO", True)] * 11 + [("WARNING", False)] * 2
+
+
+def test_a_search_ends_at_the_first_update(caplog):
+    step = ScaledStep(mxmp.DynamicLossScaler())
+    for gradients in (SPOILED, CLEAN, SPOILED):
+        run(step, gradients)
+    assert [(r.levelname, r.getMessage()[:14]) for r in caplog.records] == [("WARNING", "step 3 skipped")]
+
+
 def test_a_long_list_of_culprits_is_shortened_in_the_log_and_whole_in_overflow_params(caplog):
     step = ScaledStep(mxmp.DynamicLossScaler())
+    run(step, CLEAN)
     run(step, [Gradient(f"p{i}", mx.nd.full(2, math.inf)) for i in range(9)])
     assert "p0 on cpu(0), p1 on cpu(0), p2 on cpu(0) and 6 more" in caplog.text
     assert len(step.overflow_params) == 9
