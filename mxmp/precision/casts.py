@@ -129,6 +129,8 @@ def insert_casts(
 
     for node in graph.nodes():
         new[node] = _copy(node, [read(node, position) for position in range(len(node.inputs))], new)
+        if not node.is_variable and planned.reads_fp32(node):
+            replace_operator(new[node], node.op, **{**node.attrs, "dtype": policy.compute})
         if node in planned.low_variables:
             _declare_dtype(new[node], policy.compute)
     heads = [output(entry) for entry in graph.heads]

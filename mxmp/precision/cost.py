@@ -36,11 +36,10 @@ class Assignment(DecidedGraph):
         needs: Needs,
         low_inputs: Mapping[Node, set[int]],  # what control flow reads in float16
     ) -> None:
-        super().__init__()
+        super().__init__(operators.policy)
         self.rules = operators.rules
         self.low_inputs = dict(low_inputs)
         self._operators, self._needs = operators, needs
-        self._policy = operators.policy
         self._readers = operators.graph.readers()
         self._heads = {entry.node for entry in operators.graph.heads}
         given = operators.options.decided
@@ -130,11 +129,17 @@ class Assignment(DecidedGraph):
         for node in reversed(list(self._movers)):
             if self._by_plan or node in self._heads or not self._all_want_low(node):
                 self._full(node, "it moves the values of parameters, and not all that read it compute in low precision")
-        # A softmax or LayerNorm between float16 needs no cast, where its kernel sums in FP32.
-        for node in filter(self._sums_safely, self.rules):
-            used = node not in self._heads and self._readers.get(node) and self._all_want_low(node)
-            if used and self.is_low(node.inputs[0]):
-                self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
+        # A softmax or LayerNorm between float16 needs no cast, where its kernel sums in FP32. A softmax may read FP32
+        # too, as under a mask: behind a cast, as MXNet would take a variable's dtype for that which softmax returns.
+        behind_low: set[Node] = set()
+        for node, decision in list(self.decisions.items()):
+            if decision.low or any(entry.node in behind_low for entry in node.inputs):
+                behind_low.add(node)
+            if node in behind_low and self._sums_safely(node):
+                reads = self.is_low(node.inputs[0]) or safe_sums.reads_either(node.op, self._policy)
+                used = node not in self._heads and self._readers.get(node) and self._all_want_low(node)
+                if reads and used:
+                    self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
 
     def _sums_safely(self, node: Node) -> bool:
         if node not in self._either or self._operators.options.exported or not safe_sums.is_set():

@@ -221,7 +221,8 @@ class Plan:
 class DecidedGraph:
     """A decision for each operator of an FP32 graph, looked up by node, without those in bodies of control flow."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self.decisions: dict[Node, Decision] = {}
         self.rules: dict[Node, Rule] = {}
         self.low_inputs: dict[Node, set[int]] = {}  # what control flow reads in float16
@@ -237,14 +238,21 @@ class DecidedGraph:
         """Return whether ``node`` reads its input at ``position`` in low precision, perhaps behind a cast."""
         if node in self.low_inputs:
             return position in self.low_inputs[node]
-        return self.decisions[node].low and position not in self.rules[node].keep
+        if not self.decisions[node].low or position in self.rules[node].keep:
+            return False
+        return not self.reads_fp32(node)
+
+    def reads_fp32(self, node: Node) -> bool:
+        """Return whether the float16 ``node`` reads FP32 as it comes, and writes float16."""
+        is_low = self.decisions[node].low
+        return is_low and safe_sums.reads_either(node.op, self._policy) and not self.is_low(node.inputs[0])
 
 
 class PlannedGraph(DecidedGraph):
     """An FP32 graph with its plan; ``ValueError`` if the plan does not fit, or as ``rule_under``."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        super().__init__()
+        super().__init__(plan.policy)
         self.names = names = graph.names()  # the keys of ``plan.decisions``
         check_fit(names, plan)
         self.graph = graph

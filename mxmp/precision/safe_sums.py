@@ -20,6 +20,12 @@ _LAYER_NORM = frozenset(["LayerNorm"])
 OPERATORS = _SOFTMAX | _LAYER_NORM
 
 
+def reads_either(op: str, policy: Policy) -> bool:
+    """Return whether a float16 operator may read FP32, as a softmax under a mask: its parameter ``dtype`` says so."""
+    # The kernel then rounds less. ``low_ops`` names what is to read the compute dtype.
+    return op in _SOFTMAX and policy.compute == "float16" and op not in policy.low_ops
+
+
 def is_set() -> bool:
     return is_true(os.environ.get(VARIABLE))
 

@@ -13,6 +13,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.diagnose import explain
 from mxmp.pipeline import low_graph
+from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.operators import Options
@@ -109,6 +110,87 @@ def test_an_output_of_the_graph_and_what_fp32_reads_is_not_rounded(safe):
     weights = S.softmax(scores, name="softmax")
     assert low_in(S.Group([S.exp(weights), S.FullyConnected(weights, num_hidden=2, name="next")])) == {"fc", "next"}
     assert low_in(S.softmax(S.exp(scores), name="softmax")) == {"fc"}
+
+
+def masked(**attrs: Any) -> mx.sym.Symbol:
+    """Attention's weights under a mask that is data, and the product behind them."""
+    scores = S.FullyConnected(S.var("data"), num_hidden=4, flatten=False, name="scores")
+    under = S.reshape(S.broadcast_add(scores, S.var("mask", shape=(3, 1)), name="under"), shape=(0, 0), name="rows")
+    weights = S.Dropout(S.softmax(under, name="softmax", **attrs), p=0.0, name="dropout")
+    return S.FullyConnected(weights, num_hidden=2, name="values")
+
+
+def casts(symbol: mx.sym.Symbol) -> list[str]:
+    return [node.name for node in Graph.from_symbol(symbol).nodes() if node.op == "Cast"]
+
+
+def test_a_softmax_of_fp32_under_a_mask_that_is_data_returns_float16_without_a_cast(monkeypatch):
+    """The sum with the mask stays FP32: -1e9 is -inf in float16, and a row of -inf has the softmax NaN."""
+    around = ["data_to_float16", "scores_to_float32", "softmax_to_float16", "values"]
+    assert casts(mxmp.cast_symbol(masked(), "float16", ctx=mx.gpu())) == around
+    monkeypatch.setenv(VARIABLE, "1")
+    assert low_in(masked()) == {"scores", "softmax", "dropout", "values"}
+    found = mxmp.cast_symbol(masked(), "float16", ctx=mx.gpu())
+    assert casts(found) == [name for name in around if name != "softmax_to_float16"]
+    dtypes = dict(zip(found.list_arguments(), found.infer_type(data="float32")[0]))
+    assert dtypes["mask"] == dtypes["data"] == np.float32
+    assert strip(Graph.from_symbol(found)).to_json() == strip(Graph.from_symbol(masked())).to_json()
+
+
+@pytest.mark.parametrize(
+    ("policy", "attrs"),
+    [
+        (Policy(exclude=["softmax"]), {}),
+        (Policy(full_ops=["softmax"]), {}),
+        (Policy(), {"temperature": 2.0}),
+        (Policy(), {"dtype": "float32"}),
+    ],
+    ids=str,
+)
+def test_a_softmax_under_a_mask_stays_fp32_where_one_between_float16_does(policy, attrs, safe):
+    found = Graph.from_symbol(mxmp.cast_symbol(masked(**attrs), policy, ctx=mx.gpu()))
+    (softmax,) = (node for node in found.nodes() if node.op == "softmax")
+    assert softmax.attrs == {name: str(value) for name, value in attrs.items()}
+
+
+def test_low_ops_reads_float16_under_a_mask_as_it_says(safe):
+    found = casts(mxmp.cast_symbol(masked(), Policy(low_ops=["softmax"]), ctx=mx.gpu()))
+    assert found == ["data_to_float16", "scores_to_float32", "rows_to_float16", "values"]
+
+
+def test_a_softmax_of_data_keeps_its_cast_as_mxnet_would_take_the_data_for_float16(safe):
+    symbol = S.FullyConnected(S.softmax(S.var("data"), name="softmax"), num_hidden=2, name="values")
+    found = mxmp.cast_symbol(symbol, "float16", ctx=mx.gpu())
+    assert casts(found) == ["softmax_to_float16", "values"]
+
+
+@pytest.mark.parametrize("lowest", [-1e4, -1e9, -np.inf])
+def test_rows_under_a_mask_have_fp32s_softmax_whatever_it_adds(lowest, safe):
+    """A row under nothing but -1e4 or -1e9 too: in float16 it would be another or NaN."""
+    rng = np.random.RandomState(0)
+    wide = S.reshape(S.broadcast_add(dense(S.var("data"), "scores"), S.var("mask")), shape=(0, 0))
+    symbol = dense(S.softmax(wide, name="softmax"), "values")
+    values = {
+        name: rng.randn(*shape).astype("float32")
+        for name, shape in zip(symbol.list_arguments(), symbol.infer_shape(data=(3, 5), mask=(3, 4))[0])
+    }
+    values["mask"] = np.array([[0, 0, lowest, lowest], [0] * 4, [max(lowest, -1e9)] * 4], "float32")
+    results = []
+    for each in (symbol, mxmp.cast_symbol(symbol, "float16", ctx=mx.cpu())):
+        bound = each.bind(
+            mx.cpu(),
+            {n: mx.nd.array(v) for n, v in values.items()},
+            {n: mx.nd.zeros(v.shape) for n, v in values.items()},
+        )
+        out = bound.forward(is_train=True)[0]
+        bound.backward(mx.nd.ones(out.shape))
+        results.append([out.asnumpy(), *(bound.grad_dict[n].asnumpy() for n in sorted(values))])
+    for want, got in zip(*results):
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=4e-3)
+
+
+def dense(data: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+    return S.FullyConnected(data, num_hidden=4, name=name)
 
 
 def low_in(symbol: mx.sym.Symbol) -> set[str]:

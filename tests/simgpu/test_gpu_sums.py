@@ -29,6 +29,26 @@ def test_a_sum_of_equal_terms_is_whole(each):
     assert sums.judged(each).startswith(sums.WHOLE)
 
 
+@pytest.mark.parametrize("safe", ["0", "1"])
+@pytest.mark.parametrize("width", [5, 200, 4096])
+def test_a_softmax_of_fp32_that_returns_float16_sums_in_fp32_forward_and_backward(width, safe, monkeypatch):
+    """As under a mask: half of each row is at -1e9, and the second row is under nothing else."""
+    monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", safe)
+    rng = np.random.RandomState(0)
+    x, dy = rng.randn(3, width).astype("float32"), rng.randn(3, width).astype("float16")
+    x[0, width // 2 :], x[1], x[2] = -1e9, -1e9, 0
+    read = nd.array(x, mx.gpu())
+    read.attach_grad()
+    with autograd.record():
+        y = nd.softmax(read, dtype="float16")
+    y.backward(nd.array(dy, mx.gpu(), dtype="float16"))
+    powers = np.exp(x.astype("float64") - x.max(1, keepdims=True))
+    wanted = powers / powers.sum(1, keepdims=True)
+    slope = wanted * (dy - (wanted * dy).sum(1, keepdims=True))
+    for found, exact in ((y, wanted), (read.grad, slope)):
+        assert np.linalg.norm(found.asnumpy() - exact) <= 2.0**-9 * np.linalg.norm(exact)
+
+
 def moving_average() -> gluon.nn.HybridSequential:
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Conv1D(4, 1, in_channels=2), gluon.nn.AvgPool1D(336, 1), gluon.nn.Conv1D(1, 1, in_channels=4))
