@@ -498,7 +498,7 @@ def check_bfloat16() -> None:
     cases = {**EXACT, **BFLOAT16}
     # Subset of float32 that bfloat16 holds, so that both sides start from the same numbers.
     emulated = frozenset() if cpu.multiplies_bfloat16() else ONEDNNS  # tests/kernels/test_emulation.py has these
-    for name in sorted({FORWARD[op].canonical for op in BFLOAT16_CPU} - emulated):
+    for name in sorted({FORWARD[op].canonical for op in BFLOAT16_CPU - LATER} - emulated):
         print("start", name, flush=True)
         case = cases[name]
         inputs = [(value.view("uint32") & 0xFFFF0000).view("float32") for value in drawn(name, case[0])]
