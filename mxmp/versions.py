@@ -16,10 +16,12 @@ class Version:
 
     # Whether a HybridBlock forgets the arguments of its graph with the graph, and has an empty list of them before.
     clears_graph_arguments: bool = True
+    # Whether ``infer_type_partial`` leaves open what inputs without a dtype do not tell; otherwise a loss head raises.
+    infers_partly: bool = True
 
 
 _TABLE = {
-    (1, 7, 0): Version(clears_graph_arguments=False),
+    (1, 7, 0): Version(clears_graph_arguments=False, infers_partly=False),
     (1, 8, 0): Version(clears_graph_arguments=False),
     (1, 9, 0): Version(),
     (1, 9, 1): Version(),
