@@ -15,7 +15,6 @@ from mxmp.precision.decide import decide
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.plan import Decision, Plan
 from mxmp.precision.rules import RULES, Kind
-from mxmp.versions import GRAPH_ATTRIBUTES
 
 
 class Input(NamedTuple):
@@ -67,7 +66,7 @@ class Case(NamedTuple):
         if amid:
             back = {**amid.attrs, "dtype": "float32"} if amid.attrs else {}
             heads = [Entry(Node(amid.op, f"out{i}_", back, [head])) for i, head in enumerate(heads)]
-        return Graph(heads, GRAPH_ATTRIBUTES)
+        return Graph(heads, {"mxnet_version": ["int", 10901]})
 
 
 CASES: dict[str, list[Case]] = {}
