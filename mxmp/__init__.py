@@ -11,10 +11,12 @@ try:
     import mxnet as _mxnet
 except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which NumPy 1.24 no longer has
     raise ImportError(
-        f"mxmp needs Apache MXNet 1.9.1, which cannot be imported here ({error}). Install one build with a NumPy "
-        "that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for CUDA 11.2"
+        f"mxmp needs Apache MXNet 1.7.0 to 1.9.1, which cannot be imported here ({error}). Install one build with a "
+        "NumPy that it knows: pip install 'mxmp[cpu]' 'numpy<1.24', or pip install 'mxmp[cu112]' 'numpy<1.24' for "
+        "CUDA 11.2"
     ) from error
 
+from . import versions as _versions  # isort: skip  # refuses another version before anything else is imported
 from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
@@ -52,7 +54,7 @@ __all__ = [
     "tune",
 ]
 
-del _mxnet
+del _mxnet, _versions
 
 
 if not _TYPE_CHECKING:  # for a type checker every name would exist

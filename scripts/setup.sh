@@ -3,7 +3,9 @@
 #
 #   MXMP_PYTHON  the Python 3.8-3.11 to use (default: the newest one found)
 #   MXMP_BUILD   which MXNet: cpu (default) or cu112
-#   MXMP_VENV    where the environment lives (default: .venv)
+#   MXMP_MXNET   which version of MXNet (default: 1.9.1)
+#   MXMP_VENV    where the environment lives (default: .venv; of another version ~/.cache/mxmp-versions/VERSION, which
+#                several checkouts may share)
 
 mxmp_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -81,14 +83,30 @@ mxmp_check_import() {
 }
 
 mxmp_setup() {
-    local build="${MXMP_BUILD:-cpu}" venv="${MXMP_VENV:-$mxmp_root/.venv}" stamp
-    case "$build" in cpu | cu112) ;; *) mxmp_fail "MXMP_BUILD=$build; allowed: cpu, cu112." ;; esac
+    local extra="${MXMP_BUILD:-cpu}" mxnet="${MXMP_MXNET:-1.9.1}" venv="$mxmp_root/.venv" build package stamp
+    case "$extra" in
+        cpu) package=mxnet ;;
+        cu112) package=mxnet-cu112 ;;
+        *) mxmp_fail "MXMP_BUILD=$extra; allowed: cpu, cu112." ;;
+    esac
+    build="$extra"
+    case "$mxnet" in
+        1.9.1) ;;
+        1.7.0 | 1.8.0 | 1.9.0)
+            venv="$HOME/.cache/mxmp-versions/$mxnet"
+            build="$extra-$mxnet"
+            mkdir -p "${venv%/*}"
+            export PYTHONPATH="$mxmp_root${PYTHONPATH:+:$PYTHONPATH}"
+            ;;
+        *) mxmp_fail "MXNet $mxnet; allowed: 1.7.0, 1.8.0, 1.9.0, 1.9.1." ;;
+    esac
+    venv="${MXMP_VENV:-$venv}"
     mxmp_check_machine
     stamp="$venv/.mxmp-$(cat "$mxmp_root/setup.cfg" "$mxmp_root/pyproject.toml" | sha256sum | cut -c1-16)-$build"
     if [ -e "$stamp" ] && mxmp_python_fits "$venv/bin/python"; then
         # shellcheck disable=SC1091
         . "$venv/bin/activate"
-        if [ "$build" = cu112 ]; then mxmp_cuda_path "$venv"; fi
+        if [ "$extra" = cu112 ]; then mxmp_cuda_path "$venv"; fi
         return
     fi
     if ! { [ -e "$venv/.mxmp" ] && mxmp_python_fits "$venv/bin/python"; }; then
@@ -96,12 +114,13 @@ mxmp_setup() {
     fi
     # shellcheck disable=SC1091
     . "$venv/bin/activate"
-    echo "==> installing MXNet 1.9.1 ($build), GluonCV and the tools (once; about a minute)"
+    echo "==> installing MXNet $mxnet ($extra), GluonCV and the tools (once; about a minute)"
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     python -m pip install --quiet --upgrade pip || mxmp_fail "pip could not reach a package index (output above)."
-    PYTHONWARNINGS=ignore python -m pip install --quiet --editable "$mxmp_root[$build,vision,nlp,tune,plots,docs,dev]" ||
+    PYTHONWARNINGS=ignore python -m pip install --quiet "$package==$mxnet.*" \
+        --editable "$mxmp_root[$extra,vision,nlp,tune,plots,docs,dev]" ||
         mxmp_fail "pip could not install the packages (output above)."
-    if [ "$build" = cu112 ]; then mxmp_cuda_path "$venv"; fi
+    if [ "$extra" = cu112 ]; then mxmp_cuda_path "$venv"; fi
     mxmp_check_import
     touch "$stamp"
 }

@@ -1,9 +1,25 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs the linters, the types, the manual's site, every test, and those on the null and simulated GPU.
 # Arguments go to pytest: -m quick, or -n 0 for one process; with some, these two are left out.
+#
+#   bash scripts/test.sh --mxnet 1.7.0         # on another version of MXNet: every test that it can run, and no more
+#   bash scripts/test.sh --mxnet 1.8.0 --core  # its core, what trains and what is saved: about a minute
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
+if [ "${1:-}" = --mxnet ]; then
+    MXMP_MXNET="${2:?a version, as in --mxnet 1.7.0}"
+    shift 2
+    if [ "${1:-}" = --core ]; then
+        shift
+        set -- -m quick tests/test_versions.py tests/step/test_scaler.py tests/gluon/test_convert.py \
+            tests/symbolic/test_module.py "$@"
+    fi
+    mxmp_setup
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+    exec python -m pytest -p no:cacheprovider -n 2 --dist worksteal --timeout 1200 --timeout-method thread \
+        --hypothesis-profile=ci "$@"
+fi
 mxmp_setup
 
 failed=()

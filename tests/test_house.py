@@ -21,7 +21,7 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"],
+    "": ["versions", "cpu", "files", "callbacks", "child", "launch", "hints", "policy"],
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),

@@ -21,6 +21,8 @@ from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
+from .. import versions
+
 INHERITED = {
     "Trainer": (
         "_allreduce_grads _check_and_rescale_grad _contexts _distributed _init_kvstore _init_optimizer _init_params "
@@ -228,7 +230,7 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
 
 def traced_graph(block: HybridBlock) -> TracedGraph:
     """Return the FP32 graph that MXNet has stored on ``block``; before a trace the fields are empty or None."""
-    return TracedGraph(block._cached_op_args, block._cached_graph, block._in_format, block._out_format)
+    return TracedGraph(getattr(block, "_cached_op_args", []), block._cached_graph, block._in_format, block._out_format)
 
 
 def set_traced_graph(block: HybridBlock, traced: TracedGraph) -> None:
@@ -259,14 +261,20 @@ def redirect_calls(block: HybridBlock, forward: Callable, call_graph: Callable, 
     """Replace ``block.forward``, MXNet's ``block._call_cached_op``, and ``methods`` by name; none gets the block.
     ``HybridBlock.forward`` calls ``call_graph`` if the block is active. Deletes the graph, but not a SymbolBlock's."""
     block.__dict__.update(forward=forward, _call_cached_op=call_graph, **methods)
-    block._clear_cached_op()
+    _delete_graph(block)
 
 
 def restore_calls(block: HybridBlock) -> None:
     """Undo ``redirect_calls``; delete the same graph and CachedOp."""
     for name in ("forward", "_call_cached_op", "hybridize", "cast", "optimize_for"):
         block.__dict__.pop(name, None)
+    _delete_graph(block)
+
+
+def _delete_graph(block: HybridBlock) -> None:
     block._clear_cached_op()
+    if not versions.NOW.clears_graph_arguments:
+        block.__dict__.pop("_cached_op_args", None)
 
 
 def set_cached_op(block: HybridBlock, op: Any) -> None:

@@ -11,6 +11,7 @@ from mxnet.contrib import quantization
 from ..precision.graph import Entry, Graph, Node
 from ..serving.folding import Params, by_kind
 from ..serving.fusing import store_by_rows
+from ..versions import GRAPH_ATTRIBUTES
 from .calibration import is_usable
 
 # From the name of a tensor to the smallest and the largest value that INT8 represents; values beyond are clipped.
@@ -20,8 +21,6 @@ QUANTIZED = "quantized_"
 # The last inputs of a quantized convolution that adds a tensor are this tensor, the least and the greatest value of the
 # data, and those of the tensor.
 _ADDED, _ADDED_RANGE = -5, -2
-# The attributes of a graph without which MXNet takes it for one of an old version, and writes that to its log.
-_OF_NOW = {"mxnet_version": ["int", 10901]}
 # The operators that convert a tensor to INT8.
 _CONVERSIONS = ("_contrib_quantize_v2", "_contrib_quantize_asym")
 
@@ -63,7 +62,7 @@ def layers_at(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
 def tensor_names(tensors: Iterable[Entry]) -> list[str]:
     """Return MXNet's names: ``"data"`` for a variable, ``"fc1_output"`` for the output of an operator."""
     found = list(tensors)
-    return Graph(found, _OF_NOW).to_symbol().list_outputs() if found else []
+    return Graph(found, GRAPH_ATTRIBUTES).to_symbol().list_outputs() if found else []
 
 
 def quantize(

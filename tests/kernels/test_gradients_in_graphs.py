@@ -15,6 +15,7 @@ import pytest
 
 import mxmp
 from mxmp.precision.graph import Entry, Graph, Node
+from mxmp.versions import GRAPH_ATTRIBUTES
 
 IS_GPU = mx.context.num_gpus() > 0
 CTX = mx.gpu() if IS_GPU else mx.cpu()
@@ -231,7 +232,7 @@ def graph(case: Case, place: str = "") -> Graph:
             read = [head, other] if place == "first" else [other, head]
             head = Entry(Node("elemwise_add", f"sum{number}", {}, read))
         heads.append(once(head, f"out{number}_once") if place else head)
-    return Graph(heads, {"mxnet_version": ["int", 10901]})
+    return Graph(heads, GRAPH_ATTRIBUTES)
 
 
 def gradients(case: Case, *, ours: bool, place: str = "", start: float | None = None) -> dict[str, np.ndarray]:

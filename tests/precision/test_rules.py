@@ -30,9 +30,19 @@ from mxmp.precision.rules import (
     missing_kernel,
     rule_of,
 )
+from mxmp.versions import NUMBERS
 
 # mx.nd.array looks for scipy.sparse.csr.
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")
+
+SINCE = {
+    "_contrib_BatchNormWithReLU": (1, 8, 0),
+    "_sg_mkldnn_selfatt_qk": (1, 9, 0),
+    "_sg_mkldnn_selfatt_valatt": (1, 9, 0),
+    "_contrib_quantize_asym": (1, 9, 1),
+    "_contrib_quantized_rnn": (1, 9, 1),
+}
+LATER = {name for name, since in SINCE.items() if since > NUMBERS}
 
 
 def without_rule(names: Iterable[str]) -> list[str]:
@@ -41,7 +51,7 @@ def without_rule(names: Iterable[str]) -> list[str]:
 
 def test_every_registered_forward_operator_has_a_rule():
     in_graphs = {op.canonical for op in FORWARD.values()}
-    assert len(in_graphs - CUDA_BUILD_ONLY) == 611
+    assert len(in_graphs - CUDA_BUILD_ONLY) == 611 - len(LATER)
     assert without_rule(in_graphs) == []
     assert without_rule([*in_graphs, "made_up_operator"]) == ["made_up_operator"]
 
@@ -55,7 +65,7 @@ def test_every_registered_backward_operator_resolves_to_alone():
 
 
 def test_the_table_names_only_operators_that_mxnet_has_as_graphs_name_them():
-    assert set(RULES) - {op.canonical for op in FORWARD.values()} <= CUDA_BUILD_ONLY
+    assert set(RULES) - {op.canonical for op in FORWARD.values()} - CUDA_BUILD_ONLY == LATER - CUDA_BUILD_ONLY
     assert set(RULES) >= BFLOAT16_CPU
     for rows in TABLE.values():
         assert {name for row in rows for name in row.operators} <= set(RULES)
@@ -488,7 +498,7 @@ def check_bfloat16() -> None:
     cases = {**EXACT, **BFLOAT16}
     # Subset of float32 that bfloat16 holds, so that both sides start from the same numbers.
     emulated = frozenset() if cpu.multiplies_bfloat16() else ONEDNNS  # tests/kernels/test_emulation.py has these
-    for name in sorted({FORWARD[op].canonical for op in BFLOAT16_CPU} - emulated):
+    for name in sorted({FORWARD[op].canonical for op in BFLOAT16_CPU - LATER} - emulated):
         print("start", name, flush=True)
         case = cases[name]
         inputs = [(value.view("uint32") & 0xFFFF0000).view("float32") for value in drawn(name, case[0])]

@@ -12,6 +12,7 @@ from sweep.operators.case import CASES, Input
 import mxmp
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.rules import RULES, Kind
+from mxmp.versions import GRAPH_ATTRIBUTES
 
 S = mx.sym
 DATA = S.var("data")
@@ -62,7 +63,7 @@ def graph_of(name, inputs, attrs):
     first, second = (Entry(Node(name, label, dict(attrs), each)) for label, each in (("one", weights), ("two", halved)))
     joined = Node("add_n", "sum", {"num_args": "3"}, [layer("a", first), layer("b", first), layer("c", second)])
     head = Node("LinearRegressionOutput", "head", {}, [Entry(joined), Entry(Node("null", "label"))])
-    return Graph([Entry(head)], {"mxnet_version": ["int", 10901]}).to_symbol()
+    return Graph([Entry(head)], GRAPH_ATTRIBUTES).to_symbol()
 
 
 def trained(module, size, shapes=None):
