@@ -48,7 +48,7 @@ FAULTS = (
     (
         "tests/step/test_gradients.py::test_finite_elements_whose_squares_overflow_are_no_overflow[20000]",
         BEFORE_1_9,
-        "sums the squares of dot in one chain of FP32 additions",
+        "rounds dot's sum of squares more than the test allows, in FP32",
     ),
     (f"{BAD_INPUT}[tune without shapes", ONLY_1_7, UNKNOWN_SHAPE),
     (f"{BAD_INPUT}[advise without shapes", ONLY_1_7, UNKNOWN_SHAPE),

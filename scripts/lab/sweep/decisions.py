@@ -25,6 +25,7 @@ from support.results import DOCS, ROOT, SCRIPTS, in_parallel, write
 
 VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu"), ("float16", "cpu")]
 SECONDS = 600.0
+_EMULATION = "emulated_bfloat16"  # which earlier trees do not know
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -93,9 +94,10 @@ def trace(pipe: Connection, name: str, path: str) -> None:
 
 def decided(tree: Path, folder: Path) -> dict[str, Any]:
     """Return what the mxmp in ``tree`` decides, by network and variant."""
-    path = os.pathsep.join(map(str, [tree, *SCRIPTS]))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tree, *SCRIPTS]))}
     # Graphs of bfloat16 are those of a CPU that has its kernels, whether or not this one does.
-    env = {**os.environ, "PYTHONPATH": path, "MXMP_WITHOUT": "emulated_bfloat16"}
+    if _EMULATION in (tree / "mxmp" / "kernels" / "table.py").read_text(encoding="utf-8"):
+        env["MXMP_WITHOUT"] = _EMULATION
     command = [sys.executable, "-W", "ignore", __file__, str(folder)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
