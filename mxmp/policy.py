@@ -271,7 +271,8 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
     names = {name.replace("-", ""): name for name in [*_RECIPES, "float32"]}
-    meant = names.get(word) or _OTHER_NAMES.get(word)
+    near = [] if word in ("float8", "float64") else get_close_matches(word, names, n=1, cutoff=0.7)
+    meant = names.get(word) or _OTHER_NAMES.get(word) or (names[near[0]] if near else None)
     if meant == "float32" and meant not in allowed:
         return "; FP32 needs no policy: leave the net unconverted, or call mxmp.restore(net)"
     return f"; did you mean {meant!r}?" if meant is not None and (not allowed or meant in allowed) else ""

@@ -143,6 +143,8 @@ WRONG = [
     ("mxmp.Policy.parse('float16;exclude=a')", ValueError, "fields are separated by ','"),
     ("mxmp.Policy.parse('float16 exclude=a')", ValueError, "fields are separated by ','"),
     ("mxmp.Policy.parse('float16,excldue=a')", ValueError, "did you mean 'exclude'?"),
+    ("mxmp.convert(dense(3), 'flaot16')", ValueError, "did you mean 'float16'?"),
+    ("mxmp.Policy('float6')", ValueError, "did you mean 'float16'?"),
     ("mxmp.Policy(exclude='a,b')", ValueError, "such as ['a', 'b']"),
     ("mxmp.cast_symbol(mx.sym.relu(mx.sym.var('x')))", ValueError, "convolution, dense layer, dot, recurrent layer"),
     # plans
