@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     before, now = (decided(Path(tree).resolve(), folder) for tree in (args.before[0], ROOT))
     found = compared(before, now)
     write(Path(args.results), found)
-    print(f"{found['networks']} networks; {len(found['changes'])} operators in another dtype")
+    count = sum(change["count"] for change in found["changes"])
+    print(f"{found['networks']} networks; {count} operators in another dtype")
     show("variant | bytes before | bytes now | networks with over 1 % more", rows(found))
 
 
@@ -147,7 +148,17 @@ def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         variant: {name: pair for name, pair in pairs.items() if pair[0] != pair[1]} for variant, pairs in moved.items()
     }
     total = {variant: [sum(each) for each in zip(*pairs.values())] for variant, pairs in moved.items()}
-    return {"networks": len(now), "bytes": total, "other bytes": more, "changes": changes}
+    return {"networks": len(now), "bytes": total, "other bytes": more, "changes": grouped(changes)}
+
+
+def grouped(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry for all changes of a network that differ in the operators' names only, with their number."""
+    groups: dict[tuple, list[str]] = {}
+    for change in changes:
+        groups.setdefault(tuple((key, value) for key, value in change.items() if key != "name"), []).append(
+            change["name"]
+        )
+    return [{**dict(key), "count": len(names), "first": names[0]} for key, names in groups.items()]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, list[Any]]]:
