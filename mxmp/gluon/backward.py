@@ -116,16 +116,20 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     for peer in peers:
         peer.ledger.check(Event.BACKWARD, scale)
         if scale != 1.0:
-            added = [param for param in _mxnet.parameters_of(peer) if param.grad_req == "add"]
-            refuse_unscaled_gradients(read_gradients(added, peer.ledger), scale)
+            refuse_unscaled_gradients(read_gradients(list(_added_to(peer)), peer.ledger), scale)
     for peer in peers:
         if not peer.ledger.pending:
-            adding = (param for param in _mxnet.parameters_of(peer) if param.grad_req == "add")
-            peer.scaled_step.continue_sums(grad for param in adding for _, grad in _mxnet.with_gradients(param))
+            sums = (grad for param in _added_to(peer) for _, grad in _mxnet.with_gradients(param))
+            peer.scaled_step.continue_sums(sums)
         peer.scaled_step.losses += [loss.detach() for loss in record.losses]
         peer.ledger.note(Event.BACKWARD, scale)
         peer.watch_statistics()
     trainer.scaled_step.group.note_backward(peer.scaled_step for peer in peers)
+
+
+def _added_to(trainer: Any) -> Iterator[Parameter]:
+    """Yield the trainer's parameters to whose gradients a backward adds."""
+    return (param for param in _mxnet.parameters_of(trainer) if param.grad_req == "add")
 
 
 def discard_unused(trainer: Any, record: Record) -> None:

@@ -75,7 +75,7 @@ class Observer(Protocol):
         """
 
 
-_NEITHER_COPIED_NOR_SAVED = ("group", "_sums", "_forward_failed", "observers", "losses")
+_NEITHER_COPIED_NOR_SAVED = ("group", "_sums", "observers", "losses")
 _LOSS = ""  # no parameter has this name
 
 
@@ -99,7 +99,6 @@ class ScaledStep:
         self.observers: list[Observer] = []
         # What the forwards since the last step returned: losses, or a Module's outputs.
         self.losses: list[NDArray] = []
-        self._forward_failed = False  # whether a loss had an inf or NaN when gradients last had one
         self._sums: FiniteSums | None = None
         self.group = group_of(self.scaler)
         self.group.members.add(self)
@@ -166,7 +165,7 @@ class ScaledStep:
         """Check ``gradients``, apply or skip the update, adjust the loss scale; return whether the update was applied.
         Waits for the device once, again if an inf or NaN is found, and for each row-sparse gradient. Raises
         ``FloatingPointError`` after ``FLOOR_PATIENCE`` skips in a row at a loss scale that an overflow cannot lower."""
-        bad, written = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
+        bad, written, forward_failed = self._check(gradients, statistics or RunningStatistics(), exposed, unscaled)
         self.overflow_params = tuple(str(g) for g in bad)
         for observer in self.observers:
             observer.before_update(gradients)
@@ -175,7 +174,7 @@ class ScaledStep:
                 for pair in written:
                     take_over(*pair)
                 apply()
-            self._note(gradients, bad, unscaled)
+            self._note(gradients, bad, unscaled, forward_failed)
         finally:
             self.losses = []
             for observer in list(self.observers):
@@ -227,8 +226,9 @@ class ScaledStep:
         statistics: RunningStatistics,
         exposed: Sequence[MasterPair],
         unscaled: bool | None,  # None: the gradients are discarded, and not measured
-    ) -> tuple[list[Gradient], list[MasterPair]]:
-        """Return the gradients with an overflow, and those pairs of ``exposed`` into which a user has written.
+    ) -> tuple[list[Gradient], list[MasterPair], bool]:
+        """Return the gradients with an overflow, the pairs of ``exposed`` into which a user has written, and whether a
+        loss has overflowed too.
         Keeps or restores ``statistics``, and passes measurements of finite gradients to a scaler that measures."""
         if self._sums is None or not self._sums.serves(gradients):
             self._sums = FiniteSums(gradients)
@@ -240,10 +240,7 @@ class ScaledStep:
             device_sums, statistics.sums(after=device_sums), distances(exposed), *measured
         )
         suspects = [g for g, ok in zip(gradients, np.isfinite(sums)) if not ok]
-        losses = [Gradient(_LOSS, each.as_nd_ndarray()) for each in self.losses if np.dtype(each.dtype).kind == "f"]
-        confirmed = non_finite([*suspects, *losses]) if suspects else []
-        bad = [gradient for gradient in confirmed if gradient.name != _LOSS]
-        self._forward_failed = len(bad) < len(confirmed)
+        bad, forward_failed = self._confirmed(suspects) if suspects else ([], False)
         if bad or not np.isfinite(running).all():
             statistics.restore()
         else:
@@ -253,9 +250,18 @@ class ScaledStep:
             largest = float(peaks.max()) * (self.loss_scale if unscaled else 1.0)
             largest *= self.scaler.loss_scale / self.loss_scale  # a user may have set it since the backward
             self.scaler.note_gradients(float(zeros.mean()), largest)  # type: ignore[attr-defined]
-        return bad, [pair for pair, distance in zip(exposed, far) if distance != 0]
+        return bad, [pair for pair, distance in zip(exposed, far) if distance != 0], forward_failed
 
-    def _note(self, gradients: Sequence[Gradient], bad: Sequence[Gradient], unscaled: bool) -> None:
+    def _confirmed(self, suspects: Sequence[Gradient]) -> tuple[list[Gradient], bool]:
+        """Return those that have an inf or NaN, and whether a loss has one too. Waits for the device once."""
+        losses = [Gradient(_LOSS, each.as_nd_ndarray()) for each in self.losses if np.dtype(each.dtype).kind == "f"]
+        found = non_finite([*suspects, *losses])
+        bad = [gradient for gradient in found if gradient.name != _LOSS]
+        return bad, bool(bad) and len(bad) < len(found)
+
+    def _note(
+        self, gradients: Sequence[Gradient], bad: Sequence[Gradient], unscaled: bool, forward_failed: bool
+    ) -> None:
         """Update counters, history and loss scale after a step, and log; raise ``FloatingPointError`` at the floor."""
         self.steps += 1
         self.last_step_skipped = bool(bad)
@@ -268,7 +274,6 @@ class ScaledStep:
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1
-        forward_failed = bool(bad) and self._forward_failed
         if bad or after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
             self._log(bad, before, after, forward_failed)
