@@ -145,7 +145,7 @@ def of_gpu_graphs():
         f"Over {len(done)} networks the median peak memory of a training step is {ours} of FP32's",
     )
     yield (
-        "docs/without-a-gpu.md",
+        WITHOUT,
         f"Median peak memory of a training step is {ours} of FP32's, as recorded over {len(done)} networks.",
     )
     yield LINES, f"and {amp} by `mxnet.contrib.amp`; casts move {our_cast} GB and {amp_cast} GB"

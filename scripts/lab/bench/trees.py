@@ -11,7 +11,6 @@ net, with its gradient graph. Medians of ratios, and their range over the rounds
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,7 +23,8 @@ import mxnet as mx
 from mxnet import autograd
 from support.options import parse
 from support.pages import show
-from support.results import ROOT, SCRIPTS
+from support.results import ROOT
+from support.trees import environment_of, other_tree
 
 from bench.networks import NETWORKS
 
@@ -41,17 +41,15 @@ def main(arguments: list[str] | None = None) -> None:
         policies=(["float16", "bfloat16"], ""),
         rounds=5,
     )
-    if len(args.before) != 1 or not Path(args.before[0], "mxmp").is_dir():
-        raise SystemExit(f"expected one folder that holds mxmp/, got {' '.join(args.before) or 'none'}")
+    other = other_tree(args.before)
     show(
         "network | policy | | before, ms | now, ms | now / before",
-        (row for name in args.nets for policy in args.policies for row in rows(args, name, policy)),
+        (row for name in args.nets for policy in args.policies for row in rows(other, args.rounds, name, policy)),
     )
 
 
-def rows(args: Any, name: str, policy: str) -> Iterator[list[str]]:
-    trees = [Path(args.before[0]).resolve(), ROOT]
-    found = [[apart(tree, name, policy) for tree in trees] for _ in range(args.rounds)]
+def rows(other: Path, rounds: int, name: str, policy: str) -> Iterator[list[str]]:
+    found = [[apart(tree, name, policy) for tree in (other, ROOT)] for _ in range(rounds)]
     for part in PARTS:
         pairs = [(before[part], now[part]) for before, now in found]
         ratios = sorted(now / before for before, now in pairs)
@@ -61,9 +59,8 @@ def rows(args: Any, name: str, policy: str) -> Iterator[list[str]]:
 
 def apart(tree: Path, name: str, policy: str) -> dict[str, float]:
     """Return the seconds of each part in a process of its own, by the mxmp in ``tree``."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tree, *SCRIPTS]))}
     command = [sys.executable, "-W", "ignore", __file__, name, policy]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment_of(tree), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{tree}, {name}: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.splitlines()[-1])

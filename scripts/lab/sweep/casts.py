@@ -52,18 +52,15 @@ def worker(pipe: Connection, gib: float, measure: Callable[[Any], Any], name: st
 
 def figures(model: Any) -> dict[str, dict[str, list[int]]]:
     """Return, by variant, operators in low precision, casts and their bytes: without readers' needs, and with them."""
-    from mxnet.gluon import Constant
-
     from mxmp.precision.cost import Assignment
     from mxmp.precision.needs import Needs
 
     called = model.training_calls()
-    learned = [name for name, param in model.net.collect_params().items() if not isinstance(param, Constant)]
     found = {}
     for policy, device in VARIANTS:
         with mock.patch.object(Needs, "analyse", lambda needs: needs), mock.patch.object(Assignment, "heed_readers"):
-            without = counts(called, policy, device, learned)
-        both = zip(without.items(), counts(called, policy, device, learned).values())
+            without = counts(called, policy, device, model.learned)
+        both = zip(without.items(), counts(called, policy, device, model.learned).values())
         found[f"{policy} {device}"] = {key: [old, new] for (key, old), new in both}
     return found
 

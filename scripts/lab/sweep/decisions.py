@@ -21,7 +21,8 @@ from typing import Any
 from support.options import parse
 from support.pages import show
 from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, ROOT, SCRIPTS, in_parallel, write
+from support.results import DOCS, ROOT, in_parallel, write
+from support.trees import environment_of, other_tree
 
 VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu"), ("float16", "cpu")]
 SECONDS = 600.0
@@ -35,12 +36,11 @@ def main(arguments: list[str] | None = None) -> None:
         graphs=(str(Path.home() / ".cache" / "mxmp" / "graphs"), "where FP32 graphs are kept"),
         results=(str(DOCS / "decisions.json"), "where the comparison is written"),
     )
-    if len(args.before) != 1 or not Path(args.before[0], "mxmp").is_dir():
-        raise SystemExit(f"expected one folder that holds mxmp/, got {' '.join(args.before) or 'none'}")
+    other = other_tree(args.before)
     folder = Path(args.graphs)
     folder.mkdir(parents=True, exist_ok=True)
     trace_all(folder)
-    before, now = (decided(Path(tree).resolve(), folder) for tree in (args.before[0], ROOT))
+    before, now = (decided(tree, folder) for tree in (other, ROOT))
     found = compared(before, now)
     write(Path(args.results), found)
     count = sum(change["count"] for change in found["changes"])
@@ -70,15 +70,13 @@ def trace(pipe: Connection, name: str, path: str) -> None:
     """Write a network's FP32 graphs of a training step to ``path``, or why there are none."""
     silence()
     import mxnet as mx
-    from mxnet.gluon import Constant
     from zoo.catalogue import CASES
     from zoo.measure import Model
     from zoo.running import cause
 
     try:
         model = Model(CASES[name]())
-        params = model.net.collect_params().items()
-        found: dict[str, Any] = {"learned": [each for each, param in params if not isinstance(param, Constant)]}
+        found: dict[str, Any] = {"learned": model.learned}
         found["graphs"] = [
             {
                 "json": call.symbol.tojson(remove_amp_cast=False),
@@ -95,7 +93,7 @@ def trace(pipe: Connection, name: str, path: str) -> None:
 
 def decided(tree: Path, folder: Path) -> dict[str, Any]:
     """Return what the mxmp in ``tree`` decides, by network and variant."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tree, *SCRIPTS]))}
+    env = environment_of(tree)
     # Graphs of bfloat16 are those of a CPU that has its kernels, whether or not this one does.
     if _EMULATION in (tree / "mxmp" / "kernels" / "table.py").read_text(encoding="utf-8"):
         env["MXMP_WITHOUT"] = _EMULATION

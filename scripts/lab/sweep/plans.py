@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> None:
 def figures(model: Any) -> dict[str, list[int]]:
     """Return by policy the bytes that casts move by the rules, and by the plan with the fewest."""
     import mxnet as mx
-    from mxnet.gluon import Constant
 
     from mxmp import Policy
     from mxmp.precision.casts import strip
@@ -38,17 +37,15 @@ def figures(model: Any) -> dict[str, list[int]]:
     from mxmp.tuning.job import job_of
     from mxmp.tuning.search import fewest_bytes
 
-    params = model.net.collect_params().items()
-    learned = [name for name, param in params if not isinstance(param, Constant)]
     found = {}
     for policy in POLICIES:
         moved = [0, 0]
         for symbol, known in model.training_calls():
-            inputs = set(symbol.list_inputs()) - set(dict(params))
+            inputs = set(symbol.list_inputs()) - set(model.net.collect_params())
             shapes = {each: shape for each, (shape, _) in known.items() if each in inputs}
             job = job_of(symbol, (), shapes, Policy.parse(policy), mx.gpu(), True, False)
             graph = strip(Graph.from_symbol(symbol))
-            task = Task(graph, job.policy, "gpu", learned=learned, keep_output_names=True, slow_too=True)
+            task = Task(graph, job.policy, "gpu", learned=model.learned, keep_output_names=True, slow_too=True)
             sizes = shapes_of(graph, shapes)
             # The plan is of another copy of the graph: its operators have the same names.
             for i, plan in enumerate([task.rules_plan, fewest_bytes(job)]):

@@ -74,6 +74,11 @@ class Model:
         for _ in range(WARM_UP):
             self._train()
 
+    @property
+    def learned(self) -> list[str]:
+        """Return the names of the parameters that may train: all but Constants."""
+        return [name for name, param in self.net.collect_params().items() if not isinstance(param, gluon.Constant)]
+
     def training_calls(self) -> list[Call]:
         """Return the calls of graphs in one forward of training."""
         with calls() as found, autograd.record():
