@@ -84,9 +84,11 @@ class Marks:
 
     def __init__(self, weights: Sequence[NDArray]) -> None:
         self._weights = weights
+        # Without a gradient array, as running statistics are, an array gets a node for each backward.
+        marked = [weight for weight in weights if weight.grad is not None]
         # Copies of MXNet's objects keep the nodes alive, so that no new node gets an old one's address.
-        self._kept = [_shallow_copy(weight) for weight in weights]
-        self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in weights]
+        self._kept = [_shallow_copy(weight) for weight in marked]
+        self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in marked]
         self._nodes = [pointer.value for pointer in self._pointers]
 
     def hold(self, weights: Sequence[NDArray]) -> bool:

@@ -238,3 +238,22 @@ def test_a_step_like_the_last_makes_no_new_graph(monkeypatch):
         run.params.zero_grad()
         run.set_weights()
     assert not made
+
+
+@pytest.mark.parametrize("inside", ["running statistics", "a frozen layer"])
+def test_arrays_without_a_gradient_make_no_new_graph(inside, monkeypatch):
+    norm = [nn.BatchNorm(in_channels=5)] if inside == "running statistics" else []
+    net = seeded(sequence(nn.Dense(5, in_units=6), *norm, nn.Dense(3, in_units=5)))
+    mxmp.convert(net, FP32)
+    net.hybridize(**FLAGS["static"])
+    if not norm:
+        net[0].collect_params().setattr("grad_req", "null")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=64)
+    made, cached_op = [], mxmp.gluon.graphs._CachedOp
+    monkeypatch.setattr(mxmp.gluon.graphs, "_CachedOp", lambda *args: made.append(args) or cached_op(*args))
+    for _ in range(4):
+        with autograd.record():
+            loss = net(array(0, 4, 6)).square().sum()
+        trainer.backward(loss)
+        trainer.step(4, ignore_stale_grad=True)
+    assert len(made) == 1
