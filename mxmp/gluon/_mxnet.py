@@ -86,6 +86,7 @@ class Marks:
         self._weights = weights
         # Without a gradient array, as running statistics are, an array gets a node for each backward.
         marked = [weight for weight in weights if weight.grad is not None]
+        self._unmarked = [weight for weight in weights if weight.grad is None]
         # Copies of MXNet's objects keep the nodes alive, so that no new node gets an old one's address.
         self._kept = [_shallow_copy(weight) for weight in marked]
         self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in marked]
@@ -94,7 +95,8 @@ class Marks:
     def hold(self, weights: Sequence[NDArray]) -> bool:
         """Return whether ``weights`` are the same objects, with the same gradient arrays and ``grad_req``."""
         same = len(weights) == len(self._weights) and all(map(is_, weights, self._weights))
-        return same and [pointer.value for pointer in self._pointers] == self._nodes
+        same = same and [pointer.value for pointer in self._pointers] == self._nodes
+        return same and all(weight.grad is None for weight in self._unmarked)
 
 
 def _shallow_copy(array: NDArray) -> NDArray:

@@ -110,6 +110,11 @@ EVENTS = {
     "reset_ctx to the same device": lambda run: run.params.reset_ctx(run.devices),
     "force_reinit": lambda run: (run.params.initialize(force_reinit=True, ctx=run.devices), run.set_weights()),
     "set_data": Run.set_weights,
+    "a layer is frozen for a step, and accumulation later": lambda run: (
+        frozen(run, ".*dense0.*", Run.step),
+        run.step(),
+        accumulated(run),
+    ),
     "zero_grad": lambda run: run.params.zero_grad(),
     "mark_variables": marked_anew,
     "attach_grad of the arrays": attached_twice,
