@@ -85,8 +85,8 @@ class Marks:
     def __init__(self, weights: Sequence[NDArray]) -> None:
         self._weights = weights
         # Without a gradient array, as running statistics are, an array gets a node for each backward.
-        marked = [weight for weight in weights if weight.grad is not None]
-        self._unmarked = [weight for weight in weights if weight.grad is None]
+        marked = [weight for weight in weights if _has_gradient(weight)]
+        self._unmarked = [weight for weight in weights if not _has_gradient(weight)]
         # Copies of MXNet's objects keep the nodes alive, so that no new node gets an old one's address.
         self._kept = [_shallow_copy(weight) for weight in marked]
         self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in marked]
@@ -96,7 +96,17 @@ class Marks:
         """Return whether ``weights`` are the same objects, with the same gradient arrays and ``grad_req``."""
         same = len(weights) == len(self._weights) and all(map(is_, weights, self._weights))
         same = same and [pointer.value for pointer in self._pointers] == self._nodes
-        return same and all(weight.grad is None for weight in self._unmarked)
+        return same and not any(map(_has_gradient, self._unmarked))
+
+
+def _has_gradient(array: NDArray) -> bool:
+    # As ``array.grad is not None``, in a fifth of the time.
+    handle = NDArrayHandle()
+    check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(handle)))
+    if handle.value is None:
+        return False
+    check_call(_LIB.MXNDArrayFree(handle))
+    return True
 
 
 def _shallow_copy(array: NDArray) -> NDArray:

@@ -11,9 +11,10 @@ import random
 import threading
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -50,21 +51,68 @@ class _Places:
     """Where values are, to see quickly whether each is still the same object."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[Callable[[], int], Callable[[], Any], tuple]] = []
+        # Blocks and globals, and the names that are read of each.
+        self._owners: list[tuple[Any, list[str]]] = []
+        # Containers whose values are compared by identity, and dicts of which only matters whether they are empty.
+        self._containers: list[Any] = []
+        self._dicts: list[dict] = []
+        # What functions return, compared by ``==``.
         self._contents: list[tuple[Callable[[], Any], Any]] = []
+        self._saved: tuple | None = None
 
-    def add(self, length: Callable[[], int], values: Callable[[], Any]) -> None:
-        self._places.append((length, values, tuple(values())))
+    def add_owner(self, owner: Any, names: list[str]) -> None:
+        self._owners.append((owner, names))
+        of_class = [name for name in names if name not in _held_by(owner)]
+        if of_class and not isinstance(owner, dict):
+            self.add(_Live(lambda: [_of_class(owner, name) for name in of_class]))
+
+    def add(self, container: Any) -> None:
+        """Compare the values in a list, a set, a view of a dict, or a ``_Live``."""
+        self._containers.append(container)
+
+    def add_emptiness(self, value: dict) -> bool:
+        self._dicts.append(value)
+        return bool(value)
 
     def add_content(self, read: Callable[[], Any]) -> Any:
         self._contents.append((read, read()))
         return self._contents[-1][1]
 
+    def save(self) -> None:
+        """Take what is in all places now as that to compare with."""
+        self._saved = self._lengths(), list(map(bool, self._dicts)), tuple(self._values())
+
     def hold(self) -> bool:
-        for length, values, saved in self._places:
-            if length() != len(saved) or not all(map(is_, values(), saved)):
-                return False
-        return all(read() == saved for read, saved in self._contents)
+        # Runs in every call, for some thousand values, so it loops in C.
+        if self._saved is None:
+            return False
+        lengths, emptiness, values = self._saved
+        return (
+            self._lengths() == lengths
+            and list(map(bool, self._dicts)) == emptiness
+            and all(map(is_, self._values(), values))
+            and all(read() == saved for read, saved in self._contents)
+        )
+
+    def _lengths(self) -> list[int]:
+        return list(map(len, self._containers))
+
+    def _values(self) -> Iterator[Any]:
+        held = (map(_held_by(owner).get, names, repeat(_MISSING)) for owner, names in self._owners)
+        return chain(chain.from_iterable(held), chain.from_iterable(self._containers))
+
+
+class _Live:
+    """What a function returns at the time, as a container."""
+
+    def __init__(self, read: Callable[[], Collection]) -> None:
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
 
 
 def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
@@ -82,15 +130,15 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     inside = partial(_token, places=places, depth=depth - 1)
     if isinstance(value, (list, tuple, set, frozenset)):
         if not isinstance(value, tuple):
-            places.add(value.__len__, value.__iter__)
+            places.add(value)
         return type(value), tuple(map(inside, value))
     if isinstance(value, Mapping):
-        places.add(value.__len__, value.keys)
-        places.add(value.__len__, value.values)
+        for read in (value.keys, value.values):
+            places.add(read() if isinstance(value, dict) else _Live(read))
         return type(value), tuple((_key(key), inside(each)) for key, each in value.items())
     if isinstance(value, FunctionType):
         cells = [cell for cell in value.__closure__ or () if cell is not None]
-        places.add(cells.__len__, lambda: [_content(cell) for cell in cells])
+        places.add(_Live(lambda: [_content(cell) for cell in cells]))
         return _Same(value), tuple(inside(_content(cell)) for cell in cells)
     if isinstance(value, MethodType):
         return inside(value.__func__), inside(value.__self__)
@@ -142,7 +190,8 @@ class Reads:
                 return f"{owner.name}.{name}" if isinstance(owner, Block) else name
             names.setdefault(id(owner), (owner, []))[1].append(name)
         for owner, its in names.values():
-            places.add(its.__len__, partial(_values_of, owner, its))
+            places.add_owner(owner, its)
+        places.save()
         self._places = places
         return None
 
@@ -165,11 +214,13 @@ class Reads:
 ANY = Reads()
 
 
-def _values_of(owner: Any, names: Sequence[str]) -> list:
-    if isinstance(owner, dict):
-        return [owner.get(name, _MISSING) for name in names]
-    held = vars(owner)
-    return [held[name] if name in held else _of_class(owner, name) for name in names]
+def _held_by(owner: Any) -> dict:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _value_of(owner: Any, name: str) -> Any:
+    held = _held_by(owner)
+    return held[name] if name in held else _MISSING if owner is held else _of_class(owner, name)
 
 
 def _of_class(owner: Any, name: str) -> Any:
@@ -177,9 +228,9 @@ def _of_class(owner: Any, name: str) -> Any:
 
 
 def _token_of(owner: Any, name: str, places: _Places) -> Any:
-    value = _values_of(owner, [name])[0]
+    value = _value_of(owner, name)
     if name in _mxnet.HOOKS:
-        return places.add_content(lambda: bool(value))
+        return places.add_emptiness(value)
     return _token(value, places)
 
 
@@ -301,7 +352,7 @@ class Trace:
         return Left(arrays, writes, calls)
 
     def _refuse_symbols(self, owner: Any, name: str) -> None:
-        value = _values_of(owner, [name])[0]
+        value = _value_of(owner, name)
         found: list[mx.sym.Symbol] = []
         _nesting(value, found)
         if any(isinstance(each, mx.sym.Symbol) for each in found):
