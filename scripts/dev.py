@@ -53,6 +53,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
     "check audit": ("checks.audit", "counts planted operators that audit names first, and healthy nets it is quiet on"),
     "check faults": ("checks.faults", "plants faults in a copy of mxmp, and fails where the tests do not notice one"),
+    "check libraries": ("checks.libraries", "trains nets of GluonCV, GluonNLP, GluonTS and Sockeye in three dtypes"),
     "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
     "check words": ("checks.words", "lists private words and docstrings that are too long, and counts their lines"),
     "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
