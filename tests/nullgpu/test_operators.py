@@ -7,8 +7,7 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from sweep.operators import arithmetic, layout  # noqa: F401  (they fill CASES)
-from sweep.operators.case import CASES, Case, is_allowed
+from support.operators.case import CASES, Case, is_allowed
 
 import mxmp
 from mxmp import Policy

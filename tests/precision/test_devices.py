@@ -6,8 +6,7 @@ import mxnet as mx
 import pytest
 from mxnet import symbol as S
 from mxnet.gluon.model_zoo import vision
-from sweep.operators import arithmetic, layout  # noqa: F401  (they fill CASES)
-from sweep.operators.case import CASES
+from support.operators.case import CASES
 
 from mxmp import Policy
 from mxmp.precision.decide import decide

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from kit.registered import FORWARD
 from pages import kernels as page
-from sweep.operators import errors
+from support.operators import errors
+from support.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed
 from sweep.operators import run as sweep_operators
-from sweep.operators.case import CASES, DTYPES, Case, digest, emitted, is_allowed
 from sweep.operators.runner import Runner
 
 from mxmp.pipeline import emitted as emitted_graph

@@ -21,8 +21,8 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import mxnet as mx
 import numpy as np
+from support.operators.errors import largest_error
 from support.results import read, write
-from sweep.operators.errors import largest_error
 
 import mxmp
 from mxmp.precision.casts import is_ours

@@ -20,8 +20,8 @@ from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
+from support.operators.case import Case, Input
 from support.results import read, write
-from sweep.operators.case import Case, Input
 from sweep.operators.measure import reason_of
 from sweep.operators.variants import run
 

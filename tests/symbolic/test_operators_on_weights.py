@@ -6,8 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.registered import FORWARD
-from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
-from sweep.operators.case import CASES, Input
+from support.operators.case import CASES, Input
 
 import mxmp
 from mxmp.precision.graph import Entry, Graph, Node

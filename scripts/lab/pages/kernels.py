@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, Iterator
 
+from support.operators.case import CASES, DTYPES, emitted, is_allowed
+from support.operators.errors import FEW, ONE
 from support.options import parse
 from support.pages import filled, table
 from support.results import DOCS, read
-from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
-from sweep.operators.case import CASES, DTYPES, emitted, is_allowed
-from sweep.operators.errors import FEW, ONE
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 

@@ -17,11 +17,10 @@ from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
+from support.operators.case import CASES, Case, as_read, digest, forced_graph
+from support.operators.errors import Errors, rounded, ulp
 
 from mxmp.precision.graph import Node
-
-from .case import CASES, Case, as_read, digest, forced_graph
-from .errors import Errors, rounded, ulp
 
 _VALUES, _DRAWS = 512, (12, 32)  # per tensor: drawn again until there are as many values
 _COPY, _DOUBLE = Node("_copy", ""), Node("Cast", "", {"dtype": "float64"})

@@ -11,11 +11,10 @@ import contextlib
 from typing import Any
 
 from pages import kernels
+from support.operators.case import CASES, DTYPES, digest, is_allowed
 from support.options import parse
 from support.results import DOCS, in_parallel, read, write
 
-from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
-from sweep.operators.case import CASES, DTYPES, digest, is_allowed
 from sweep.operators.runner import Runner
 
 RESULTS, PAGE = DOCS / "kernels.json", DOCS / "kernels.md"  # operator -> "case [dtype]" -> record

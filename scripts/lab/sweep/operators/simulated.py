@@ -16,6 +16,8 @@ from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
+from support.operators.case import CASES, Case, as_read, digest, is_allowed
+from support.operators.errors import FEW, ONE, largest_error, short, ulp
 from support.options import parse
 from support.results import DOCS, read, write
 
@@ -23,9 +25,6 @@ from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
-from sweep.operators import arithmetic, layout  # noqa: F401  (the designs fill CASES)
-from sweep.operators.case import CASES, Case, as_read, digest, is_allowed
-from sweep.operators.errors import FEW, ONE, largest_error, short, ulp
 from sweep.operators.measure import reason_of
 from sweep.operators.variants import apart, run, variants
 

@@ -8,10 +8,10 @@ from typing import Any, Iterator, List
 
 import mxnet as mx
 import numpy as np
+from support.operators.case import Case
+from support.operators.errors import largest_error, short
 
 from mxmp.precision.graph import Graph
-from sweep.operators.case import Case
-from sweep.operators.errors import largest_error, short
 
 Arrays = List[np.ndarray]
 
