@@ -21,9 +21,8 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 from support.operators.case import Case, Input
+from support.operators.running import reason_of, run
 from support.results import read, write
-from sweep.operators.measure import reason_of
-from sweep.operators.variants import run
 
 from mxmp.pipeline import low_graph
 from mxmp.policy import Policy

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ import mxnet as mx
 import numpy as np
 from support.operators.case import CASES, Case, as_read, digest, forced_graph
 from support.operators.errors import Errors, rounded, ulp
+from support.operators.running import reason_of
 
 from mxmp.precision.graph import Node
 
@@ -206,13 +206,6 @@ def _sums(run: Run) -> list[float]:
     """What two runs of one computation agree on, whatever the alignment of their memory: a sum for each tensor."""
     tensors = [np.nan_to_num(t.astype("float64"), nan=1e30) for t in [*run.outputs, *run.grads.values()]]
     return [float(f"{np.abs(t).sum():.6g}") for t in tensors]
-
-
-def reason_of(error: Exception) -> str:
-    """MXNet's last line, without the time and the place in its sources."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(("Stack", "  ["))]
-    last = lines[-1] if lines else type(error).__name__
-    return re.sub(r"\[\d+:\d+:\d+\] \S+ ", "", last.split("Error: ")[-1]).strip()[:160]
 
 
 def tell(stage: str) -> None:

@@ -18,6 +18,7 @@ import mxnet as mx
 import numpy as np
 from support.operators.case import CASES, Case, as_read, digest, is_allowed
 from support.operators.errors import FEW, ONE, largest_error, short, ulp
+from support.operators.running import reason_of, run
 from support.options import parse
 from support.results import DOCS, read, write
 
@@ -25,8 +26,7 @@ from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
-from sweep.operators.measure import reason_of
-from sweep.operators.variants import apart, run, variants
+from sweep.operators.variants import apart, variants
 
 RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
 _SECONDS = 120
