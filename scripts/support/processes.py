@@ -11,9 +11,9 @@ import warnings
 from typing import Any, Callable
 
 
-def prepare_processes() -> None:
-    """Have what every process needs imported once."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["zoo.catalogue", "zoo.measure"])
+def prepare_processes(*modules: str) -> None:
+    """Have the modules that every process needs imported once."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*modules])
     share_path()  # Python before 3.13 does not: what the server cannot import each process would import anew
 
 

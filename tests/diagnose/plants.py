@@ -446,7 +446,7 @@ HEALTHY = [
 
 def healthy(name: str, compute: str) -> Audit:
     """The audit of a healthy network, converted by the rules; an ``np.`` one switches MXNet's arrays for this call."""
-    from zoo.catalogue import CASES
+    from support.zoo.catalogue import CASES
 
     mx.random.seed(3)
     try:

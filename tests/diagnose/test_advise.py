@@ -58,7 +58,7 @@ def bert_flops(batch, tokens, units=768, layers=12):
 
 def test_bert_base():
     pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
-    from zoo.language import pretrained_not
+    from support.zoo.language import pretrained_not
 
     net = pretrained_not("bert_12_768_12", dropout=0, use_decoder=False, use_classifier=False)
     found = advise(net, (8, 128), (8, 128), (8,))

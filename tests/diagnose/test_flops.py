@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from zoo.counting import count
+from support.counting import count
 
 import mxmp
 from mxmp.diagnose.advising.flops import Tensor, shaped_nodes

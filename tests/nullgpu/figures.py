@@ -22,8 +22,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Callable
 
-from zoo.case import Case, images
-from zoo.catalogue import CASES
+from support.zoo.case import Case, images
+from support.zoo.catalogue import CASES
 
 from .networks import FAMILIES, bert
 from .record import Event, Record, peak_bytes, recording
@@ -89,7 +89,7 @@ def resized(case: Case, batch: int | None, size: int | None) -> Case:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", help="networks of scripts/lab/zoo, families of the tests, bert_4_base")
+    parser.add_argument("names", nargs="+", help="networks of scripts/support/zoo, families of the tests, bert_4_base")
     parser.add_argument("--how", nargs="+", default=list(VARIANTS))
     parser.add_argument("--batch", type=int)
     parser.add_argument("--size", type=int, help="height and width of pictures")

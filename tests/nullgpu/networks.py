@@ -1,4 +1,4 @@
-"""The families of networks that are trained on the null GPU, each small: cases of ``scripts/lab/zoo``."""
+"""The families of networks that are trained on the null GPU, each small: cases of ``scripts/support/zoo``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Callable
 import gluonnlp as nlp
 import mxnet as mx
 from mxnet.gluon import nn, rnn
-from zoo.case import Case, images, uniform, whole
-from zoo.catalogue import CASES
+from support.zoo.case import Case, images, uniform, whole
+from support.zoo.catalogue import CASES
 
 WORDS = 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 from mxnet.gluon import nn
-from zoo.case import Case, uniform
+from support.zoo.case import Case, uniform
 
 from .record import recording
 from .training import Training

@@ -6,8 +6,8 @@ from typing import Any
 
 import mxnet as mx
 from mxnet import autograd, gluon
-from zoo.case import Case
-from zoo.running import without_drop_blocks
+from support.zoo.case import Case
+from support.zoo.vision import without_drop_blocks
 
 import mxmp
 

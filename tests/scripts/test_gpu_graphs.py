@@ -13,7 +13,7 @@ from sweep import gpu_graphs as sweep
 pytest.importorskip("gluoncv", reason="needs GluonCV: pip install 'mxmp[vision]'")
 pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'")
 
-from zoo import catalogue
+from support.zoo import catalogue
 
 FP32 = {
     "peak_bytes": 2_000_000_000,

@@ -79,7 +79,7 @@ def test_a_sweep_records_only_what_is_lacking(tmp_path, monkeypatch):
     for setting in ("MXNET_ENGINE_TYPE", "NG_GIB"):  # which the sweep sets for its processes
         monkeypatch.setenv(setting, "")
     monkeypatch.setattr(sweep, "in_a_process", process)
-    monkeypatch.setattr(sweep, "prepare_processes", lambda: None)
+    monkeypatch.setattr(sweep, "prepare_processes", lambda *modules: None)
     path = tmp_path / "times.json"
     name = "timed: resnet50"
     sweep.main([name, "--results", str(path)])

@@ -20,9 +20,10 @@ pytest.importorskip("gluonnlp", reason="needs GluonNLP: pip install 'mxmp[nlp]'"
 
 from gluoncv.model_zoo import get_model_list
 from gluonnlp.model import list_models
-from zoo import catalogue, rewriting, running
-from zoo.case import Case, other_inputs, uniform
-from zoo.measure import STAGES, Model
+from support.zoo import catalogue
+from support.zoo.case import Case, other_inputs, uniform
+from sweep.networks import rewriting, running
+from sweep.networks.measure import STAGES, Model
 
 FEW = ["cifar_resnet20_v1", "nn.Conv2D", "nlp.TransformerEncoderCell", "flow.foreach", "np.convolutional"]
 

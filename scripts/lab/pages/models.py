@@ -9,8 +9,8 @@ from typing import Any, Callable, Iterator
 from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import DOCS, read
+from support.zoo.catalogue import in_order
 from sweep.models import DTYPES, RESULTS, bytes_hold, holds, share_holds, within
-from zoo.catalogue import in_order
 
 SUFFIXES = {"float16": "_norm_compute", "bfloat16": ""}
 

@@ -40,9 +40,10 @@ def figures_of(measure: Callable[[Any], Any], name: str, before: Any, run: Run, 
 
 def worker(pipe: Connection, gib: float, measure: Callable[[Any], Any], name: str) -> None:
     silence()
-    from zoo.catalogue import CASES
-    from zoo.measure import Model
-    from zoo.running import cause
+    from support.zoo.catalogue import CASES
+
+    from sweep.networks.measure import Model
+    from sweep.networks.running import cause
 
     try:
         pipe.send(("figures", measure(Model(CASES[name]()))))

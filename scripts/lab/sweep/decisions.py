@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def trace_all(folder: Path) -> None:
-    from zoo.catalogue import CASES, in_order
+    from support.zoo.catalogue import CASES, in_order
 
     def one(name: str) -> None:
         _, ended = in_a_process(SECONDS, trace, name, str(file_of(folder, name)))
@@ -57,7 +57,7 @@ def trace_all(folder: Path) -> None:
             file_of(folder, name).write_text(json.dumps({"error": ended}))
 
     todo = [name for name in in_order() if not isinstance(CASES[name], str) and not file_of(folder, name).exists()]
-    prepare_processes()
+    prepare_processes("support.zoo.catalogue", "sweep.networks.measure")
     for _ in in_parallel(one, todo, 1):
         pass
 
@@ -70,9 +70,10 @@ def trace(pipe: Connection, name: str, path: str) -> None:
     """Write a network's FP32 graphs of a training step to ``path``, or why there are none."""
     silence()
     import mxnet as mx
-    from zoo.catalogue import CASES
-    from zoo.measure import Model
-    from zoo.running import cause
+    from support.zoo.catalogue import CASES
+
+    from sweep.networks.measure import Model
+    from sweep.networks.running import cause
 
     try:
         model = Model(CASES[name]())

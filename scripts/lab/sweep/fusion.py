@@ -57,7 +57,7 @@ def measured(name: str, _: dict[str, Any], run: Run, __: str | None) -> dict[str
 
 def compared(pipe: Connection, model: Any) -> None:
     """Send the SQNR to plain FP32, in dB, of the fused FP32 graph and of a bfloat16 module by both its graphs."""
-    from zoo.running import cause
+    from sweep.networks.running import cause
 
     os.environ.pop("MXNET_SUBGRAPH_BACKEND", None)
     model.warm_up()

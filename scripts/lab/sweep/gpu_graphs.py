@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def names() -> list[str]:
     """Return the names of the zoos' networks, without the catalogue's single layers."""
-    from zoo.catalogue import in_order
+    from support.zoo.catalogue import in_order
 
     return [name for name in in_order() if not NO_NETWORK.match(name)]
 
@@ -90,8 +90,9 @@ def worker(pipe: Connection, gib: float, name: str, variant: str, batch: str) ->
         os.environ["MXNET_SAFE_ACCUMULATION"] = "1"
     from nullgpu.figures import figures, recorded_step
     from nullgpu.work import work
-    from zoo.catalogue import CASES
-    from zoo.running import cause
+    from support.zoo.catalogue import CASES
+
+    from sweep.networks.running import cause
 
     try:
         case = CASES[name]()
@@ -109,7 +110,8 @@ def worker(pipe: Connection, gib: float, name: str, variant: str, batch: str) ->
 def enlarged(case: Any, share: float = 1.0) -> Any:
     """Return the case with inputs for a ``share`` of a batch as one trains with: those that it has, repeated."""
     import numpy as np
-    from zoo.running import array_like
+
+    from sweep.networks.running import array_like
 
     def wide(x: Any) -> Any:
         if isinstance(x, (list, tuple)):

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         for variant in wanted()[name]
         if args.again or variant not in found.get(name, {})
     ]
-    prepare_processes()
+    prepare_processes("support.zoo.catalogue", "sweep.networks.running")
     for (name, variant), (sent, ended) in in_parallel(
         lambda each: in_a_process(args.seconds, worker, *each), todo, unit="record"
     ):
@@ -74,7 +74,8 @@ def worker(pipe: Connection, name: str, variant: str) -> None:
         os.environ["MXNET_SAFE_ACCUMULATION"] = "1"
     from nullgpu.record import recording
     from nullgpu.work import work
-    from zoo.running import cause
+
+    from sweep.networks.running import cause
 
     try:
         step = stepping(name, variant)
@@ -121,7 +122,7 @@ def timed(name: str, variant: str) -> Callable[[], Any]:
 
 def case(name: str) -> Any:
     from nullgpu.networks import bert
-    from zoo.catalogue import CASES
+    from support.zoo.catalogue import CASES
 
     network, batch = name.split(", ")
     if network == "bert_base":

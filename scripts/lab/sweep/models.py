@@ -19,7 +19,7 @@ from support.processes import in_a_process, prepare_processes, silence
 from support.results import DOCS, chosen, in_parallel, read, tree, write
 
 if TYPE_CHECKING:
-    from zoo.measure import Model
+    from sweep.networks.measure import Model
 
 RESULTS = DOCS / "models.json"
 DTYPES = ("float16", "bfloat16")
@@ -60,7 +60,7 @@ def sweep_zoo(
         gib=(12.0, "limit of memory of a process"),
         jobs=(1, "models at a time"),
     )
-    from zoo.catalogue import CASES, in_order
+    from support.zoo.catalogue import CASES, in_order
 
     results = read(args.results)
     there = names() if names else in_order()
@@ -73,7 +73,7 @@ def sweep_zoo(
         left_out = isinstance(CASES[name], str)
         return {"left_out": CASES[name]} if left_out else one(name, results.get(name, {}), run, args.again)
 
-    prepare_processes()
+    prepare_processes("support.zoo.catalogue", "sweep.networks.measure")
     for name, result in in_parallel(measured, todo, args.jobs):
         write(args.results, {**read(args.results), name: result})
     return read(args.results)
@@ -81,7 +81,7 @@ def sweep_zoo(
 
 def wanted(result: dict[str, Any] | None, again: str | None) -> bool:
     """Return whether to measure a model: it has no result, not of all stages, or one that ``again`` does not trust."""
-    from zoo.measure import STAGES
+    from sweep.networks.measure import STAGES
 
     if result is None or again == "all":
         return True
@@ -141,7 +141,7 @@ def bytes_hold(result: dict[str, Any], dtype: str, ours: str = "counts", *, suff
 
 def sweep(name: str, before: dict[str, Any], run: Run, again: str | None) -> dict[str, Any]:
     """Run the stages that ``before`` lacks. One that ends its process is named, the rest go on in another."""
-    from zoo.measure import STAGES
+    from sweep.networks.measure import STAGES
 
     found = without_mxmp(before) if again in (None, "mxmp") else {}
     found["mxmp"] = tree()
@@ -167,10 +167,11 @@ def with_model(pipe: Connection, gib: float, name: str, use: Callable[..., None]
     silence()
     resource.setrlimit(resource.RLIMIT_AS, (int(gib * GIB), int(gib * GIB)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from zoo.catalogue import CASES
-    from zoo.measure import Model
-    from zoo.rewriting import plain_copies, zero_unassigned_rois
-    from zoo.running import cause
+    from support.zoo.catalogue import CASES
+
+    from sweep.networks.measure import Model
+    from sweep.networks.rewriting import plain_copies, zero_unassigned_rois
+    from sweep.networks.running import cause
 
     try:
         case = CASES[name]()

@@ -1,4 +1,4 @@
-"""What the sweep needs to know of a model."""
+"""What tests and sweeps need to know of a model."""
 
 from __future__ import annotations
 

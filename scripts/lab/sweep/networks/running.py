@@ -9,16 +9,15 @@ from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
-from gluoncv.nn.dropblock import DropBlock
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.counting import Counts, count
+from support.zoo.case import BFLOAT16, Case
+from support.zoo.vision import all_blocks, without_drop_blocks
 
 from mxmp.diagnose.advising.flops import ShapedNode, Tensor, shaped_nodes
 from mxmp.precision._mxnet import dtype_name
 from mxmp.precision.graph import Graph
-
-from .case import BFLOAT16, Case
-from .counting import Counts, count
 
 
 class Call(NamedTuple):
@@ -72,12 +71,6 @@ def array_like(other: Any, value: np.ndarray) -> Any:
     return (mx.np.array if isinstance(other, mx.np.ndarray) else mx.nd.array)(value, dtype=value.dtype)
 
 
-def all_blocks(net: gluon.Block) -> list[gluon.Block]:
-    found: list[gluon.Block] = []
-    net.apply(found.append)
-    return found
-
-
 def without_chance(net: gluon.Block) -> None:
     """No dropout, and running statistics that follow a few batches."""
     without_drop_blocks(net)
@@ -86,13 +79,6 @@ def without_chance(net: gluon.Block) -> None:
             block._rate = 0
         if isinstance(getattr(block, "_kwargs", None), dict) and "momentum" in block._kwargs:
             block._kwargs["momentum"] = 0.1
-
-
-def without_drop_blocks(net: gluon.Block) -> None:
-    """GluonCV's mask is of one size, which the inputs must have."""
-    for block in all_blocks(net):
-        if isinstance(block, DropBlock):
-            block.drop_prob = 0
 
 
 def call(block: gluon.HybridBlock, args: Any) -> Call:

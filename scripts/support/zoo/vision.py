@@ -12,6 +12,7 @@ from unittest import mock
 import mxnet as mx
 from gluoncv.model_zoo import get_model, get_model_list
 from gluoncv.model_zoo.model_zoo import _models
+from gluoncv.nn.dropblock import DropBlock
 from mxnet import gluon
 
 from . import detection
@@ -91,6 +92,19 @@ def untrained(name: str, **options: Any) -> gluon.HybridBlock:
         for owner, what in ((gluon.Block, "load_parameters"), (gluon.ParameterDict, "reset_ctx")):
             stack.enter_context(mock.patch.object(owner, what))
         return get_model(name, **options)
+
+
+def all_blocks(net: gluon.Block) -> list[gluon.Block]:
+    found: list[gluon.Block] = []
+    net.apply(found.append)
+    return found
+
+
+def without_drop_blocks(net: gluon.Block) -> None:
+    """GluonCV's mask is of one size, which the inputs must have."""
+    for block in all_blocks(net):
+        if isinstance(block, DropBlock):
+            block.drop_prob = 0
 
 
 KINDS = {  # by pattern of the name, the first that fits

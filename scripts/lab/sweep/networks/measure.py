@@ -8,6 +8,8 @@ from unittest import mock
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from support.zoo.case import Case, floating, other_inputs
+from support.zoo.vision import all_blocks
 
 import mxmp
 from mxmp import Policy
@@ -18,11 +20,9 @@ from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.rules import missing_kernel
 
-from .case import Case, floating, other_inputs
 from .rewriting import rounded_kernels
 from .running import (
     Call,
-    all_blocks,
     array_like,
     call,
     calls,

@@ -1,0 +1,1 @@
+"""How ``dev.py sweep models`` measures one network of ``support.zoo``."""

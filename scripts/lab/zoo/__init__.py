@@ -1,1 +1,0 @@
-"""The catalogue of models that ``dev.py sweep models`` measures, and how it measures one."""
