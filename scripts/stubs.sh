@@ -7,7 +7,7 @@ stub_venv="$stub_home/environment"
 
 # Makes (once) and activates the environment, builds the stubs of this checkout, and lets libmxnet.so find them.
 stub_setup() {
-    local requirements=tests/nullgpu/requirements.txt stamp tool
+    local requirements=scripts/gpu/null/requirements.txt stamp tool
     stamp="$stub_venv/.mxmp-$(sha256sum <"$requirements" | cut -c1-16)"
     mxmp_check_machine
     for tool in gcc nm readelf; do
@@ -28,9 +28,9 @@ stub_setup() {
     # shellcheck disable=SC1091
     . "$stub_venv/bin/activate"
     mxmp_cuda_path "$stub_venv"
-    python tests/nullgpu/stub/build.py build/nullgpu
+    python scripts/gpu/null/stub/build.py build/nullgpu
     export LD_LIBRARY_PATH="$PWD/build/nullgpu:$LD_LIBRARY_PATH"
-    export PYTHONPATH="$PWD:$PWD/scripts:$PWD/scripts/lab:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
+    export PYTHONPATH="$PWD:$PWD/scripts:$PWD/scripts/lab${PYTHONPATH:+:$PYTHONPATH}"
     export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 MXNET_CUDNN_AUTOTUNE_DEFAULT=0
 }
 

@@ -87,7 +87,7 @@ FITTED = {"float32": PUBLISHED[0], "tensor": next(p for p in PUBLISHED if p.netw
 
 
 def seconds(work: Iterable[list], gpu: Gpu, reached: Reached, *, channels_last: bool = False) -> float:
-    """Return a step's seconds by the model; ``work``: kind, FLOPs, bytes and number of each, as nullgpu.work has it."""
+    """Return a step's seconds by the model; ``work``: kind, FLOPs, bytes and number of each, as gpu.null.work has."""
     total = 0.0
     for kind, flops, moved, number in work:
         if kind == "layout" and channels_last:

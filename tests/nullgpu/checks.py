@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterable
 
-from .record import Event, Record
+from gpu.null.record import Event, Record
 
 HALF = "mshadow::half::half_t"
 # MXNet 1.9.1's kernels that add many values up in their own dtype, and the sources that show it.

@@ -4,11 +4,10 @@ No test may touch MXNet's arrays while it is collected: a process that has used 
 """
 
 import pytest
-
-from nullgpu.record import devices, is_present
+from gpu.null.record import devices, is_present
 
 if is_present():
-    from nullgpu.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
+    from kit.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
 else:
     collect_ignore_glob = ["test_*.py"]
 

@@ -9,11 +9,10 @@ import mxnet as mx
 import pytest
 from bench import gpu_parts
 from checks import gpu_acceptance, gpu_model
+from gpu.null.record import recording
+from gpu.null.work import work
 from support.gpu_model import RECORDS
 from support.results import read
-
-from .record import recording
-from .work import work
 
 PARTS = gpu_parts.parts()
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from gpu.null.record import recording
+from gpu.null.training import Training
 from mxnet.gluon import nn
 from support.zoo.case import Case, uniform
-
-from .record import recording
-from .training import Training
 
 HEADS, BATCH, LENGTH, UNITS = 4, 2, 32, 64
 

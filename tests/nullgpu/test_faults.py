@@ -10,6 +10,7 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+from gpu.null.record import recording
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -17,7 +18,6 @@ import mxmp
 from mxmp.gluon import _mxnet
 
 from .checks import wrong_matrix_calls
-from .record import recording
 from .test_operators import CASES, run
 
 

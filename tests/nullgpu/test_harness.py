@@ -8,17 +8,17 @@ import mxnet as mx
 import numpy as np
 import pytest
 from checks import tensor_core
+from gpu.null.figures import figures, recorded_step
+from gpu.null.networks import FAMILIES
+from gpu.null.record import Event, overflow, peak_bytes, recording
+from gpu.null.training import FP32, Training
 from mxnet import autograd, gluon
 
 import mxmp
 from mxmp.precision.graph import Graph
 
 from .checks import no_tensor_cores, plain_float16_sums, sums_in_float16, updates, wrong_matrix_calls
-from .figures import figures, recorded_step
-from .networks import FAMILIES
-from .record import Event, overflow, peak_bytes, recording
 from .test_operators import CASES, COPY, emitted, run
-from .training import FP32, Training
 
 
 def half(*shape: int) -> mx.nd.NDArray:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from gpu.null.record import Record, recording
 from mxnet.gluon import SymbolBlock, nn
 
 import mxmp
 
 from .checks import no_tensor_cores, plain_float16_sums, wrong_matrix_calls
-from .record import Record, recording
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Runtime")]
 SHAPE = (8, 3, 16, 16)
@@ -68,7 +68,7 @@ def test_the_variable_for_float16_sums_changes_dense_layers_alone(true_float16):
     """What ``mxmp.serving.sums`` emulates. MXNet reads MXNET_FC_TRUE_FP16 once, so each value has a process."""
     code = """
         import mxnet as mx
-        from nullgpu.record import recording
+        from gpu.null.record import recording
         shapes = (8, 64), (32, 64), (8, 8, 9, 9), (8, 8, 3, 3)
         ones = [mx.nd.ones(shape, ctx=mx.gpu(), dtype="float16") for shape in shapes]
         with recording() as record:

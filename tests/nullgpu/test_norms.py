@@ -14,6 +14,9 @@ from typing import Any
 
 import mxnet as mx
 import pytest
+from gpu.null.networks import FAMILIES
+from gpu.null.record import Record, recording
+from gpu.null.training import AMP, FP32, Training
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -22,9 +25,6 @@ from mxmp.kernels.fit import SWITCH
 from mxmp.precision.safe_sums import VARIABLE
 
 from .checks import HALF, plain_float16_sums
-from .networks import FAMILIES
-from .record import Record, recording
-from .training import AMP, FP32, Training
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Runtime")]
 TRAINED = ("cudnnBatchNormalizationForwardTraining", "cudnnBatchNormalizationBackward")
@@ -106,7 +106,7 @@ def test_squeeze_and_excitation_averages_by_cudnn():
 
 def figures_of(name: str, how: str, batch: int, size: int, **variables: str) -> dict[str, Any]:
     """Return the figures of one step, from a process of its own with these environment variables."""
-    command = [sys.executable, "-m", "nullgpu.figures", name, "--json", "--how", how]
+    command = [sys.executable, "-m", "gpu.null.figures", name, "--json", "--how", how]
     command += [] if not batch else ["--batch", str(batch), "--size", str(size)]
     run = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])

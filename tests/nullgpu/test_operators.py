@@ -7,6 +7,7 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
+from gpu.null.record import Record, recording
 from support.operators.case import CASES, Case, is_allowed
 
 import mxmp
@@ -16,7 +17,6 @@ from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph, Node
 
 from .checks import no_tensor_cores, sums_in_float16, wrong_matrix_calls
-from .record import Record, recording
 
 TESTS_PER_PROCESS = 100
 # The same operator between two others: MXNet plans some graphs of one operator alone in another way.

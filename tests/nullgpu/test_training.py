@@ -5,15 +5,15 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from gpu.null.networks import FAMILIES
+from gpu.null.record import Record, overflow, peak_bytes, recording
+from gpu.null.training import FP32, Training
 from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
 
 from .checks import no_tensor_cores, plain_float16_sums, updates, wrong_matrix_calls
-from .networks import FAMILIES
-from .record import Record, overflow, peak_bytes, recording
-from .training import FP32, Training
 
 # What GluonCV says while it makes its networks, and of values that nobody has computed.
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Runtime")]

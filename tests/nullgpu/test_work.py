@@ -7,12 +7,11 @@ from functools import partial
 
 import mxnet as mx
 import pytest
+from gpu.null.networks import FAMILIES
+from gpu.null.record import recording
+from gpu.null.training import FP32, Training
+from gpu.null.work import parameters, work, works
 from mxnet import autograd, gluon
-
-from .networks import FAMILIES
-from .record import recording
-from .training import FP32, Training
-from .work import parameters, work, works
 
 KIB = 1024
 

@@ -6,12 +6,12 @@ As on the null GPU, each module's tests run in processes of their own, and touch
 import os
 
 import pytest
-from nullgpu.record import is_present
+from gpu.null.record import is_present
 
 COMPUTES = bool(int(os.environ.get("NG_COMPUTES", "0"))) and is_present()
 if COMPUTES:
-    from nullgpu import apart
-    from nullgpu.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
+    from kit import apart
+    from kit.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
 
     apart.SECONDS = 900  # a test may be the first to launch its kernels
 else:

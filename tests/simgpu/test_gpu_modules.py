@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from nullgpu.record import devices
+from gpu.null.record import devices
 
 import mxmp
 

@@ -7,10 +7,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from gpu.null.record import devices
 from kit.optimizers import OPTIMIZERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from nullgpu.record import devices
 
 import mxmp
 

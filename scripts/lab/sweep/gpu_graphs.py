@@ -4,7 +4,7 @@
 
 MXNet's CUDA build runs on libraries that record every call and compute nothing. Each network and variant is trained
 for three steps in a process of its own, at a batch as one trains with or, if memory ends, a quarter of it; the third
-step is recorded (``tests/nullgpu/figures.py``) and its time modelled (``support/gpu_model.py``). A network that FP32
+step is recorded (``scripts/gpu/null/figures.py``) and its time modelled (``support/gpu_model.py``). A network that FP32
 cannot run is a result, and so is what a variant raises. A sweep that was ended goes on; ``--again mxmp`` records anew
 what an older tree of ``mxmp/`` asked for.
 """
@@ -88,8 +88,8 @@ def worker(pipe: Connection, gib: float, name: str, variant: str, batch: str) ->
     silence()
     if variant == SAFE_SUMS:
         os.environ["MXNET_SAFE_ACCUMULATION"] = "1"
-    from nullgpu.figures import figures, recorded_step
-    from nullgpu.work import work
+    from gpu.null.figures import figures, recorded_step
+    from gpu.null.work import work
     from support.zoo.catalogue import CASES
 
     from sweep.networks.running import cause

@@ -72,8 +72,8 @@ def worker(pipe: Connection, name: str, variant: str) -> None:
     silence()
     if variant == SAFE_SUMS:
         os.environ["MXNET_SAFE_ACCUMULATION"] = "1"
-    from nullgpu.record import recording
-    from nullgpu.work import work
+    from gpu.null.record import recording
+    from gpu.null.work import work
 
     from sweep.networks.running import cause
 
@@ -90,7 +90,7 @@ def worker(pipe: Connection, name: str, variant: str) -> None:
 def stepping(name: str, variant: str) -> Callable[[], Any]:
     """Return what runs one step of a name of ``wanted``."""
     import mxnet as mx
-    from nullgpu.training import Training
+    from gpu.null.training import Training
 
     if name.startswith((TIMED, PART)):
         mx.test_utils.set_default_context(mx.gpu())
@@ -121,7 +121,7 @@ def timed(name: str, variant: str) -> Callable[[], Any]:
 
 
 def case(name: str) -> Any:
-    from nullgpu.networks import bert
+    from gpu.null.networks import bert
     from support.zoo.catalogue import CASES
 
     network, batch = name.split(", ")

@@ -1,4 +1,4 @@
-"""The families of networks that are trained on the null GPU, each small: cases of ``scripts/support/zoo``."""
+"""The families of networks that are trained on the null GPU, each small: cases of ``support.zoo``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What one training step asks of a GPU: launches, library calls, bytes cast and peak memory of a network.
 
-    bash scripts/nullgpu.sh python -m nullgpu.figures resnet50_v1b --batch 16 --size 224
-    bash scripts/nullgpu.sh python -m nullgpu.figures bert_4_base --how float32 float16 --json
+    bash scripts/nullgpu.sh python -m gpu.null.figures resnet50_v1b --batch 16 --size 224
+    bash scripts/nullgpu.sh python -m gpu.null.figures bert_4_base --how float32 float16 --json
 
 Each variant is trained for three steps in a process of its own, hybridized with ``static_alloc`` and ``static_shape``,
 by SGD with momentum; the last step is counted. MXNet's NaiveEngine does one thing after the other, so that the peak of
@@ -89,7 +89,7 @@ def resized(case: Case, batch: int | None, size: int | None) -> Case:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", help="networks of scripts/support/zoo, families of the tests, bert_4_base")
+    parser.add_argument("names", nargs="+", help="networks of support.zoo, families of networks.py, bert_4_base")
     parser.add_argument("--how", nargs="+", default=list(VARIANTS))
     parser.add_argument("--batch", type=int)
     parser.add_argument("--size", type=int, help="height and width of pictures")
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
 def apart(name: str, how: str, args: argparse.Namespace) -> dict[str, Any]:
     """The figures, from a process of their own; or its last line, where it fails."""
     sizes = [word for key in ("batch", "size") if getattr(args, key) for word in (f"--{key}", str(getattr(args, key)))]
-    command = [sys.executable, "-W", "ignore", "-m", "nullgpu.figures", "--here", name, "--how", how, *sizes]
+    command = [sys.executable, "-W", "ignore", "-m", "gpu.null.figures", "--here", name, "--how", how, *sizes]
     env = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
