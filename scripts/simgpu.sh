@@ -30,9 +30,9 @@ if ! [ -e "$MXMP_SIMGPU_HOME/index.sqlite" ]; then
         mxmp_fail "cuobjdump could not read libmxnet.so (output above)."
     rm -rf "$MXMP_SIMGPU_HOME/cubin"
     mv "$MXMP_SIMGPU_HOME/cubin.part" "$MXMP_SIMGPU_HOME/cubin"
-    python -m simgpu.cubin
+    python -m gpu.sim.cubin
 fi
 exec 9>&-
-SIMGPU_TRANSLATOR="$(python -m simgpu.kernel)"
+SIMGPU_TRANSLATOR="$(python -m gpu.sim.kernel)"
 export SIMGPU_TRANSLATOR
 stub_run tests/simgpu "$@"

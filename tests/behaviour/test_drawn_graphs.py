@@ -13,8 +13,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from gpu.sim.drawn import RESULTS, Arrays, Drawn, heads_for
 from mxnet import autograd, gluon
-from simgpu.drawn import RESULTS, Arrays, Drawn, heads_for
 from support.results import read
 
 import mxmp

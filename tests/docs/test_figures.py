@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 import pytest
+from gpu.sim import drawn
 from parity import run as parity_run
 from parity.families import FAMILIES
-from simgpu import drawn
 from support.results import DOCS, ROOT, read
 from sweep import simulated_gpu
 from sweep.gpu_graphs import SAFE_SUMS
@@ -222,12 +222,12 @@ def of_simulated_gpu():
 
 
 def of_drawn_graphs():
-    found = read(ROOT / "tests/simgpu/drawn.json")
+    found = read(ROOT / "scripts/gpu/sim/drawn.json")
     assert set(found) == {"graphs", "agrees", *drawn.EXPLAINED}  # none differs or fails
     graphs, agree = found["graphs"], found["agrees"]
     ill, rounded, ends = (len(found[reason]) for reason in drawn.EXPLAINED)
     assert graphs == agree + ill + rounded + ends
-    table, page = "tests/simgpu/README.md", "docs/emulated-float16.md"
+    table, page = "scripts/gpu/sim/README.md", "docs/emulated-float16.md"
     yield table, f"Of {graphs:,} drawn graphs of about ten operators"
     yield table, f"| {agree:,} | agree to two units"
     yield table, f"| {ill:,} | do not, and change"

@@ -1,1 +1,1 @@
-"""Decode, translate and run CUDA machine code on a CPU."""
+"""Tests of the simulated GPU, and on it."""

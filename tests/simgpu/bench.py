@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Callable, Iterable
 
-from .cubin import Kernel
-from .decode import BYTES, parse
-from .kernel import compiled, in_c
-from .table import Operation, operation
-from .threads import Threads
+from gpu.sim.cubin import Kernel
+from gpu.sim.decode import BYTES, parse
+from gpu.sim.kernel import compiled, in_c
+from gpu.sim.table import Operation, operation
+from gpu.sim.threads import Threads
 
 REGISTERS = 10  # R0 and R1 are for results, R2 to R7 for operands, and R8 and R9 hold the address of the memory
 MEMORY = 64  # bytes

@@ -1,6 +1,6 @@
 """Drawn graphs: what mxmp emulates on a CPU is what the machine code of MXNet's kernels computes.
 
-MXMP_DRAWN=1000 tries as many graphs; ``simgpu.drawn`` counts them.
+MXMP_DRAWN=1000 tries as many graphs; ``gpu.sim.drawn`` counts them.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 
 import pytest
+from gpu.sim.drawn import LIMIT, RESULTS, Drawn
 from support.results import read
-
-from .drawn import LIMIT, RESULTS, Drawn
 
 TESTS_PER_PROCESS = 12
 ENDS = {*read(RESULTS)["ends its process"]}  # in a CPU's backward (SIGFPE), in plain FP32 too

@@ -1,6 +1,6 @@
 """Sums of 4,096 equal terms on the simulated GPU: of each operator the first case that computes in float16.
 
-MXMP_SUMS=1 tries every case; ``simgpu.sums`` keeps what they gave.
+MXMP_SUMS=1 tries every case; ``gpu.sim.sums`` keeps what they gave.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+from gpu.sim import sums
 from mxnet import autograd, gluon, nd
 from support.results import read
 
 import mxmp
-
-from . import sums
 
 TESTS_PER_PROCESS = 30
 KNOWN = read(sums.RESULTS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from gpu.sim import sums
 from support.results import read
 
 from mxmp.policy import Policy
 from mxmp.precision._mxnet import name_in_graphs
 from mxmp.precision.decide import decide
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
-
-from . import sums
 
 CASES = list(sums.cases())
 RESULTS = read(sums.RESULTS)

@@ -9,13 +9,13 @@ from fractions import Fraction
 from typing import Callable, Iterator
 
 import pytest
+from gpu.sim import table
+from gpu.sim.decode import UnknownInstructionError, parse
+from gpu.sim.table import TABLE, operation
+from gpu.sim.threads import Threads
 
-from . import table
 from .bench import BEFORE, EDGES_16, Sample, run, samples
-from .decode import UnknownInstructionError, parse
 from .exact import FORMATS, Number, add, bits, flushed, multiply, number, saturated, whole
-from .table import TABLE, operation
-from .threads import Threads
 
 pytestmark = [
     pytest.mark.slow,

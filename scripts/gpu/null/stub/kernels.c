@@ -12,7 +12,7 @@
 
 enum { BLOCK_SIDES = 0, GRID_SIDES = 12, STACK_POINTER = 0x28, BANK = 8192 };  // bytes of constant bank 0
 
-// As simgpu/machine.h has it.
+// As sim/machine.h has it.
 typedef struct {
     Sides grid, block;
     unsigned shared_bytes, local_bytes;
@@ -50,7 +50,7 @@ static void find_library(const char *cubin, const char *mangled, char *path, int
     char *command, *link;
     unsigned long hash = hash_of(mangled, hash_of(cubin ? cubin : "", HASH_OF_NOTHING));
     if (asprintf(&link, "%s/cache/%s/%016lx.so", getenv("MXMP_SIMGPU_HOME"), getenv("SIMGPU_TRANSLATOR"), hash) < 0 ||
-        asprintf(&command, "\"$SIMGPU_PYTHON\" -m simgpu.kernel '%s' '%s'", mangled, cubin ? cubin : "") < 0)
+        asprintf(&command, "\"$SIMGPU_PYTHON\" -m gpu.sim.kernel '%s' '%s'", mangled, cubin ? cubin : "") < 0)
         abort();
     if (!access(link, R_OK)) {
         snprintf(path, room, "%s", link);

@@ -1,4 +1,4 @@
-// The simulated GPU's kernels: machine code that simgpu/kernel.py has made into libraries.
+// The simulated GPU's kernels: machine code that sim/kernel.py has made into libraries.
 #pragma once
 #include "record.h"
 

@@ -1,8 +1,8 @@
 """One kernel of a cubin -> C -> a library that the stub of CUDA's runtime loads.
 
-    python -m simgpu.kernel                   # makes and prints the name of this translator's folder of links
-    python -m simgpu.kernel MANGLED           # of MXNet's; prints the library's path
-    python -m simgpu.kernel MANGLED CUBIN     # of a file
+    python -m gpu.sim.kernel                   # makes and prints the name of this translator's folder of links
+    python -m gpu.sim.kernel MANGLED           # of MXNet's; prints the library's path
+    python -m gpu.sim.kernel MANGLED CUBIN     # of a file
 
 Libraries are kept, under the hash of what they are made of, in ``cache`` of MXMP_SIMGPU_HOME.
 """

@@ -1,6 +1,6 @@
 """Cubins: ELF files with the machine code of kernels, and the index that says which file has which of MXNet's.
 
-python -m simgpu.cubin      # makes the index of MXMP_SIMGPU_HOME, of all in its folder "cubin"
+python -m gpu.sim.cubin      # makes the index of MXMP_SIMGPU_HOME, of all in its folder "cubin"
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums of 4,096 equal terms, in each way in which an operator may add them: what float16 makes of them on a GPU.
 
-    bash scripts/simgpu.sh python -m simgpu.sums            # into sums.json; goes on where it was ended
-    bash scripts/simgpu.sh python -m simgpu.sums Pooling    # these operators again
+    bash scripts/simgpu.sh python -m gpu.sim.sums            # into sums.json; goes on where it was ended
+    bash scripts/simgpu.sh python -m gpu.sim.sums Pooling    # these operators again
 
 A float16 sum of ones ends at 2,048. So each operator that a rule lets compute in float16 adds 4,096 ones somewhere,
 forward or backward, with each value of an attribute, or each shape, by which MXNet chooses its kernel. Either a row of

@@ -1,6 +1,6 @@
 """Graphs of about ten operators, drawn by a seed: mxmp's emulation against the machine code of MXNet's kernels.
 
-    bash scripts/simgpu.sh python -m simgpu.drawn 10000    # into drawn.json; goes on where it was ended
+    bash scripts/simgpu.sh python -m gpu.sim.drawn 10000    # into drawn.json; goes on where it was ended
 
 An error is in units in the last place of a tensor's largest value. Two sums in another order may round to two different
 numbers, which a norm or the kink of a relu makes a large difference of; and some gradients, as of a bias in front of a

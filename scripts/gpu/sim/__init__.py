@@ -1,0 +1,1 @@
+"""Decode, translate and run CUDA machine code on a CPU."""
