@@ -12,18 +12,24 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from support.optimizers import OPTIMIZERS, options
 from support.options import parse
 from support.pages import table
 from support.processes import share_path
-from support.results import ROOT
 
+import mxmp
 from mxmp import launch as launcher
 
-sys.path.insert(0, str(ROOT / "tests"))
 STORES = ("dist_sync", "horovod")
 SPOILED_SHARE = 0.2  # of the steps
+# One parameter in float16 with a master, one in FP32.
+POLICY = mxmp.Policy("float16", params="float16", exclude=("*dense1*",))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,8 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
         steps=50,
         devices=(1, "of each worker"),
     )
-    from kit.optimizers import OPTIMIZERS
-
     names, found = args.optimizers or OPTIMIZERS, {}
     for store, name in itertools.product(args.stores, names):
         found[store, name] = run(store, name, str(args.steps), str(args.devices))
@@ -76,15 +80,6 @@ def installed_stores() -> list[str]:
 
 def work(store: str, name: str, folder: str, *numbers: str) -> None:
     """Train as one worker on batches of its own, from weights of its own, and write what it holds after each step."""
-    import mxnet as mx
-    import numpy as np
-    from kit.nets import batch, two_layers
-    from kit.optimizers import options
-    from kit.pictures import full_weights, tree, weights
-    from kit.twins import LOSS
-
-    import mxmp
-
     steps, devices = map(int, numbers)
     if store == "horovod":
         import horovod.mxnet as hvd
@@ -95,18 +90,15 @@ def work(store: str, name: str, folder: str, *numbers: str) -> None:
         kvstore = mx.kv.create(store)
         rank, batch_size = kvstore.rank, 4 * devices * kvstore.num_workers
     mx.random.seed(100 + rank)
-    # One parameter in float16 with a master, one in FP32.
-    policy = mxmp.Policy("float16", params="float16", exclude=("*dense1*",))
-    net = two_layers(policy, devices=devices, seed=50 + rank)
+    contexts, loss = [mx.cpu(k) for k in range(devices)], gluon.loss.L2Loss()
+    net = two_layers(contexts)
     scaler = mxmp.DynamicLossScaler(init_scale=2.0**8, growth_interval=4)
     trainer = mxmp.Trainer(net.collect_params(), name, options(name, True), kvstore=kvstore, loss_scale=scaler)
     plan, seen = np.random.RandomState(0), []
     for step in range(steps):
-        losses = []
-        with mx.autograd.record():
-            for k in range(devices):
-                x, y = batch(100 * step + 10 * rank + k, mx.cpu(k))
-                losses.append(LOSS(net(x), y))
+        batches = [batch(100 * step + 10 * rank + k, ctx) for k, ctx in enumerate(contexts)]
+        with autograd.record():
+            losses = [loss(net(x), y) for x, y in batches]
         trainer.backward(losses)
         spoil, worker, param, device, value = plan.rand(), *plan.randint(2, size=3), plan.choice(3)
         if spoil < SPOILED_SHARE and worker == rank:
@@ -114,11 +106,11 @@ def work(store: str, name: str, folder: str, *numbers: str) -> None:
         trainer.step(batch_size)
         seen.append(
             {
-                "weights": _digest([weights(trainer), full_weights(trainer)]),
-                "states": _digest([tree(updater.states) for updater in trainer._updaters]),
+                "weights": digest(array.asnumpy().tobytes() for param in trainer._params for array in held(param)),
+                "states": digest(updater.get_states() for updater in trainer._updaters),
                 "scale": trainer.loss_scale,
                 "skipped": trainer.last_step_skipped,
-                "devices": all(len({tree(a) for a in p.list_data()}) == 1 for p in trainer._params),
+                "devices": all(len({a.asnumpy().tobytes() for a in p.list_data()}) == 1 for p in trainer._params),
             }
         )
     Path(folder, f"{rank}.json").write_text(json.dumps(seen))
@@ -126,5 +118,28 @@ def work(store: str, name: str, folder: str, *numbers: str) -> None:
         kvstore._barrier()
 
 
-def _digest(found: object) -> str:
-    return hashlib.sha256(repr(found).encode()).hexdigest()
+def two_layers(contexts: list[mx.Context]) -> nn.HybridSequential:
+    """Return a small converted net, from 3 inputs to 2 outputs, whose arrays are there."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3, use_bias=False, activation="tanh"), nn.Dense(2, in_units=4, use_bias=False))
+    net.initialize(mx.init.Uniform(0.5), ctx=contexts)
+    net.hybridize()
+    mxmp.convert(net, POLICY)
+    for ctx in contexts:
+        net(mx.nd.zeros((1, 3), ctx=ctx))
+    return net
+
+
+def batch(number: int, ctx: mx.Context) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    rng = np.random.RandomState(1000 + number)
+    return mx.nd.array(rng.randn(4, 3), ctx=ctx), mx.nd.array(rng.randn(4, 2), ctx=ctx)
+
+
+def held(param: gluon.Parameter) -> list[mx.nd.NDArray]:
+    """Return a parameter's arrays, its masters among them."""
+    return [*param.list_data(), *(param.masters() if hasattr(param, "masters") else [])]
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()

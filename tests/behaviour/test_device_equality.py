@@ -6,10 +6,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.nets import contexts
-from kit.optimizers import OPTIMIZERS
 from kit.twins import LOSS, POLICIES, array, assert_close, assert_same, convert, seeded, sequence, updates, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.optimizers import OPTIMIZERS
 
 import mxmp
 

@@ -9,9 +9,9 @@ import mxnet as mx
 import pytest
 from kit import modules
 from kit.modules import SHAPES, bound, bucketing, mlp, weights
-from kit.optimizers import OPTIMIZERS
 from kit.twins import POLICIES, assert_close, assert_same, step
 from mxnet import gluon
+from support.optimizers import OPTIMIZERS
 
 import mxmp
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gluoncv.utils.parallel import Parallel, Parallelizable
 from kit.nets import CASTS, batch, forward, overflow, train, two_layers
-from kit.optimizers import options
 from kit.pictures import weights
 from kit.twins import LOSS, MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
+from support.optimizers import options
 
 import mxmp
 

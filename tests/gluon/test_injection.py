@@ -14,10 +14,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.nets import batch, contexts, two_layers
-from kit.optimizers import OPTIMIZERS, options
 from kit.pictures import picture
 from kit.twins import LOSS, MASTERS
 from mxnet import autograd
+from support.optimizers import OPTIMIZERS, options
 
 import mxmp
 

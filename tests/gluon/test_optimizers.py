@@ -8,10 +8,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.nets import CASTS, forward, train, two_layers
-from kit.optimizers import OPTIMIZERS, options
 from kit.pictures import full_weights, tree
 from kit.twins import MASTERS
 from mxnet import autograd, gluon
+from support.optimizers import OPTIMIZERS, options
 
 import mxmp
 from mxmp.step.updater import Updater, rescaled

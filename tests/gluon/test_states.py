@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from kit.killed import killed_everywhere
 from kit.nets import CASTS, batch, contexts, forward, overflow, train, two_layers
-from kit.optimizers import OPTIMIZERS, options
 from kit.pictures import full_weights, picture, tree
 from kit.twins import MASTERS
 from mxnet import gluon
 from mxnet.gluon import nn
+from support.optimizers import OPTIMIZERS, options
 
 import mxmp
 from mxmp.step import state_file, states

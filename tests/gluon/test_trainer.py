@@ -11,11 +11,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.nets import CASTS, batch, contexts, forward, overflow, train, two_layers
-from kit.optimizers import options
 from kit.pictures import full_weights, picture, tree, weights
 from kit.twins import LOSS, MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.optimizers import options
 
 import mxmp
 from mxmp.gluon.training import TrainedNet

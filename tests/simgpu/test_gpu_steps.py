@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gpu.null.record import devices
-from kit.optimizers import OPTIMIZERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.optimizers import OPTIMIZERS
 
 import mxmp
 
