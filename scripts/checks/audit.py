@@ -1,14 +1,13 @@
 """How many planted operators ``mxmp.diagnose.audit`` names first, and on how many healthy networks it stays quiet.
 
-They are those of tests/diagnose: each plant in the dtypes that it is listed for, each healthy network in both. A plant
-counts if the operator that comes first is the planted one, or reads it or is read by it. ``--out FILE`` keeps the lines
-and goes on where an earlier run ended; ``--table FILE`` writes them as docs/audit.json has them. Ends with 1 where more
-than 5 in 100 plants fail, where "nothing stands out" of one, or where a healthy network is not quiet.
+They are those of ``support.plants``: each plant in the dtypes that it is listed for, each healthy network in both. A
+plant counts if the operator that comes first is the planted one, or reads it or is read by it. ``--out FILE`` keeps the
+lines and goes on where an earlier run ended; ``--table FILE`` writes them as docs/audit.json has them. Ends with 1
+where more than 5 in 100 plants fail, where "nothing stands out" of one, or where a healthy network is not quiet.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from functools import partial
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from support.options import parse
-from support.results import ROOT
-
-sys.path[:0] = [str(ROOT / "tests" / "diagnose")]
+from support.plants import healthy as trained
+from support.plants import kinds, programs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,23 +46,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def cases() -> Iterator[tuple[str, str, str, Callable[[], dict[str, Any]]]]:
     """Yield kind, name and dtype of each audit, and what runs it."""
-    plants, more, healthy = map(importlib.import_module, ("plants", "more_plants", "healthy"))
 
     def run_plant(plant: Any, dtype: str) -> dict[str, Any]:
-        found = plants.audited(plant, dtype)
+        found = kinds.audited(plant, dtype)
         named = found.findings[0].name if found.findings else "nothing"
-        return said(found, named, bool(found.findings) and plants.is_beside(plant, named))
+        return said(found, named, bool(found.findings) and kinds.is_beside(plant, named))
 
     def run_healthy(audit: Callable, name: str, dtype: str) -> dict[str, Any]:
         found = audit(name, dtype)
         return said(found, ", ".join(each.name for each in found.findings) or "nothing", found.is_healthy)
 
-    for plant in [*plants.PLANTS, *more.MORE]:
+    for plant in [*kinds.PLANTS, *programs.MORE]:
         for dtype in plant.dtypes:
             yield plant.kind, plant.name, dtype, partial(run_plant, plant, dtype)
-    of_zoo = [(plants.healthy, name) for name in plants.HEALTHY]
-    for audit, name in [*of_zoo, *((healthy.healthy_too, name) for name in healthy.HEALTHY_TOO)]:
-        for dtype in plants.BOTH:
+    of_zoo = [(kinds.healthy, name) for name in kinds.HEALTHY]
+    for audit, name in [*of_zoo, *((trained.healthy_too, name) for name in trained.HEALTHY_TOO)]:
+        for dtype in kinds.BOTH:
             yield "healthy", name, dtype, partial(run_healthy, audit, name, dtype)
 
 

@@ -8,7 +8,7 @@ import pytest
 from kit.twins import assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from plants import HEALTHY, PLANTED, PLANTS, audited, cases, healthy
+from support.plants.kinds import HEALTHY, PLANTED, PLANTS, audited, cases, healthy
 
 import mxmp
 from mxmp.__main__ import main

@@ -6,11 +6,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from healthy import HEALTHY_TOO, healthy_too
-from more_plants import MORE
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from plants import PLANTS, audited, is_beside
+from support.plants.healthy import HEALTHY_TOO, healthy_too
+from support.plants.kinds import PLANTS, audited, is_beside
+from support.plants.programs import MORE
 
 import mxmp
 from mxmp.diagnose import audit

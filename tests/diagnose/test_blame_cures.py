@@ -7,10 +7,10 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
-from more_plants import SPOILED, VANISHING
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from plants import PLANTED, plan_of, planted
+from support.plants.kinds import PLANTED, plan_of, planted
+from support.plants.programs import SPOILED, VANISHING
 
 import mxmp
 from mxmp.diagnose import blame, guard

@@ -11,7 +11,8 @@ from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
-from plants import BOTH, L2, PLANTED, ROWS, Plant, bce, binary, logits, mean, plain, scalar
+
+from .kinds import BOTH, L2, PLANTED, ROWS, Plant, bce, binary, logits, mean, plain, scalar
 
 BF16, F16 = ("bfloat16",), ("float16",)
 FIRST, LAST = "hidden_fwd", "out_fwd"
