@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Sequence
 
-import make_digits
+from support import digits
 from support.results import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     if "bfloat16" not in options.runs:
         print("==> bfloat16 is left out: on a CPU without AVX-512 it is emulated, slowly (--runs bfloat16 runs it)")
-    print("==> data: {} digits to train on, {} to validate on".format(*make_digits.make(options.folder / "data")))
+    print("==> data: {} digits to train on, {} to validate on".format(*digits.make(options.folder / "data")))
     runs = [train(name, options.folder / "data", options.folder, extra) for name in options.runs]
     picture = options.folder / "curves.png"
     draw(runs, picture)

@@ -56,11 +56,11 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check libraries": ("checks.libraries", "trains nets of GluonCV, GluonNLP, GluonTS and Sockeye in three dtypes"),
     "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
     "check words": ("checks.words", "lists private words and docstrings that are too long, and counts their lines"),
-    "check tensor-core": ("checks.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
+    "check tensor-core": ("gpu.tensor_core", "records a Tensor Core for the tests; needs a GPU"),
     "check gpu-acceptance": ("checks.gpu_acceptance", "tries mxmp on a GPU; scripts/gpu_acceptance.sh sets it up"),
     "check gpu-model": ("checks.gpu_model", "holds gpu-acceptance.json against the model of a GPU's time"),
     "demo": ("demo", "trains a network on real digits in three dtypes and compares the runs"),
-    "digits": ("make_digits", "packs scikit-learn's digits into RecordIO files"),
+    "digits": ("support.digits", "packs scikit-learn's digits into RecordIO files"),
 }
 
 

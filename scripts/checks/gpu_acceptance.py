@@ -19,12 +19,12 @@ from typing import Any
 
 import mxnet as mx
 from bench import gpu_parts, models
+from gpu import tensor_core
 from support.options import parse
 from support.pages import table
 from support.results import ROOT, read
 
 import mxmp
-from checks import tensor_core
 from mxmp import cpu
 
 SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}

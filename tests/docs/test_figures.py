@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 import pytest
 from gpu.sim import drawn
 from parity import run as parity_run
-from parity.families import FAMILIES
+from support.families import FAMILIES
 from support.results import DOCS, ROOT, read
 from sweep import simulated_gpu
 from sweep.gpu_graphs import SAFE_SUMS

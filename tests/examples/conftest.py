@@ -2,17 +2,17 @@
 
 from types import SimpleNamespace
 
-import make_digits
 import pytest
+from support.digits import load, write
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A folder with train.rec (40 digits) and val.rec (22)."""
     folder = tmp_path_factory.mktemp("digits")
-    (train, train_labels), (val, val_labels) = make_digits.load(16)
-    make_digits.write(folder, "train", (train[:40], train_labels[:40]))
-    make_digits.write(folder, "val", (val[:22], val_labels[:22]))
+    (train, train_labels), (val, val_labels) = load(16)
+    write(folder, "train", (train[:40], train_labels[:40]))
+    write(folder, "val", (val[:22], val_labels[:22]))
     return folder
 
 

@@ -3,8 +3,8 @@
 import shutil
 import struct
 
-import make_digits
 import pytest
+from support.digits import write
 
 
 def _one_line(result, *words):
@@ -57,7 +57,7 @@ def test_missing_files(run, digits, tmp_path):
 
 
 def test_empty_data_set(run, tmp_path):
-    make_digits.write(tmp_path, "empty", ([], []))
+    write(tmp_path, "empty", ([], []))
     _one_line(run(rec_train=tmp_path / "empty.rec"), "empty.rec", "empty")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from parity.families import FAMILIES
+from support.families import FAMILIES
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ import gluonnlp as nlp
 import mxnet as mx
 import numpy as np
 import pytest
-from bench.turns import operators
 from kit.oracle import sqnr
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn
 from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
+from support.profile import operators
 
 import mxmp
 from mxmp import cpu

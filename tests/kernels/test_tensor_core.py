@@ -11,7 +11,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from checks import tensor_core
+from gpu import tensor_core
 
 import mxmp
 

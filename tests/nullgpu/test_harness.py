@@ -7,7 +7,7 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
-from checks import tensor_core
+from gpu import tensor_core
 from gpu.null.figures import figures, recorded_step
 from gpu.null.networks import FAMILIES
 from gpu.null.record import Event, overflow, peak_bytes, recording

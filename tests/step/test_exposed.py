@@ -5,11 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from bench.turns import operators
 from kit.nets import contexts, forward, overflow, train, two_layers
 from kit.twins import MASTERS, assert_same
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.profile import operators
 
 import mxmp
 from mxmp.step.gradients import fetch

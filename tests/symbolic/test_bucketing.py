@@ -5,8 +5,8 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
-from bench.turns import operators
 from kit.twins import MASTERS, assert_same
+from support.profile import operators
 
 import mxmp
 

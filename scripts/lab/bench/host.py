@@ -20,6 +20,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from support.options import parse
 from support.pages import show
+from support.profile import operators
 
 import mxmp
 from bench import turns
@@ -109,4 +110,4 @@ def backward_and_step(forward: Callable[[], Any], trainer: gluon.Trainer, around
 
 def counted(step: Callable[[], None]) -> int:
     """Return how many operators the engine runs."""
-    return sum(count for count, _ in turns.operators(step).values())
+    return sum(count for count, _ in operators(step).values())

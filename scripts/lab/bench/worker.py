@@ -9,9 +9,10 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from support.profile import operators
 
 from bench.networks import Network, network
-from bench.turns import answers, operators, peak_bytes, serve, timed
+from bench.turns import answers, peak_bytes, serve, timed
 
 PROFILED = 3  # steps
 # The first runs one step and returns whether it was skipped; the second profiles it.

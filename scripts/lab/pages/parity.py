@@ -9,9 +9,9 @@ from statistics import fmean, stdev
 from typing import Any, Iterator, Mapping, Sequence
 
 from parity.beginning import BEGINNINGS, all_of
-from parity.families import FAMILIES
 from parity.run import DTYPES, RECIPES, RESULTS, Job, judged, load, values
 from parity.verdict import METRICS, Verdict, plain_mean, pooled
+from support.families import FAMILIES
 from support.options import parse
 from support.pages import filled, subplots, table
 from support.results import read, write

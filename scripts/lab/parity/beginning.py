@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator
 
+from support.families import FAMILIES
 from support.options import parse
 from support.results import DOCS, ROOT, SCRIPTS, in_parallel, read, tree, write
 
-from parity.families import FAMILIES
 from parity.run import DTYPES, RESULTS, Job, load
 
 BEGINNINGS = DOCS / "beginnings.json"  # family -> dtype -> what was found

@@ -20,10 +20,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple
 
+from support.families import FAMILIES
 from support.options import parse
 from support.results import DOCS, ROOT, in_parallel, read, write
 
-from parity.families import FAMILIES
 from parity.verdict import METRICS, Verdict, verdict
 
 RECIPES = ROOT / "examples" / "recipes"

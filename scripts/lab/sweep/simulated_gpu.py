@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import demo
-import make_digits
+from support import digits
 from support.options import parse
 from support.results import DOCS, ROOT, chosen, read, write
 
@@ -34,7 +34,7 @@ MODEL = "cifar_resnet20_v1"
 def main(arguments: list[str] | None = None) -> None:
     folder = (ROOT / "demo", "where data and checkpoints go")
     options = parse(__doc__, arguments, "names", names=([str], "runs (default: all)"), results=RESULTS, folder=folder)
-    print("data: {} digits to train on, {} to validate on".format(*make_digits.make(options.folder / "data")))
+    print("data: {} digits to train on, {} to validate on".format(*digits.make(options.folder / "data")))
     for name in chosen(list(RUNS), options.names, "run"):
         work = options.folder / "simulated-gpu" / name.replace(",", "").replace(" ", "-").lower()
         merge(options.results, name, work)

@@ -14,6 +14,7 @@ import numpy as np
 from mxnet import recordio
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+
 from support.options import parse
 
 Arrays = Tuple[np.ndarray, np.ndarray]

@@ -1,10 +1,10 @@
 """The demo's data: fixed, complete and readable."""
 
 import cv2
-import make_digits
 import numpy as np
 from mxnet import recordio
 from sklearn.datasets import load_digits
+from support import digits
 
 
 def _records(folder, name):
@@ -13,13 +13,13 @@ def _records(folder, name):
 
 
 def test_same_bytes_every_time(tmp_path):
-    assert make_digits.make(tmp_path / "a") == make_digits.make(tmp_path / "b") == (1437, 360)
+    assert digits.make(tmp_path / "a") == digits.make(tmp_path / "b") == (1437, 360)
     for name in ("train.rec", "train.idx", "val.rec", "val.idx"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_every_digit_once_and_every_class_in_both_sets(tmp_path):
-    make_digits.make(tmp_path)
+    digits.make(tmp_path)
     train, val = _records(tmp_path, "train"), _records(tmp_path, "val")
     labels = {name: [int(header.label) for header, _ in records] for name, records in zip("tv", (train, val))}
     assert sorted(labels["t"] + labels["v"]) == sorted(load_digits().target)
@@ -28,8 +28,8 @@ def test_every_digit_once_and_every_class_in_both_sets(tmp_path):
 
 
 def test_pixels_survive_the_packing(tmp_path):
-    make_digits.make(tmp_path)
-    (images, labels), _ = make_digits.load(32)
+    digits.make(tmp_path)
+    (images, labels), _ = digits.load(32)
     header, image = _records(tmp_path, "train")[7]
     assert header.label == labels[7]
     np.testing.assert_array_equal(image, images[7])
