@@ -20,6 +20,7 @@ from typing import Any
 import mxnet as mx
 from bench import gpu_parts, models
 from gpu import tensor_core
+from support.gpu_model import SIZES, VARIANTS
 from support.options import parse
 from support.pages import table
 from support.results import ROOT, read
@@ -27,10 +28,8 @@ from support.results import ROOT, read
 import mxmp
 from mxmp import cpu
 
-SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}
 QUICK = {"resnet50": (8, 64)}
 STEPS = ("gpu tests", "recording", "emulation", "timing of parts")
-VARIANTS = ["float32", "contrib.amp", "float16", "float16-fast"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,8 +17,6 @@ from support.options import parse
 from support.pages import show
 from support.results import ROOT, read
 
-from checks.gpu_acceptance import SIZES
-
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse(
@@ -59,7 +57,7 @@ def compared(found: dict[str, Any], records: dict[str, Any], gpu: str) -> Iterat
     for name, variants in found.get("networks", {}).items():
         batch, size = found["sizes"][name]
         for variant, figures in variants.items():
-            record = f"{gpu_model.TIMED}{name}" if (batch, size) == SIZES[name] else ""
+            record = f"{gpu_model.TIMED}{name}" if (batch, size) == gpu_model.SIZES[name] else ""
             yield row(f"{name}, {batch} of {size}", record, variant, figures)
     for name, figures in found.get("parts", {}).items():
         yield row(name, f"{gpu_model.PART}{name}", "call", figures)

@@ -17,6 +17,8 @@ LATENCY = 5e-6  # seconds of a launch or call, assumed
 # Measured on a V100 (SXM2, 16 GB) by clpeak with loads of 4 bytes: 767.48 GB/s of 900 (its README, see SOURCES).
 BANDWIDTH = 767.48 / 900
 TIMED, PART = "timed: ", "part: "  # records of what the acceptance run times begin so
+SIZES = {"resnet50": (64, 224), "ssd300": (16, 300), "bert": (16, 128)}  # of its networks: batch, and pixels or tokens
+VARIANTS = ["float32", "contrib.amp", "float16", "float16-fast"]
 MODELLED = {
     **GPUS,
     # NVIDIA A100 80 GB datasheet (1758950-r4): the same chip, with faster memory

@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Callable
 
 from bench import gpu_parts
-from checks import gpu_acceptance
-from support.gpu_model import PART, PUBLISHED, RECORDS, TIMED, key
+from support.gpu_model import PART, PUBLISHED, RECORDS, SIZES, TIMED, VARIANTS, key
 from support.options import parse
 from support.processes import in_a_process, prepare_processes, silence
 from support.results import chosen, in_parallel, read, write
@@ -62,7 +61,7 @@ def wanted() -> dict[str, list[str]]:
     for published in PUBLISHED:
         variants = names.setdefault(key(published), [])
         variants += [published.variant] * (published.variant not in variants)
-    timed = {f"{TIMED}{name}": gpu_acceptance.VARIANTS for name in gpu_acceptance.SIZES}
+    timed = {f"{TIMED}{name}": VARIANTS for name in SIZES}
     parts = {f"{PART}{name}": ["call"] for name in gpu_parts.parts()}
     return {**names, **timed, **parts}
 
@@ -113,7 +112,7 @@ def timed(name: str, variant: str) -> Callable[[], Any]:
     from bench.networks import images, network
     from bench.worker import variant_step
 
-    chosen, (batch, size) = network(name), gpu_acceptance.SIZES[name]
+    chosen, (batch, size) = network(name), SIZES[name]
     if chosen.inputs is images:  # photographs; here nothing is computed of them
         chosen = replace(chosen, inputs=lambda batch, size: [mx.nd.zeros((batch, 3, size, size))])
     step = partial(variant_step, chosen, task="training", dtype="float16", policy="", plan="")
