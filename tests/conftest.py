@@ -69,7 +69,7 @@ FAULTS = (
         "has no hybridize(clear=...)",
     ),
     (
-        "tests/precision/test_kernels.py::test_every_registered_name_is_measured_or_listed_with_the_reason",
+        "tests/scripts/test_sweep_operators.py::test_every_registered_name_is_measured_or_listed_with_the_reason",
         ONLY_1_7,
         "has no BatchNormWithReLU",
     ),

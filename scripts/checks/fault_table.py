@@ -27,11 +27,13 @@ FAULTS = (
         "precision/rule.py",
         '"<e" if dtype == "float16" else "<f"',
         '"<f"',
-        "precision/test_rules.py precision/test_kernels.py",
+        "precision/test_rules.py scripts/test_sweep_operators.py",
     ),
-    Fault("precision/rules.py", " and row.where(call)", "", "precision/test_kernels.py"),
+    Fault("precision/rules.py", " and row.where(call)", "", "scripts/test_sweep_operators.py"),
     Fault("precision/rule_table.py", '"softmax"', '"log_softmax_"', "precision/test_rules.py"),
-    Fault("precision/missing_kernels.py", "int(filters) % CHANNEL_BLOCK != 0", "False", "precision/test_kernels.py"),
+    Fault(
+        "precision/missing_kernels.py", "int(filters) % CHANNEL_BLOCK != 0", "False", "scripts/test_sweep_operators.py"
+    ),
     Fault("precision/casts.py", " or readers >= _ADDED_IN_PLACE", "", "precision/test_casts.py kernels/test_fit.py"),
     Fault("precision/decide.py", " or variable in heads:", ":", "precision/test_decide.py precision/test_heads.py"),
     Fault("precision/operators.py", "if node.op in self.policy.full_ops:", "if False:", "precision/test_decide.py"),

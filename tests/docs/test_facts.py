@@ -1,20 +1,15 @@
-"""What the manual says about the code is so: extras, commands and their options, keywords, generated pages."""
+"""What the manual says about the code is so: extras, commands and their options, keywords, tables."""
 
 from __future__ import annotations
 
 import argparse
 import configparser
 import inspect
-import json
 import re
 from pathlib import Path
 
 import mxnet as mx
 import pytest
-from bench import inference
-from pages import rules, workarounds
-from support.results import read
-from sweep import fusion, quantized
 
 import mxmp
 from mxmp import __main__ as command_line
@@ -102,41 +97,7 @@ def test_the_loss_scaling_page_has_every_argument_of_the_dynamic_scaler():
     assert named == list(inspect.signature(mxmp.DynamicLossScaler).parameters)
 
 
-@pytest.mark.parametrize(("module", "name"), [(rules, "rules"), (workarounds, "workarounds")])
-def test_generated_pages_are_those_of_the_tables(module, name):
-    assert page(f"docs/{name}.md") == module.render(), f"python scripts/dev.py pages {name}"
-
-
-def test_the_table_of_calibration_batches_is_that_of_the_measurements():
-    text = section(page("docs/inference.md"), "How many batches calibrate")
-    table = "\n".join(line for line in text.splitlines() if line.startswith("|"))
-    assert table == quantized.render(read(quantized.RESULTS)), "python scripts/dev.py sweep quantized"
-
-
-def test_the_counts_of_fused_models_are_those_of_the_sweep():
-    done = [found for found in json.loads(page("docs/fusion.json")).values() if "fused" in found]
-    same = sum(found["fused"] >= fusion.SAME for found in done)
-    amplify = [found["fused to float64"] - found["plain to float64"] for found in done if "fused to float64" in found]
-    near = sum(difference >= -fusion.NEAR for difference in amplify)
-    modules = [found["module"] - found["casts"] for found in done if "module" in found]
-    text = " ".join(section(page("docs/inference.md"), "MXNet's fusion, and where it is wrong").split())
-    assert f"Of {len(done)} models, {same} give" in text
-    assert f"The other {near} amplify" in text
-    assert same + near == len(done)
-    assert f"could be tried on {len(modules)}." in text
-    assert f"more than 3 dB on {sum(loss < -fusion.MARGIN for loss in modules)}, and nothing in the median" in text
-    assert round(sorted(modules)[len(modules) // 2], 1) == 0.0
-
-
 def test_the_version_stands_in_one_place_and_is_the_first_of_the_changelog():
     first = re.search(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", page("CHANGELOG.md"), re.MULTILINE)
     assert first[1] == mxmp.__version__
     assert re.search(r"^version = (.+)$", page("setup.cfg"), re.MULTILINE)[1] == "attr: mxmp.__version__"
-
-
-def test_the_times_on_the_page_of_inference_are_those_that_were_measured():
-    found = json.loads(page("docs/inference.json"))
-    text = page("docs/inference.md")
-    assert found
-    for line in (*inference.HEAD, *(inference.row(*each) for each in found.items())):
-        assert f"\n{line}\n" in text

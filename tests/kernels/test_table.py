@@ -10,7 +10,6 @@ import mxnet as mx
 import pytest
 from kit.oracle import S, nodes
 from kit.processes import ROOT
-from pages import workarounds
 
 import mxmp
 from mxmp import cpu
@@ -71,10 +70,6 @@ def test_the_test_of_each_row_is_red_without_it_and_green_with_it():
     assert codes.pop("") == pytest.ExitCode.OK, run.stdout[-4000:]
     green = {name: code for name, code in codes.items() if code not in ("killed", pytest.ExitCode.TESTS_FAILED)}
     assert green == {}
-
-
-def test_the_page_of_the_manual_is_made_of_the_table():
-    assert (ROOT / "docs" / "workarounds.md").read_text(encoding="utf-8") == workarounds.render()
 
 
 def test_a_workaround_is_switched_off_by_its_name(monkeypatch):

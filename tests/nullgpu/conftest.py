@@ -9,7 +9,7 @@ from gpu.null.record import devices, is_present
 if is_present():
     from kit.apart import pytest_runtest_protocol, pytest_sessionfinish  # noqa: F401
 else:
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["test_*.py", "scripts/*"]
 
 
 @pytest.fixture(autouse=True)

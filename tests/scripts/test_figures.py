@@ -11,19 +11,21 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 import pytest
+from bench import inference
 from gpu.sim import drawn
 from parity import run as parity_run
 from support.families import FAMILIES
 from support.results import DOCS, ROOT, read
-from sweep import simulated_gpu
+from sweep import fusion, quantized, simulated_gpu
 from sweep.gpu_graphs import SAFE_SUMS
 
-from pages import benchmarks, gpu_graphs, kernels, models  # isort: skip
+from pages import benchmarks, gpu_graphs, kernels, models, rules, workarounds  # isort: skip
 from pages import parity as parity_page  # isort: skip
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 GENERATED = ("gpu-graphs", "kernels", "model-benchmarks", "models", "parity", "rules", "workarounds")
 LINES = "docs/measurements.md"
+INFERENCE = DOCS / "inference.md"
 WITHOUT = "docs/without-a-gpu.md"
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
            "thirteen", "fourteen", "fifteen")  # fmt: skip
@@ -56,6 +58,11 @@ def test_a_generated_page_is_that_of_its_results(name):
     pytest.importorskip("gluoncv")
     command = f"python scripts/dev.py pages {name.replace('model-', '')}"
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == MADE[name](), command
+
+
+@pytest.mark.parametrize(("module", "name"), [(rules, "rules"), (workarounds, "workarounds")])
+def test_generated_pages_are_those_of_the_tables(module, name):
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == module.render(), f"python scripts/dev.py pages {name}"
 
 
 # -- What other pages say ---------------------------------------------------------------------------
@@ -275,6 +282,35 @@ def test_every_decimal_figure_of_a_summary_is_compared(name):
     versions = r"(MXNet|mxnet|mxnet-cu112|Python|License|until|capability) \d[\d.]*( to \d[\d.]*)?"
     text = re.sub(rf"{versions}|`[^`]*`", "", text)
     assert [each for each in re.findall(r"\d+\.\d+", text) if each not in compared] == []
+
+
+def test_the_table_of_calibration_batches_is_that_of_the_measurements():
+    text = section(INFERENCE.read_text(encoding="utf-8"), "how-many-batches-calibrate")
+    table = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    assert table == quantized.render(read(quantized.RESULTS)), "python scripts/dev.py sweep quantized"
+
+
+def test_the_counts_of_fused_models_are_those_of_the_sweep():
+    done = [found for found in read(DOCS / "fusion.json").values() if "fused" in found]
+    same = sum(found["fused"] >= fusion.SAME for found in done)
+    amplify = [found["fused to float64"] - found["plain to float64"] for found in done if "fused to float64" in found]
+    near = sum(difference >= -fusion.NEAR for difference in amplify)
+    modules = [found["module"] - found["casts"] for found in done if "module" in found]
+    text = " ".join(section(INFERENCE.read_text(encoding="utf-8"), "mxnets-fusion-and-where-it-is-wrong").split())
+    assert f"Of {len(done)} models, {same} give" in text
+    assert f"The other {near} amplify" in text
+    assert same + near == len(done)
+    assert f"could be tried on {len(modules)}." in text
+    assert f"more than 3 dB on {sum(loss < -fusion.MARGIN for loss in modules)}, and nothing in the median" in text
+    assert round(sorted(modules)[len(modules) // 2], 1) == 0.0
+
+
+def test_the_times_on_the_page_of_inference_are_those_that_were_measured():
+    found = read(DOCS / "inference.json")
+    text = INFERENCE.read_text(encoding="utf-8")
+    assert found
+    for line in (*inference.HEAD, *(inference.row(*each) for each in found.items())):
+        assert f"\n{line}\n" in text
 
 
 # -- Links with a number ----------------------------------------------------------------------------

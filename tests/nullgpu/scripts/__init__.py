@@ -1,0 +1,1 @@
+"""Tests of scripts that need the null GPU."""
