@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     if name is None:
         return unknown(arguments)
     root = Path(__file__).resolve().parents[1]
-    sys.path[1:1] = [str(root), str(root / "scripts" / "lab"), str(root / "tests")]
+    sys.path[1:1] = [str(root), str(root / "scripts" / "lab")]
     warnings.simplefilter("ignore")
     if name.startswith(("bench", "check")):
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -158,6 +158,73 @@ def test_diagnose_knows_a_network_only_by_the_protocol(module):
     assert {(room, name) for room, name in imports(module)[0] if room in DOORS} == set()
 
 
+# -- The homes --------------------------------------------------------------------------------------
+
+ROOT = PACKAGE.parent
+# A home imports only homes that stand before it. A test imports none for which LAB stands, but for those in a folder
+# named scripts, which are tests of the lab, the checks and the commands themselves.
+LAB = ("scripts", "scripts/lab", "scripts/checks")
+HOMES = ("mxmp", "examples", "scripts/support", "scripts/gpu", *LAB, "tests")
+
+
+def home(path: Path) -> str:
+    """Return the home of a file or folder of this repository: the longest whose name its path begins with."""
+    name = path.relative_to(ROOT).as_posix()
+    return max((home for home in HOMES if f"{name}/".startswith(f"{home}/")), key=len)
+
+
+def homes_imported(path: Path, paths: list[Path]) -> set[tuple[str, str]]:
+    """Return the homes of what a file imports by absolute names, each with the name; ``paths``: where Python looks."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = set()
+    for name in names:
+        for folder in (path.parent, *paths):
+            source = folder.joinpath(*name.split("."))
+            if source.with_suffix(".py").exists() or (source / "__init__.py").exists():
+                found.add((home(source), name))
+                break
+    return found
+
+
+@pytest.fixture(scope="module")
+def paths(pytestconfig):
+    return [*map(Path, pytestconfig.getini("pythonpath")), ROOT, ROOT / "examples" / "recipes"]
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_a_home_imports_only_those_before_it(name, paths):
+    files = [path for path in (ROOT / name).rglob("*.py") if home(path) == name]
+    assert files
+    for path in files:
+        allowed = {*HOMES[: HOMES.index(name) + 1]}
+        if name == "tests" and "scripts" not in path.relative_to(ROOT).parts:
+            allowed -= {*LAB}
+        wrong = [found for where, found in homes_imported(path, paths) if where not in allowed]
+        assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+def test_the_walk_finds_the_home_of_an_import(tmp_path, paths):
+    lines = {
+        "import mxmp.step": "mxmp",
+        "from imagenet_common import network": "examples",
+        "from support import results": "scripts/support",
+        "from gpu.null.record import recording": "scripts/gpu",
+        "import dev": "scripts",
+        "from scripts.lab import sweep": "scripts/lab",
+        "from bench.turns import gain": "scripts/lab",
+        "from checks import words": "scripts/checks",
+        "def later():\n    from kit import twins": "tests",
+    }
+    for line, where in lines.items():
+        (tmp_path / "file.py").write_text(line, encoding="utf-8")
+        assert {found for found, _ in homes_imported(tmp_path / "file.py", paths)} == {where}, line
+
+
 # -- MXNet's private attributes ---------------------------------------------------------------------
 
 
