@@ -29,18 +29,51 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "bench trees": ("bench.trees", "times first calls and steps on the host by this mxmp and by another commit's"),
     "bench adaptive-scale": ("bench.adaptive_scale", "counts zero gradients under the two dynamic loss scalers"),
     "bench gpu-parts": ("bench.gpu_parts", "times layouts and MXNet's fusion on a GPU"),
-    "sweep models": ("sweep.models", "measures every model of the zoos in both dtypes: docs/models.json"),
-    "sweep operators": ("sweep.operators.run", "measures every operator that may compute low: docs/kernels.json"),
-    "sweep simulated": ("sweep.operators.simulated", "computes float16 kernels' machine code: docs/kernels-gpu.json"),
-    "sweep fusion": ("sweep.fusion", "compares folded and fused graphs of every model: docs/fusion.json"),
-    "sweep quantized": ("sweep.quantized", "measures what trained networks lose in INT8: docs/int8.json"),
-    "sweep casts": ("sweep.casts", "counts the casts of every network's graphs, by policy: docs/casts.json"),
-    "sweep decisions": ("sweep.decisions", "compares decisions with another commit's: docs/decisions.json"),
-    "sweep plans": ("sweep.plans", "counts the casts of every network's plan for a GPU: docs/plans.json"),
-    "sweep gpu-graphs": ("sweep.gpu_graphs", "records a step of every network on the null GPU: docs/gpu-graphs.json"),
-    "sweep gpu-times": ("sweep.gpu_times", "records the work of a step's kernels for a model: docs/gpu-times.json"),
-    "sweep simulated-gpu": ("sweep.simulated_gpu", "trains digits on the simulated GPU: docs/simulated-gpu.json"),
-    "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: docs/parity/"),
+    "sweep models": (
+        "sweep.models",
+        "measures every model of the zoos in both dtypes: results/models.json",
+    ),
+    "sweep operators": (
+        "sweep.operators.run",
+        "measures every operator that may compute low: results/kernels.json",
+    ),
+    "sweep simulated": (
+        "sweep.operators.simulated",
+        "computes float16 kernels' machine code: results/kernels-gpu.json",
+    ),
+    "sweep fusion": (
+        "sweep.fusion",
+        "compares folded and fused graphs of every model: results/fusion.json",
+    ),
+    "sweep quantized": (
+        "sweep.quantized",
+        "measures what trained networks lose in INT8: results/int8.json",
+    ),
+    "sweep casts": (
+        "sweep.casts",
+        "counts the casts of every network's graphs, by policy: results/casts.json",
+    ),
+    "sweep decisions": (
+        "sweep.decisions",
+        "compares decisions with another commit's: results/decisions.json",
+    ),
+    "sweep plans": (
+        "sweep.plans",
+        "counts the casts of every network's plan for a GPU: results/plans.json",
+    ),
+    "sweep gpu-graphs": (
+        "sweep.gpu_graphs",
+        "records a step of every network on the null GPU: results/gpu-graphs.json",
+    ),
+    "sweep gpu-times": (
+        "sweep.gpu_times",
+        "records the work of a step's kernels for a model: results/gpu-times.json",
+    ),
+    "sweep simulated-gpu": (
+        "sweep.simulated_gpu",
+        "trains digits on the simulated GPU: results/simulated-gpu.json",
+    ),
+    "parity": ("parity.run", "trains every family of examples/recipes/ in three dtypes: results/parity/"),
     "check beginnings": ("parity.beginning", "says where a family's training begins otherwise than it did"),
     "pages models": ("pages.models", "writes docs/models.md and its picture"),
     "pages kernels": ("pages.kernels", "writes docs/kernels.md"),

@@ -2,7 +2,7 @@
 
 They are those of ``support.plants``: each plant in the dtypes that it is listed for, each healthy network in both. A
 plant counts if the operator that comes first is the planted one, or reads it or is read by it. ``--out FILE`` keeps the
-lines and goes on where an earlier run ended; ``--table FILE`` writes them as docs/audit.json has them. Ends with 1
+lines and goes on where an earlier run ended; ``--table FILE`` writes them as results/audit.json has them. Ends with 1
 where more than 5 in 100 plants fail, where "nothing stands out" of one, or where a healthy network is not quiet.
 """
 

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any, Iterable, NamedTuple
 
 from mxmp.diagnose.advising.gpus import GPUS, Gpu
-from support.results import DOCS
+from support.results import FOLDER
 
-RECORDS = DOCS / "gpu-times.json"  # the work of steps: "sweep gpu-times"
+RECORDS = FOLDER / "gpu-times.json"  # the work of steps: "sweep gpu-times"
 LATENCY = 5e-6  # seconds of a launch or call, assumed
 # Measured on a V100 (SXM2, 16 GB) by clpeak with loads of 4 bytes: 767.48 GB/s of 900 (its README, see SOURCES).
 BANDWIDTH = 767.48 / 900

@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [ROOT / "scripts", ROOT / "scripts" / "lab"]  # what their processes need on PYTHONPATH
 DOCS = ROOT / "docs"
+FOLDER = ROOT / "scripts" / "lab" / "results"  # of all that was measured
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A figure has one source, a JSON file in docs/: generated pages are made of it, and other pages say the same.
+"""A figure has one source, a file of scripts/lab/results: generated pages are made of it, and other pages say the same.
 
 ``SAID`` has the sentences of other pages whose figures a JSON file holds, with the figures computed from it. A link
 whose text is a number, as in ``[1.68](model-benchmarks.md#training)``, must lead to a section that has the number.
@@ -15,7 +15,7 @@ from bench import inference
 from gpu.sim import drawn
 from parity import run as parity_run
 from support.families import FAMILIES
-from support.results import DOCS, ROOT, read
+from support.results import DOCS, FOLDER, ROOT, read
 from sweep import fusion, quantized, simulated_gpu
 from sweep.gpu_graphs import SAFE_SUMS
 
@@ -45,10 +45,10 @@ def parity_results():
 
 
 MADE = {
-    "gpu-graphs": lambda: gpu_graphs.page(read(DOCS / "gpu-graphs.json"), read(DOCS / "gpu-model.json")),
-    "kernels": lambda: kernels.render(read(DOCS / "kernels.json")),
-    "model-benchmarks": lambda: benchmarks.page(read(DOCS / "model-benchmarks.json")),
-    "models": lambda: models.page(read(DOCS / "models.json")),
+    "gpu-graphs": lambda: gpu_graphs.page(read(FOLDER / "gpu-graphs.json"), read(FOLDER / "gpu-model.json")),
+    "kernels": lambda: kernels.render(read(FOLDER / "kernels.json")),
+    "model-benchmarks": lambda: benchmarks.page(read(FOLDER / "model-benchmarks.json")),
+    "models": lambda: models.page(read(FOLDER / "models.json")),
     "parity": lambda: parity_page.page(*parity_results()),
 }
 
@@ -69,7 +69,7 @@ def test_generated_pages_are_those_of_the_tables(module, name):
 
 
 def of_benchmarks():
-    results = list(read(DOCS / "model-benchmarks.json").values())
+    results = list(read(FOLDER / "model-benchmarks.json").values())
 
     def rows(task, threads=1, dtype="bfloat16"):
         return [r for r in results if (r["task"], r["threads"], r["dtype"]) == (task, threads, dtype)]
@@ -143,7 +143,7 @@ def of_parity():
 
 
 def of_gpu_graphs():
-    results = read(DOCS / "gpu-graphs.json")
+    results = read(FOLDER / "gpu-graphs.json")
     done = gpu_graphs.complete(gpu_graphs.recorded(results))
     rows = {row[0]: row[1:] for row in gpu_graphs.summary(gpu_graphs.recorded(results))}
     (_, amp, ours, *_), (_, amp_cast, our_cast, *_) = rows["peak memory, of FP32's"], rows["GB cast"]
@@ -186,17 +186,17 @@ def cells(figures, fp32):
 
 
 def of_the_model_of_a_gpu():
-    published = read(DOCS / "gpu-model.json")["published"]
+    published = read(FOLDER / "gpu-model.json")["published"]
     errors = [each["of published"] for each in published if not each["fitted"]]
     yield WITHOUT, f"gives {min(errors):.2f} to {max(errors):.2f} of {len(errors)} others that were published"
-    networks = gpu_graphs.recorded(read(DOCS / "gpu-graphs.json"))
+    networks = gpu_graphs.recorded(read(FOLDER / "gpu-graphs.json"))
     speeds = [gpu_graphs.speedups(networks, "float16", gpu) for gpu in ("v100", "a100")]
     fast = "{:.1f} times FP32's speed on a V100 and {:.1f} on an A100".format(*map(median, speeds))
     yield WITHOUT, f"has float16 at {fast}, in the median of {len(speeds[0])} networks"
 
 
 def of_models():
-    measured = models.measured(read(DOCS / "models.json"))
+    measured = models.measured(read(FOLDER / "models.json"))
     passing = [sum(bool(models.holds(r, dtype)) for r in measured.values()) for dtype in models.DTYPES]
     run = [sum("outputs_db" in r.get(f"{d}.mxmp", {}) for r in measured.values()) for d in models.DTYPES]
     ran, exact = (f"{found[0]} in float16 and {found[1]} in bfloat16" for found in (run, passing))
@@ -204,13 +204,13 @@ def of_models():
 
 
 def of_inference():
-    found = read(DOCS / "inference.json")
+    found = read(FOLDER / "inference.json")
     served = max(each["served"] for name, each in found.items() if name.startswith("resnet50_v1b"))
     yield LINES, f"ResNet-50 predicts {served:.2f} times as fast"
 
 
 def of_simulated_gpu():
-    found = read(DOCS / "simulated-gpu.json")
+    found = read(FOLDER / "simulated-gpu.json")
     assert list(found) == list(simulated_gpu.RUNS)
     assert {len(epochs) for epochs in found.values()} == {10}
     accuracy = {name: [f"{100 * each['top1']:.2f}" for each in epochs] for name, epochs in found.items()}
@@ -291,7 +291,7 @@ def test_the_table_of_calibration_batches_is_that_of_the_measurements():
 
 
 def test_the_counts_of_fused_models_are_those_of_the_sweep():
-    done = [found for found in read(DOCS / "fusion.json").values() if "fused" in found]
+    done = [found for found in read(FOLDER / "fusion.json").values() if "fused" in found]
     same = sum(found["fused"] >= fusion.SAME for found in done)
     amplify = [found["fused to float64"] - found["plain to float64"] for found in done if "fused to float64" in found]
     near = sum(difference >= -fusion.NEAR for difference in amplify)
@@ -306,7 +306,7 @@ def test_the_counts_of_fused_models_are_those_of_the_sweep():
 
 
 def test_the_times_on_the_page_of_inference_are_those_that_were_measured():
-    found = read(DOCS / "inference.json")
+    found = read(FOLDER / "inference.json")
     text = INFERENCE.read_text(encoding="utf-8")
     assert found
     for line in (*inference.HEAD, *(inference.row(*each) for each in found.items())):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support import gpu_model as model
-from support.results import DOCS, read
+from support.results import FOLDER, read
 from sweep import gpu_times as sweep
 
 V100, A100 = model.MODELLED["v100"], model.MODELLED["a100"]
@@ -59,7 +59,7 @@ def test_the_fitted_figures_are_met_and_no_other_is_fitted():
 
 def test_the_models_file_is_made_of_the_records():
     """Made again, it is what the page shows."""
-    kept = json.loads((DOCS / "gpu-model.json").read_text(encoding="utf-8"))
+    kept = json.loads((FOLDER / "gpu-model.json").read_text(encoding="utf-8"))
     assert model.summary(read(model.RECORDS)) == kept
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 from support.options import parse
-from support.results import DOCS, read, write
+from support.results import FOLDER, read, write
 
 import mxmp
 from bench.networks import images, network
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         networks=([str], f"default: {', '.join(NAMES)}"),
         batch=[1, 32],
         size=112,
-        results=(DOCS / "inference.json", "the file that a run goes on with"),
+        results=(FOLDER / "inference.json", "the file that a run goes on with"),
     )
     path = Path(args.results)
     found = read(path)

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from support.options import parse
-from support.results import DOCS, read, write
+from support.results import FOLDER, read, write
 
 from bench.networks import NETWORKS, network
 from bench.turns import Worker, WorkerError, gain, milliseconds, take_turns
 from mxmp import cpu
 
-RESULTS = DOCS / "model-benchmarks.json"
+RESULTS = FOLDER / "model-benchmarks.json"
 TASKS = ("training", "inference")
 VARIANTS = ("float32", "rules", "tuned", "contrib.amp")
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator
 from support import gpu_model
 from support.options import parse
 from support.pages import filled, subplots, table
-from support.results import DOCS, read, write
+from support.results import DOCS, FOLDER, read, write
 from sweep.gpu_graphs import OURS, RESULTS, SAFE_SUMS, VARIANTS, names
 
 KNOWN = {
@@ -47,7 +47,7 @@ Figures = Dict[str, Any]
 def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
     results, model = read(RESULTS), gpu_model.summary(read(gpu_model.RECORDS))
-    write(DOCS / "gpu-model.json", model)
+    write(FOLDER / "gpu-model.json", model)
     (DOCS / "gpu-graphs.md").write_text(page(results, model), encoding="utf-8")
     picture(results, DOCS / "gpu-graphs.png")
     picture_of_times(results, DOCS / "gpu-times.png")

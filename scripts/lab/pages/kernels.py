@@ -9,12 +9,12 @@ from support.operators.case import CASES, DTYPES, emitted, is_allowed
 from support.operators.errors import FEW, ONE
 from support.options import parse
 from support.pages import filled, table
-from support.results import DOCS, read
+from support.results import DOCS, FOLDER, read
 
 from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
 
 Results = Dict[str, Dict[str, Dict[str, Any]]]
-COMPUTED = DOCS / "kernels-gpu.json"
+COMPUTED = FOLDER / "kernels-gpu.json"
 _KEYS = {"added gradients": "add", "fused": "fused", "safe sums": "safe"}  # of ``variants`` in the file
 
 # Verdicts that an emitted operator must not have.
@@ -25,7 +25,7 @@ _WHY_NOT = {Kind.FULL: "FP32 by its rule", Kind.HEAD: "a loss head, FP32 by its 
 
 def main(arguments: list[str] | None = None) -> None:
     parse(__doc__, arguments)
-    (DOCS / "kernels.md").write_text(render(read(DOCS / "kernels.json")), encoding="utf-8")
+    (DOCS / "kernels.md").write_text(render(read(FOLDER / "kernels.json")), encoding="utf-8")
 
 
 def render(results: Results) -> str:

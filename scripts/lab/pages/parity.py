@@ -14,9 +14,8 @@ from parity.verdict import METRICS, Verdict, plain_mean, pooled
 from support.families import FAMILIES
 from support.options import parse
 from support.pages import filled, subplots, table
-from support.results import read, write
+from support.results import DOCS, FOLDER, read, write
 
-DOCS = RESULTS.parent
 COLOURS = {"float32": "0.2", "float16": "tab:blue", "bfloat16": "tab:orange"}
 VERDICTS = {"equivalent": "tab:green", "undecided": "0.45", "different": "tab:red"}
 CURVES: dict[str, dict[str, Any]] = {  # wide below narrow, so that none hides another
@@ -26,7 +25,7 @@ CURVES: dict[str, dict[str, Any]] = {  # wide below narrow, so that none hides a
 }
 WIDEST = 4  # margins that the forest plot shows to each side
 SIZE = 256  # unknowns of the linear systems
-REFINED = DOCS / "refinement.json"  # what was solved; delete it to solve them anew
+REFINED = FOLDER / "refinement.json"  # what was solved; delete it to solve them anew
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,11 +16,11 @@ from typing import Any, Iterator
 
 from support.families import FAMILIES
 from support.options import parse
-from support.results import DOCS, ROOT, SCRIPTS, in_parallel, read, tree, write
+from support.results import FOLDER, ROOT, SCRIPTS, in_parallel, read, tree, write
 
 from parity.run import DTYPES, RESULTS, Job, load
 
-BEGINNINGS = DOCS / "beginnings.json"  # family -> dtype -> what was found
+BEGINNINGS = FOLDER / "beginnings.json"  # family -> dtype -> what was found
 POINTS = 2  # of the 50 of a curve
 
 

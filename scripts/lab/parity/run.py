@@ -22,12 +22,12 @@ from typing import Any, Iterator, NamedTuple
 
 from support.families import FAMILIES
 from support.options import parse
-from support.results import DOCS, ROOT, in_parallel, read, write
+from support.results import FOLDER, ROOT, in_parallel, read, write
 
 from parity.verdict import METRICS, Verdict, verdict
 
 RECIPES = ROOT / "examples" / "recipes"
-RESULTS = DOCS / "parity"
+RESULTS = FOLDER / "parity"
 DTYPES = ("float32", "float16", "bfloat16")
 ABLATED = 3  # seeds of a run with a safeguard less
 

@@ -15,11 +15,11 @@ from typing import Any, Callable
 from unittest import mock
 
 from support.processes import silence
-from support.results import DOCS
+from support.results import FOLDER
 
 from sweep.models import Run, sweep_zoo
 
-RESULTS = DOCS / "casts.json"
+RESULTS = FOLDER / "casts.json"
 VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu")]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from support.options import parse
 from support.pages import show
 from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, ROOT, in_parallel, write
+from support.results import FOLDER, ROOT, in_parallel, write
 from support.trees import environment_of, other_tree
 
 VARIANTS = [("float16", "gpu"), ("float16-fast", "gpu"), ("bfloat16", "cpu"), ("float16", "cpu")]
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         *(__doc__, arguments, "before"),
         before=([str], "the other tree's folder"),
         graphs=(str(Path.home() / ".cache" / "mxmp" / "graphs"), "where FP32 graphs are kept"),
-        results=(str(DOCS / "decisions.json"), "where the comparison is written"),
+        results=(str(FOLDER / "decisions.json"), "where the comparison is written"),
     )
     other = other_tree(args.before)
     folder = Path(args.graphs)

@@ -15,7 +15,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from support.results import DOCS
+from support.results import FOLDER
 
 import mxmp
 from mxmp.inference.calibration import sqnr
@@ -26,7 +26,7 @@ from mxmp.serving.fusing import FUSED, fuse
 from mxmp.symbolic import _mxnet
 from sweep.models import Run, sweep_zoo, with_model
 
-RESULTS = DOCS / "fusion.json"
+RESULTS = FOLDER / "fusion.json"
 SAME, NEAR, MARGIN, CHAOS = 90.0, 6.0, 3.0, 15.0  # dB
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from support import gpu_model
 from support.processes import silence
-from support.results import DOCS, read, tree
+from support.results import FOLDER, read, tree
 
 from sweep.models import Run, sweep_zoo
 
-RESULTS = DOCS / "gpu-graphs.json"
+RESULTS = FOLDER / "gpu-graphs.json"
 # In the last variant softmax and LayerNorm read and write float16, as MXNET_SAFE_ACCUMULATION lets them sum in FP32.
 SAFE_SUMS = "float16-fast, safe sums"
 OURS = ["float16", "float16-fast", SAFE_SUMS]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from support.options import parse
 from support.processes import in_a_process, prepare_processes, silence
-from support.results import DOCS, chosen, in_parallel, read, tree, write
+from support.results import FOLDER, chosen, in_parallel, read, tree, write
 
 if TYPE_CHECKING:
     from sweep.networks.measure import Model
 
-RESULTS = DOCS / "models.json"
+RESULTS = FOLDER / "models.json"
 DTYPES = ("float16", "bfloat16")
 OURS = ("mxmp", "counts", "lag", "slow_counts")
 GIB = 2**30

@@ -12,12 +12,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from support.results import DOCS
+from support.results import FOLDER
 
 from sweep.casts import figures_of, wanted
 from sweep.models import sweep_zoo
 
-RESULTS = DOCS / "plans.json"
+RESULTS = FOLDER / "plans.json"
 POLICIES = ["float16", "float16-fast"]
 
 

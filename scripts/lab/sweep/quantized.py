@@ -3,7 +3,7 @@
 The networks of `examples/recipes/` and some others by the same recipes, trained in FP32. Calibration has batches of 8
 rows of training data (the LSTM: 16 streams of 20 words). `mxmp.optimize_for_inference` chooses by training data that
 calibrated nothing; the metric is that of data held out, by which nothing was chosen. Prints a table; a run that was
-ended goes on with docs/int8.json.
+ended goes on with results/int8.json.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import mxnet as mx
 from parity.verdict import METRICS
 from support.options import parse
 from support.pages import table
-from support.results import DOCS, ROOT, read, write
+from support.results import FOLDER, ROOT, read, write
 
 import mxmp
 
-RESULTS = DOCS / "int8.json"
+RESULTS = FOLDER / "int8.json"
 BATCHES, BATCH = (5, 10, 50), 8
 MOST = BATCHES[-1] * 3 // 2  # a third of the batches measures, and calibrates nothing
 LABELS = {

@@ -1,4 +1,4 @@
-"""Train the demo's network on digits on the simulated GPU and on the CPU: docs/simulated-gpu.json. No GPU is needed.
+"""Train the demo's network on digits on the simulated GPU and on the CPU: results/simulated-gpu.json. No GPU is needed.
 
     python scripts/dev.py sweep simulated-gpu
 
@@ -18,9 +18,9 @@ from typing import Any
 import demo
 from support import digits
 from support.options import parse
-from support.results import DOCS, ROOT, chosen, read, write
+from support.results import FOLDER, ROOT, chosen, read, write
 
-RESULTS = DOCS / "simulated-gpu.json"
+RESULTS = FOLDER / "simulated-gpu.json"
 RUNS = {  # by name: the device, and the policy (without it the example takes float16-fast: the same graph here)
     "CPU float32": ("cpu", "float32"),
     "CPU float32, without oneDNN": ("cpu", "float32"),

@@ -1,4 +1,4 @@
-"""Every operator that a rule lets compute low, measured on the CPU against FP32: docs/kernels.json and kernels.md.
+"""Every operator that a rule lets compute low, measured on the CPU against FP32: results/kernels.json, docs/kernels.md.
 
 Each operator runs in processes of its own, forward and backward, in bfloat16 (the native kernel, whatever the rules
 say of it) and float16 (emulated, as mxmp does), on the inputs that ``arithmetic.py`` and ``layout.py``
@@ -13,11 +13,11 @@ from typing import Any
 from pages import kernels
 from support.operators.case import CASES, DTYPES, digest, is_allowed
 from support.options import parse
-from support.results import DOCS, in_parallel, read, write
+from support.results import DOCS, FOLDER, in_parallel, read, write
 
 from sweep.operators.runner import Runner
 
-RESULTS, PAGE = DOCS / "kernels.json", DOCS / "kernels.md"  # operator -> "case [dtype]" -> record
+RESULTS, PAGE = FOLDER / "kernels.json", DOCS / "kernels.md"  # operator -> "case [dtype]" -> record
 
 
 def main(arguments: list[str] | None = None) -> None:

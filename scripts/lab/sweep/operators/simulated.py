@@ -1,4 +1,4 @@
-"""What the machine code of MXNet's float16 kernels computes, case by case, on the simulated GPU: docs/kernels-gpu.json.
+"""What the machine code of MXNet's float16 kernels computes, by case, on the simulated GPU: results/kernels-gpu.json.
 
     bash scripts/simgpu.sh python scripts/dev.py sweep simulated    # continues where it was ended
 
@@ -20,7 +20,7 @@ from support.operators.case import CASES, Case, as_read, digest, is_allowed
 from support.operators.errors import FEW, ONE, largest_error, short, ulp
 from support.operators.running import reason_of, run
 from support.options import parse
-from support.results import DOCS, read, write
+from support.results import FOLDER, read, write
 
 from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
@@ -28,7 +28,7 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, Plan
 from sweep.operators.variants import apart, variants
 
-RESULTS = DOCS / "kernels-gpu.json"  # operator -> case -> record
+RESULTS = FOLDER / "kernels-gpu.json"  # operator -> case -> record
 _SECONDS = 120
 _RANDOM = ("Dropout",)
 
