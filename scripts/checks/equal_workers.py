@@ -81,6 +81,7 @@ def installed_stores() -> list[str]:
 def work(store: str, name: str, folder: str, *numbers: str) -> None:
     """Train as one worker on batches of its own, from weights of its own, and write what it holds after each step."""
     steps, devices = map(int, numbers)
+    kvstore: Any
     if store == "horovod":
         import horovod.mxnet as hvd
 

@@ -51,7 +51,7 @@ class LanguageModel(mx.gluon.HybridBlock):
             self.layer = layer(32, num_layers=2, input_size=16)
             self.decoder = nn.Dense(WORDS, flatten=False, in_units=32)
 
-    def hybrid_forward(self, F, words: Any) -> Any:  # noqa: N803
+    def hybrid_forward(self, F: Any, words: Any) -> Any:  # noqa: N803
         return self.decoder(self.layer(self.embedding(words)))
 
 

@@ -115,13 +115,14 @@ def of_matrices(event: Event) -> Iterator[Work]:
 
 def of_recurrent(event: Event, kind: str) -> Iterator[Work]:
     """Each step of each layer reads its weights; the weights' gradients are one product of each layer."""
-    found = TENSOR.match(event.details["x"])
-    steps, batch, inputs = map(int, found["shape"].split(","))
+    read = TENSOR.match(event.details["x"])
+    assert read, event
+    steps, batch, inputs = map(int, read["shape"].split(","))
     hidden, layers, directions, gates = (int(event.details[key]) for key in ("hidden", "layers", "directions", "gates"))
     for layer in range(layers):
         width = (directions * hidden if layer else inputs) + hidden
         flops, weights = 2 * batch * gates * hidden * width, gates * hidden * width
-        moved = ITEMSIZE[found["dtype"]] * (weights + batch * (width + gates * hidden))
+        moved = ITEMSIZE[read["dtype"]] * (weights + batch * (width + gates * hidden))
         for _ in range(directions):
             if "BackwardWeights" in event.name:
                 yield Work(kind, steps * flops, moved)
@@ -166,7 +167,8 @@ def of_step(event: Event, size: int, count: int, numbers: list[int]) -> int:
 
 def parameters(name: str) -> list[str]:
     """Return the types in the parameter list at the end of a demangled name."""
-    depth, words, start = 0, [], len(name) - 1
+    words: list[str] = []
+    depth, start = 0, len(name) - 1
     for start in range(len(name) - 1, -1, -1):
         depth += (name[start] == ")") - (name[start] == "(")
         if not depth:

@@ -27,7 +27,10 @@ IDLE = re.compile(
 
 def main() -> None:
     out = Path(sys.argv[1])
-    library = Path(importlib.util.find_spec("mxnet").origin).with_name("libmxnet.so")
+    found = importlib.util.find_spec("mxnet")
+    if found is None or found.origin is None:
+        sys.exit("error: MXNet, whose libmxnet.so says which functions it calls, is not installed here.")
+    library = Path(found.origin).with_name("libmxnet.so")
     sources = sorted(HERE.glob("*.c"))
     read = [*sources, *HERE.glob("*.h"), Path(__file__)]
     size, changed = library.stat().st_size, library.stat().st_mtime_ns

@@ -239,6 +239,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    from . import arithmetic, layout  # noqa: F401  (they fill CASES)
-
     serve()
