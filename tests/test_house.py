@@ -208,6 +208,17 @@ def test_a_home_imports_only_those_before_it(name, paths):
         assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
 
 
+def test_no_script_puts_the_tests_where_python_looks():
+    statements = {
+        (path.relative_to(ROOT).as_posix(), ast.unparse(node))
+        for path in (ROOT / "scripts").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)) and "sys.path" in ast.unparse(node)
+    }
+    assert statements  # dev.py and demo.py have some
+    assert [each for each in statements if "tests" in each[1]] == []
+
+
 def test_the_walk_finds_the_home_of_an_import(tmp_path, paths):
     lines = {
         "import mxmp.step": "mxmp",

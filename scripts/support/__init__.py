@@ -1,1 +1,1 @@
-"""What the tools share: options, results, processes, tables, pictures."""
+"""What scripts and tests share: results, processes, tables, and the networks and operators that both try."""
