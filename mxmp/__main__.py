@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import zipfile
@@ -33,6 +34,7 @@ from .diagnose import advise, audit, explain, profile
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
 from .files import check_writable, kind_of, near_name, picture_format, replacing_all
+from .hints import did_you_mean
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
@@ -71,11 +73,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as those of the commands are."""
+    """A parser whose errors are one line, as those of the commands are, and name what was meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown options here, where the command's own are known, not in the parser of all commands."""
+        known, others = super().parse_known_args(args, namespace)
+        wrong = next((each for each in others if each.startswith("-")), "")
+        if others and self.prog != PROGRAM:
+            options = re.findall(r"--[\w-]+", self.format_help())
+            self.error(f"unrecognized arguments: {' '.join(others)}{did_you_mean(wrong.partition('=')[0], options)}")
+        return known, others
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and self.prog != PROGRAM:
             message += "; an option that takes several values, such as --shape, goes behind them"
+        chosen = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if chosen:
+            message += did_you_mean(chosen[1], re.findall(r"[\w-]+", chosen[2]))
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -282,7 +296,7 @@ def _batches(path: str, inputs: list[str]) -> list[dict[str, np.ndarray]]:
             arrays = {inputs[0]: raw} if isinstance(raw, np.ndarray) else dict(raw.items())
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if not os.path.exists(path):
-            raise ValueError(f"no file {path!r}; expected batches, .npy or .npz{near_name(path)}") from error
+            raise ValueError(f"no file {path!r}; expected batches, .npy or .npz{near_name(path, '.npy')}") from error
         why = kind_of(path, "array") or error
         raise ValueError(f"{path!r} holds no arrays of NumPy: expected .npy or .npz ({why})") from error
     if not arrays or any(array.ndim < 2 for array in arrays.values()):

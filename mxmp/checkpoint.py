@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -11,7 +12,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from .files import read_json, replacing_all
+from .files import near_name, read_json, replacing_all
+from .frontend import instead
 from .gluon import Trainer
 from .symbolic import BucketingModule, Module
 from .symbolic.checkpoint import incomplete_if_it_fails
@@ -19,6 +21,7 @@ from .symbolic.module import require
 
 _FORMAT = "mxmp-checkpoint-1"
 _ENDINGS = ".params", ".states", ".json"
+_ORDER = "the order is path, net, trainer"
 
 
 def save_checkpoint(
@@ -60,7 +63,7 @@ def save_checkpoint(
     OSError
         A file cannot be written. All old files are then as they were.
     """
-    _check_kinds(net, trainer)
+    _check_kinds(path, net, trainer)
     if not isinstance(net, gluon.Block):
         require(net, optimizer=True)
     with replacing_all(*(os.fspath(path) + ending for ending in _ENDINGS)) as (params, saved, rest):
@@ -113,7 +116,7 @@ def load_checkpoint(path: str | os.PathLike, net: Any, trainer: Any = None) -> i
     OSError
         A file cannot be read. Nothing has changed.
     """
-    _check_kinds(net, trainer)
+    _check_kinds(path, net, trainer)
     params, saved, rest = (os.fspath(path) + ending for ending in _ENDINGS)
     content = _read(rest)
     if isinstance(net, gluon.Block):
@@ -130,7 +133,9 @@ def load_checkpoint(path: str | os.PathLike, net: Any, trainer: Any = None) -> i
     return content["epoch"]
 
 
-def _check_kinds(net: Any, trainer: Any) -> None:
+def _check_kinds(path: Any, net: Any, trainer: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: expected the beginning of the files' names, got {type(path).__name__}: {_ORDER}")
     if isinstance(net, gluon.Block):
         if not isinstance(trainer, Trainer):
             raise TypeError(
@@ -138,13 +143,27 @@ def _check_kinds(net: Any, trainer: Any) -> None:
                 "net.save_parameters(file) and net.load_parameters(file)"
             )
     elif not isinstance(net, (Module, BucketingModule)):
-        raise TypeError(f"net: expected a gluon Block, an mxmp.Module or BucketingModule, got {type(net).__name__}")
+        fix = f": {_ORDER}" if isinstance(net, Trainer) else instead(net)
+        raise TypeError(
+            f"net: expected a gluon Block, an mxmp.Module or BucketingModule, got {type(net).__name__}{fix}"
+        )
     elif trainer is not None:
         raise TypeError("a module has its optimizer itself: leave out the trainer")
 
 
 def _read(path: str) -> dict:
     """Return the content of ``PATH.json``; raise ``ValueError`` for another or a damaged file."""
+    if not os.path.exists(path):
+        given = path[: -len(_ENDINGS[-1])]
+        start, ending = os.path.splitext(given)
+        if ending in _ENDINGS and os.path.exists(start + _ENDINGS[-1]):
+            fix = f"; write {start!r}, without the ending"
+        elif os.path.isfile(given):
+            fix = "; parameters alone are net.load_parameters(file) or module.load_params(file)"
+        else:
+            fix = near_name(path, _ENDINGS[-1]).replace(".json'", "'")
+        what = f"{os.strerror(errno.ENOENT)}; expected that of mxmp.save_checkpoint{fix}"
+        raise FileNotFoundError(errno.ENOENT, what, path)
     try:
         content = read_json(path)
         if content["format"] != _FORMAT:

@@ -66,15 +66,19 @@ def kind_of(path: str, unless: str = "") -> str:
     return "" if unless and found.startswith(unless) else f"it holds {found}"
 
 
-def near_name(path: str) -> str:
-    """Return the end of a message about a missing file, such as ``"; did you mean 'net-0010.params'?"``."""
+def near_name(path: str, ending: str = "") -> str:
+    """Return the end of a message about a missing file, such as ``"; did you mean 'net-0010.params'?"``.
+    Without a near name it lists files of the folder whose names have the ``ending`` of the kind, if there are any."""
     folder, name = os.path.split(path)
     try:
         there = os.listdir(folder or ".")
     except OSError:
         return f"; there is no folder {folder!r}"
     near = get_close_matches(name, there, n=1, cutoff=0.8)
-    return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else ""
+    if near:
+        return f"; did you mean {os.path.join(folder, near[0])!r}?"
+    same = sorted(each for each in there if ending and each.endswith(ending))[:3]
+    return f"; there is {' or '.join(repr(os.path.join(folder, each)) for each in same)}" if same else ""
 
 
 @contextmanager

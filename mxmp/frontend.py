@@ -6,9 +6,21 @@ return ``ConvertedGraph`` and ``CalledGraph``.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, Callable, Collection, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    ContextManager,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Protocol,
+    Sequence,
+)
 
 import mxnet as mx
 import numpy as np
@@ -16,6 +28,7 @@ from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
+from .callbacks import last_line
 from .policy import Policy
 from .precision.casts import UNKNOWN
 from .precision.monitoring import GraphListener
@@ -58,6 +71,23 @@ def instead(got: Any, wants_symbol: bool = False) -> str:
     if isinstance(got, (NDArray, np.ndarray)):
         return ": that is an array, the network comes first"
     return ""
+
+
+@contextmanager
+def dtypes_explained(inputs: Iterable[Any]) -> Iterator[None]:
+    """Say what to do where MXNet refuses inputs, arrays or DataDescs, beside FP32 weights, such as float64 data."""
+    try:
+        yield
+    except RuntimeError as error:  # MXNetError is one, and ``simple_bind`` raises others
+        odd = sorted({np.dtype(each.dtype).name for each in inputs} - {"float32"})
+        said = last_line(error)
+        mixed = re.search(r"expected (\w+), got (\w+)", said)
+        if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):
+            raise
+        raise mx.MXNetError(
+            f"an input is {' or '.join(odd)}, and an operator multiplies it by weights of another dtype: call "
+            f"x.astype('float32') first. MXNet says: {said}"
+        ) from error
 
 
 def listed(value: Any) -> list:

@@ -1,4 +1,4 @@
-"""What to write for names of other libraries that a user types as ``mxmp.NAME``."""
+"""What to write for names that do not exist: of other libraries, as ``mxmp.NAME`` or ``trainer.NAME``, or misspelt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import currentframe
 from types import FrameType
-from typing import Sequence
+from typing import Iterable, Sequence
 
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
 _STEP = "trainer = mxmp.Trainer(...) scales the loss by trainer.backward(loss), and trainer.step(batch_size) unscales"
@@ -19,6 +19,8 @@ _DIAGNOSE = "mxmp.diagnose.{}"
 _HINTS = {
     _NET: "amp init initialize autocast auto_cast custom_fwd convert_hybrid_block half float16 bfloat16",
     _STEP: "gradscaler init_trainer scale_loss lossscaler fp16trainer fp16_optimizer scale backward custom_bwd",
+    "trainer.discard() of an mxmp.Trainer leaves a step out; one with an overflow is skipped by itself": "skip_step",
+    "net.collect_params().zero_grad(), which only grad_req='add' needs": "zero_grad",
     _SYMBOL: "convert_model convert_symbol convert_bucketing_module castsymbol",
     "trainer.unscale() of an mxmp.Trainer; trainer.clip_global_norm(max_norm) needs none": "unscale unscale_ clip_grad",
     _MASTERS: "master_params master_weights multi_precision",
@@ -26,6 +28,52 @@ _HINTS = {
     "mxmp.optimize_for_inference(net, batches)": "optimize quantize quantize_net quantize_model",
     _DIAGNOSE: "watch blame advise profile plot_histograms plot_loss_scale",
 }
+# Names of methods of torch.amp, torch.optim, Apex and MXNet, for ``mxmp.Trainer`` and for modules.
+_TRAINER = {
+    "trainer.unscale()": "unscale_ unscale_grads unscale_gradients get_unscaled_gradients",
+    "trainer.clip_global_norm(max_norm)": "clip_grad_norm_ clip_grad_norm clip_gradients clip_grads clip",
+    "trainer.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update",
+    "net.collect_params().zero_grad(), which only grad_req='add' needs, or trainer.discard()": "zero_grad zero_grads",
+    "trainer.backward(loss) scales the loss, and the scale is trainer.loss_scale": "scale get_scale get_scaled_loss",
+    "trainer.scaler.loss_scale = value sets the scale": "update_scale set_scale set_loss_scale",
+    "trainer.last_step_skipped, after a step": "found_inf was_skipped step_skipped skipped",
+    "trainer.save_states(file), or mxmp.save_checkpoint(path, net, trainer)": "state_dict save save_optimizer_states",
+    "trainer.load_states(file), or mxmp.load_checkpoint(path, net, trainer)": "load_state_dict load "
+    "load_optimizer_states",
+}
+_MODULE = {
+    "module.update() divides by module.loss_scale": "unscale unscale_ unscale_grads step",
+    "optimizer_params={'clip_gradient': limit} clips true gradients": "clip_global_norm clip_grad_norm_ clip",
+    "module.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update",
+    "module.discard() sets the gradients to zero, and leaves a step out": "zero_grad zero_grads",
+    "module.backward() scales by itself, and the scale is module.loss_scale": "scale scale_loss get_scale",
+    "module.scaler.loss_scale = value sets the scale": "update_scale set_scale set_loss_scale",
+    "module.last_step_skipped, after update()": "found_inf was_skipped step_skipped skipped",
+    "module.save_optimizer_states(file), or mxmp.save_checkpoint(path, module)": "state_dict save_states save",
+    "module.load_optimizer_states(file), or mxmp.load_checkpoint(path, module)": "load_state_dict load_states",
+}
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of a message about a name that is none of ``known``, ``"; did you mean 'policy'?"``, or ``""``."""
+    near = get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def missing_method(owner: object, name: str) -> str:
+    """Return the message about ``owner.name`` of a trainer or module, with what to write instead if that is known."""
+    table = _TRAINER if hasattr(type(owner), "step") else _MODULE
+    hint = next((f": {hint}" for hint, names in table.items() if name.lower() in names.split()), "")
+    public = [each for each in dir(type(owner)) if not each.startswith("_")]
+    hint = hint or ("" if name.startswith("_") else did_you_mean(name, public, 0.8))
+    return f"{type(owner).__name__!r} object has no attribute {name!r}{hint}"
+
+
+def unknown_keyword(function: str, name: str, known: Iterable[str]) -> str:
+    """Return the message about ``function(name=...)``, which takes the keywords ``known``."""
+    is_dtype = name in ("dtype", "compute", "compute_dtype", "precision", "amp", "fp16")
+    hint = "; the dtype is the policy, policy='float16'" if is_dtype else did_you_mean(name, known)
+    return f"{function} takes no argument {name!r}{hint}"
 
 
 def error_of(name: str, public: Sequence[str]) -> Exception:

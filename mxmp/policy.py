@@ -281,11 +281,20 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
 def _as_names(field: str, values: object) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = f", such as {re.split('[,;] *', values)!r}" if isinstance(values, str) else ""
+        if hasattr(values, "name"):
+            hint = f"; of a block its name, [{values.name!r}]"
+        elif callable(values):
+            hint = "; only mxmp.convert(net, exclude=...) takes a filter, as only nets have blocks"
         raise ValueError(f"Policy({field}={values!r}): {field} must be a list of strings{hint}")
     names = tuple(values)
     for name in names:
         if not isinstance(name, str) or not name:
             own = getattr(name, "name", None)
             hint = f"; a block's is block.name, {own!r}" if isinstance(own, str) else ""
+            if callable(name) and not hint:
+                filtered = (
+                    f"lambda name, block: isinstance(block, {name.__name__})" if isinstance(name, type) else "function"
+                )
+                hint = f"; a filter is given by itself, not in a list: mxmp.convert(net, exclude={filtered})"
             raise ValueError(f"Policy({field}={list(names)!r}): {name!r} is no name or pattern{hint}")
     return names

@@ -64,6 +64,8 @@ def convert(
     if not isinstance(net, Block):
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{instead(net)}")
     _mxnet.refuse_contrib_amp()
+    if isinstance(exclude, (Block, type)):  # which is callable too
+        exclude = [exclude]  # type: ignore[list-item]  # refused as a name
     requested, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
         raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")

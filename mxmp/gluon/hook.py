@@ -17,6 +17,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
+from ..frontend import dtypes_explained
 from ..kernels.fit import device_of
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
@@ -177,14 +178,14 @@ class Hook:
             with BUILDING:
                 built = graphs.find(*call)
                 if built is None:
-                    with _dtypes_explained(inputs):
+                    with dtypes_explained(inputs):
                         built = self._build(args, constants)
                     graphs.add(built, *call)
         if autograd.is_recording():
             conversion.warn_of_unscaled_training(built.plan, built.requested)
         conversion.warn_of_plain_backward(built.plan, built.requested)
         self._set_exported(built, graphs)
-        with _dtypes_explained(inputs):
+        with dtypes_explained(inputs):
             return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
@@ -255,21 +256,6 @@ def _refuse_wrong_arguments(block: HybridBlock, args: tuple, culprit: Block, rea
             f"{block.name!r} ({type(block).__name__}) was called with a {nested} of arrays where {culprit.name!r} "
             "takes an array: write net(x), or net(*arrays) for a net of several inputs"
         ) from reason
-
-
-@contextmanager
-def _dtypes_explained(inputs: list) -> Iterator[None]:
-    """Say what to do where MXNet refuses an input that is not FP32 beside weights, such as uint8 images in bfloat16."""
-    try:
-        yield
-    except mx.MXNetError as error:
-        odd = sorted({np.dtype(array.dtype).name for array in inputs} - {"float32"})
-        if not odd or "requires uniform type" not in str(error):
-            raise
-        raise mx.MXNetError(
-            f"an input is {' or '.join(odd)}, and an operator multiplies it by weights of another dtype: call "
-            f"x.astype('float32') first. MXNet says: {str(error).strip().splitlines()[-1]}"
-        ) from error
 
 
 def _check_memory(block: HybridBlock, contexts: list[mx.Context]) -> None:

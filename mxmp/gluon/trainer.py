@@ -42,7 +42,7 @@ from .scaling import Record, head_gradient, living_trainers
 
 logger = logging.getLogger("mxmp")
 
-
+_DENSE = "a Parameter without stype=, such as nn.Embedding's, whose gradients may be sparse (sparse_grad=True)"
 _NO_AMP = (
     "mxnet.contrib.amp is for MXNet's own Trainer, and an mxmp.Trainer scales by itself. Leave out amp.init() and "
     "amp.init_trainer(trainer); in place of amp.scale_loss(loss, trainer) call trainer.backward(loss), or use `with "
@@ -132,7 +132,7 @@ class Trainer(StepView, gluon.Trainer):
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         times = Counter(map(id, self._params))
         for param in self._params:
-            refuse_sparse_weight(param.name, _mxnet.storage(param))
+            refuse_sparse_weight(param.name, _mxnet.storage(param), _DENSE)
             refuse_own_arrays(param)
             if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")

@@ -31,9 +31,10 @@ class TrainedNet:
 
     def __init__(self, net: Block, trainer: Any) -> None:
         if not isinstance(trainer, Trainer):
+            got = "" if trainer is None else f", got {type(trainer).__module__}.{type(trainer).__name__}"
             raise TypeError(
-                f"pass the net's mxmp.Trainer, got {type(trainer).__module__}.{type(trainer).__name__}: the net comes "
-                "first, then the trainer, as in watch(net, trainer)"
+                f"pass the net's mxmp.Trainer too{got.replace('builtins.', '')}: the net comes first, then the "
+                "trainer, as in watch(net, trainer)"
             )
         self._net = net
         self._trainer = trainer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, Iterable, Mapping
 
 import mxnet as mx
@@ -10,6 +9,7 @@ import numpy as np
 from mxnet.gluon import Block, Parameter
 from mxnet.ndarray import NDArray
 
+from ..hints import did_you_mean
 from . import _mxnet
 from .parameter import full_arrays
 
@@ -66,8 +66,12 @@ def set_master_weights(net: Any, weights: Mapping[str, Any]) -> None:
     params = _initialized(net)
     for name, value in weights.items():
         if name not in params:
-            near = get_close_matches(name, params, 1) or list(params)[:1]
-            raise ValueError(f"no Parameter {name!r}; expected names as of master_weights(net): {near}, ...")
+            meant = next((own for own, param in params.items() if param.name == name), None)
+            hint = f"; the net's own name for it is {meant!r}" if meant else did_you_mean(str(name), params)
+            listed = ", ".join(map(repr, list(params)[:4]))
+            raise ValueError(f"no Parameter {name!r}{hint or f'; there are {listed}, ...'} (see master_weights(net))")
+        if not isinstance(value, (NDArray, np.ndarray)):
+            raise TypeError(f"{name!r}: expected an NDArray or NumPy array, got {type(value).__name__}")
         if tuple(value.shape) != tuple(params[name].shape):
             raise ValueError(f"{name!r} has shape {tuple(params[name].shape)}, got a value of {tuple(value.shape)}")
     for name, value in weights.items():

@@ -109,7 +109,9 @@ def _split(subject: Subject) -> Subject:
 def _batches(calibration: Any) -> list[Any]:
     expected = "expected an iterable of batches, each what the network is called with, such as [x] or a DataIter"
     if isinstance(calibration, (NDArray, np.ndarray, str, dict)) or not isinstance(calibration, Iterable):
-        raise ValueError(f"calibration is one {type(calibration).__name__}: {expected}")
+        is_batch = isinstance(calibration, (NDArray, np.ndarray, dict, mx.io.DataBatch))
+        fix = "; that is one batch, put it in a list, [batch]" if is_batch else ""
+        raise ValueError(f"calibration is one {type(calibration).__name__}: {expected}{fix}")
     if isinstance(calibration, mx.io.DataIter):
         calibration.reset()
     batches = list(calibration)
@@ -133,9 +135,10 @@ def _read_block(block: Any, batches: list[Any]) -> Subject:
         args = tuple(first) if isinstance(first, list) else (first,)
         symbol, found, params, _ = traced_call(block, args, False, served=True)
     except ValueError as error:
+        many = "where it holds labels too, leave them out, as in ((x,) for x, y in batches)"
+        fix = many if len(values[0]) > 1 else "one batch of several inputs is [(x, y)], a list of one tuple"
         raise ValueError(
-            f"{error}. A batch of {len(values[0])} arrays was passed on as so many inputs: where it holds labels too, "
-            "leave them out, as in ((x,) for x, y in batches)"
+            f"{error}. A batch of {len(values[0])} arrays was passed on as so many inputs: {fix}"
         ) from error
     weights = {name: weight_of(param) for name, param in params.items()}
     empty = [name for name, weight in weights.items() if not (weight.masters or weight.arrays)]

@@ -149,7 +149,7 @@ class Plan:
             with open(path, encoding="utf-8") as file:
                 return cls.from_json(file.read())
         except FileNotFoundError as error:
-            what = f"{error.strerror}; expected a precision plan{near_name(os.fspath(path))}"
+            what = f"{error.strerror}; expected a precision plan{near_name(os.fspath(path), '.json')}"
             raise FileNotFoundError(errno.ENOENT, what, os.fspath(path)) from error
         except ValueError as error:
             other = kind_of(os.fspath(path), "a precision plan")

@@ -12,11 +12,12 @@ The algorithm ("Mixed Precision Training", ICLR 2018, section 3.2)::
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from ..hints import missing_method
 from .floor import FORWARD_FAILED, cure
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
@@ -303,6 +304,14 @@ class StepView:
 
     Each property reads the object's ScaledStep, which checks the gradients in each step and counts the steps.
     """
+
+    if not TYPE_CHECKING:  # mypy would take it for a class with any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise ``AttributeError``, with what to write instead of other libraries' names, such as ``unscale_``."""
+            if hasattr(type(self), name):  # a property that has raised an AttributeError of its own
+                return object.__getattribute__(self, name)
+            raise AttributeError(missing_method(self, name))
 
     @property
     def scaled_step(self) -> ScaledStep:

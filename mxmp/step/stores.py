@@ -80,11 +80,11 @@ def refuse_compression(compression_params: Any) -> None:
         )
 
 
-def refuse_sparse_weight(name: str, storage: str) -> None:
+def refuse_sparse_weight(name: str, storage: str, cure: str) -> None:
     if storage != "default":
         raise ValueError(
             f"parameter {name!r} has {storage} weights, which MXNet updates on the kvstore only, before any check: "
-            "use dense weights (sparse_grad=False)"
+            f"use dense weights, {cure}"
         )
 
 

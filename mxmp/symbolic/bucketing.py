@@ -12,7 +12,7 @@ from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, read_values, write_arrays, write_symbol
 from .core import Core
-from .module import Module, require
+from .module import Module, check_keywords, require
 
 
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
@@ -60,6 +60,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         **kwargs: Any,
     ) -> None:
         self._curr_module: Any
+        check_keywords(type(self), kwargs)
         super().__init__(*args, **kwargs)
         self.core = Core(policy, exclude, loss_scale)
 

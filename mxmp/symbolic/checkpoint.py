@@ -66,7 +66,7 @@ def incomplete_if_it_fails() -> Iterator[None]:
 def read_symbol(path: str) -> mx.sym.Symbol:
     """Return the Symbol in a JSON file; ``ValueError``, which names the file, if it does not exist or is damaged."""
     if not os.path.isfile(path):
-        raise _missing(path, "a Symbol in JSON, NAME-symbol.json")
+        raise _missing(path, "a Symbol in JSON", "-symbol.json")
     try:
         # First, since MXNet's reader crashes on some damaged files.
         _check_graph(read_json(path))
@@ -133,7 +133,7 @@ def _check_references(entries: list, count: int) -> None:
 def read_parameters(path: str) -> dict[str, NDArray]:
     """Return the arrays of a checkpoint by ``"arg:NAME"`` and ``"aux:NAME"``; a ``ValueError`` names a wrong file."""
     if not os.path.isfile(path):
-        raise _missing(path, "parameters, NAME-0000.params")
+        raise _missing(path, "parameters", "-0000.params")
     try:
         params = mx.nd.load(path)
     except mx.MXNetError as error:
@@ -159,7 +159,8 @@ def read_values(path: str) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
     return args, auxs
 
 
-def _missing(path: str, expected: str) -> ValueError:
+def _missing(path: str, kind: str, ending: str) -> ValueError:
+    expected = f"{kind}, NAME{ending}"
     if os.path.isdir(path):
         return ValueError(f"no file {path!r}, it is a folder; expected {expected}")
-    return ValueError(f"no file {path!r}; expected {expected}{near_name(path)}")
+    return ValueError(f"no file {path!r}; expected {expected}{near_name(path, ending[-7:])}")

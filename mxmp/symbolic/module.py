@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..files import replacing
-from ..frontend import instead
+from ..frontend import dtypes_explained, instead
+from ..hints import unknown_keyword
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
 from ..policy import Policy, is_policy_text
@@ -109,6 +111,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if not isinstance(symbol, mx.sym.Symbol):
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{instead(symbol, True)}")
         refuse_fused(symbol)
+        check_keywords(type(self), kwargs)
         _check_names({**dict(zip(("data_names", "label_names"), args)), **kwargs})
         self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
@@ -225,9 +228,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
             fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
             self._symbol = Unfused(low, self._group2ctxs) if fuses else low
         try:
-            super().bind(
-                data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
-            )
+            with dtypes_explained(desc for desc in data_shapes if isinstance(desc, mx.io.DataDesc)):
+                super().bind(
+                    data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
+                )
         finally:
             self._symbol = original
         if fresh and shared_module is None:
@@ -406,7 +410,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         refuse_without_launcher(kvstore)
         arrays = self.arrays()
         for name, copies in arrays.items():
-            refuse_sparse_weight(name, copies[0].stype)
+            refuse_sparse_weight(name, copies[0].stype, f"mx.sym.var({name!r}) without stype=")
         # Another module with the same core may have updated the masters, which this one does not mark as dirty.
         if self._params_dirty or self.core.masters:
             self._sync_params_from_devices()
@@ -554,7 +558,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         The first call reads the data, and warns of digits that the first product would lose in low precision.
         """
-        if self.binded and self.plan is not None:
+        require(self, optimizer=False)
+        if self.plan is not None:
             arrays = dict(zip(self._data_names, getattr(data_batch, "data", None) or ()))
             self.core.look_at(arrays, self._symbol, self.plan)
         super().forward(data_batch, is_train)
@@ -784,6 +789,14 @@ class Module(SavesParams, StepView, mx.mod.Module):
         )
 
 
+def check_keywords(kind: type, given: Collection[str]) -> None:
+    """Raise ``TypeError``, with what was meant, if a class of ours and MXNet's that it extends take no such keyword."""
+    known = [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]  # type: ignore[misc]
+    for name in given:
+        if name not in known:
+            raise TypeError(unknown_keyword(kind.__name__, name, known))
+
+
 def _check_names(given: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if ``data_names`` or ``label_names`` is one string, of which MXNet takes every letter."""
     for which in ("data_names", "label_names"):
@@ -802,9 +815,7 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
     }
     missing = [f"{name}()" for name, so in done.items() if not so]
     if missing:
-        raise RuntimeError(
-            f"call {' and '.join(missing)} first: bind(), init_params(), init_optimizer(), as fit() does"
-        )
+        raise RuntimeError(f"call {', then '.join(missing)} first, or fit(), which does")
 
 
 def _parts_of_batch(inputs: Sequence[Any], devices: int) -> dict[str, tuple]:

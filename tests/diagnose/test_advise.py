@@ -357,7 +357,7 @@ def test_a_tuned_or_saved_plan_is_followed():
 # -- Refusals ---------------------------------------------------------------------------------------
 
 BAD = {
-    "no net": (lambda: advise("net"), TypeError, "takes a gluon Block or a Symbol, got builtins.str"),
+    "no net": (lambda: advise("net"), TypeError, "takes a gluon Block or a Symbol, got str"),
     "unknown device": (lambda: advise(fc(8), device="p100", data=(2, 2)), ValueError, "'v100', 't4', 'a100'"),
     "misspelt input": (lambda: advise(fc(8), dta=(2, 2)), ValueError, "no input 'dta'; did you mean 'data'"),
     "misspelt keyword": (lambda: advise(fc(8), devise=(2, 2)), ValueError, "did you mean 'device'"),

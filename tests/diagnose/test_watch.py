@@ -503,7 +503,7 @@ def test_errors_say_what_was_expected():
     with pytest.raises(ValueError, match=r"not converted: call mxmp\.convert\(net\) first"):
         watch(net, mxmp.Trainer(net.collect_params(), "sgd"))
     trainer = gluon_run(net)
-    with pytest.raises(TypeError, match=r"pass the net's mxmp\.Trainer, got builtins\.NoneType"):
+    with pytest.raises(TypeError, match=r"pass the net's mxmp\.Trainer too: the net comes first"):
         watch(net)
     with pytest.raises(ValueError, match="every must be a positive integer, got 0"):
         watch(net, trainer, every=0)

@@ -4,6 +4,7 @@ The ``python`` blocks of a page run in order in one namespace, README's each in 
 warnings as errors. A block marked ``python no-run`` is only compiled.
 """
 
+import logging
 import multiprocessing
 import os
 import re
@@ -38,12 +39,14 @@ def blocks(page):
 
 @pytest.fixture
 def _apart(tmp_path, monkeypatch):
-    """An empty current folder; environment variables that a page sets end with it."""
-    before = dict(os.environ)
+    """An empty current folder; environment variables and the level of the log that a page sets end with it."""
+    before, log = dict(os.environ), logging.getLogger("mxmp")
+    level = log.level
     monkeypatch.chdir(tmp_path)
     yield
     os.environ.clear()
     os.environ.update(before)
+    log.setLevel(level)
 
 
 @pytest.mark.usefixtures("_apart")

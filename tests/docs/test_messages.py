@@ -16,6 +16,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import hints
+from mxmp.__main__ import main
 from mxmp.hints import missing
 
 ROOT = Path(mxmp.__file__).parents[1]
@@ -119,7 +120,9 @@ WRONG = [
     ("mxmp.diagnose.advise('net')", TypeError, LOAD),
     ("mxmp.optimize_for_inference(module, [x])", TypeError, MODULE),
     ("mxmp.guard(trainer, net)", TypeError, "pass the network that it trains"),
-    ("mxmp.diagnose.watch(net)", TypeError, "watch(net, trainer)"),
+    ("mxmp.diagnose.watch(net)", TypeError, "pass the net's mxmp.Trainer too: the net comes first"),
+    ("mxmp.diagnose.watch(net, 1)", TypeError, "mxmp.Trainer too, got int: the net comes first, then the trainer"),
+    ("mxmp.guard(None)", TypeError, "or an mxmp.Module or BucketingModule, got NoneType"),
     (
         "mxmp.diagnose.plot_loss_scale(net)",
         TypeError,
@@ -137,6 +140,30 @@ WRONG = [
     ("mxmp.tune(symbol, measure=False)", ValueError, "--shape data=32,3,224,224 on the command line"),
     ("mxmp.diagnose.advise(symbol)", ValueError, "do not say the shape of data"),
     ("mxmp.optimize_for_inference(net, [x], max_drop=5)", ValueError, "a share of the top answers, 0 to 1"),
+    # arrays in another shape or dtype
+    ("mxmp.optimize_for_inference(net, x)", ValueError, "that is one batch, put it in a list, [batch]"),
+    ("mxmp.optimize_for_inference(net, x.asnumpy())", ValueError, "that is one batch, put it in a list, [batch]"),
+    ("mxmp.optimize_for_inference(symbol, {'data': x})", ValueError, "that is one batch, put it in a list, [batch]"),
+    ("mxmp.optimize_for_inference(symbol, mx.io.DataBatch([x]))", ValueError, "that is one batch, put it in a list"),
+    ("mxmp.optimize_for_inference(two_inputs(), (x, x))", ValueError, "one batch of several inputs is [(x, y)]"),
+    ("mxmp.convert(dense(3), 'bfloat16')(x.astype('float64'))", mx.MXNetError, "call x.astype('float32') first"),
+    ("mxmp.convert(norm(), 'bfloat16')(x.astype('float64'))", mx.MXNetError, "call x.astype('float32') first"),
+    ("mxmp.convert(norm())(x.astype('float64'))", mx.MXNetError, "an input is float64"),
+    ("module_of_float64('bfloat16')", mx.MXNetError, "call x.astype('float32') first"),
+    # exclude
+    ("mxmp.convert(net, exclude=[len])", ValueError, "a filter is given by itself, not in a list"),
+    ("mxmp.convert(net, exclude=[nn.Dense])", ValueError, "exclude=lambda name, block: isinstance(block, Dense))"),
+    ("mxmp.convert(net, exclude=nn.Dense)", ValueError, "exclude=lambda name, block: isinstance(block, Dense))"),
+    ("mxmp.convert(net, exclude=net[0])", ValueError, "a block's is block.name"),
+    ("mxmp.convert(net, exclude=[net[0]])", ValueError, "a block's is block.name"),
+    ("mxmp.Module(symbol, exclude=len)", ValueError, "only mxmp.convert(net, exclude=...) takes a filter"),
+    ("mxmp.Module(symbol, exclude=net[0])", ValueError, "of a block its name, ['"),
+    # keywords
+    ("mxmp.Module(symbol, dtype='float16')", TypeError, "the dtype is the policy, policy='float16'"),
+    ("mxmp.Module(symbol, polcy='float16')", TypeError, "Module takes no argument 'polcy'; did you mean 'policy'?"),
+    ("mxmp.Module(symbol, lable_names=None)", TypeError, "did you mean 'label_names'?"),
+    ("mxmp.BucketingModule(None, 1, dtype='float16')", TypeError, "the dtype is the policy, policy='float16'"),
+    ("mxmp.BucketingModule(None, 1, loss_scal=1)", TypeError, "did you mean 'loss_scale'?"),
     # policies
     ("mxmp.Policy.parse('full_ops=Activation,Dropout')", ValueError, "separated by ';', full_ops=Activation;Dropout"),
     ("mxmp.Policy.parse('float16,exclude=a,b,c')", ValueError, "separated by ';', exclude=a;b"),
@@ -167,6 +194,36 @@ WRONG = [
     ("trainer_of_another_net().step(8)", UserWarning, "the loss reaches none of its parameters"),
     ("trained(copy.deepcopy(net))", RuntimeError, "the net is a copy (copy.deepcopy, pickle)"),
     ("trained(pickle.loads(pickle.dumps(net)))", RuntimeError, "the net is a copy (copy.deepcopy, pickle)"),
+    ("trainer.unscale_()", AttributeError, "no attribute 'unscale_': trainer.unscale()"),
+    ("trainer.zero_grad()", AttributeError, "net.collect_params().zero_grad(), which only grad_req='add' needs"),
+    ("trainer.skip_step()", AttributeError, "trainer.discard() leaves a step out"),
+    ("trainer.scale(x)", AttributeError, "trainer.backward(loss) scales the loss"),
+    ("trainer.get_scale()", AttributeError, "the scale is trainer.loss_scale"),
+    ("trainer.state_dict()", AttributeError, "trainer.save_states(file)"),
+    ("trainer.backwards(x)", AttributeError, "did you mean 'backward'?"),
+    ("module.unscale_()", AttributeError, "module.update() divides by module.loss_scale"),
+    ("module.zero_grad()", AttributeError, "module.discard()"),
+    ("module.skip_step()", AttributeError, "module.discard() leaves a step out"),
+    ("module.scale_loss(x)", AttributeError, "module.backward() scales by itself"),
+    ("module.load_state_dict({})", AttributeError, "module.load_optimizer_states(file)"),
+    ("module.update_metrics()", AttributeError, "did you mean 'update_metric'?"),
+    # what comes first
+    ("module.update()", RuntimeError, "call bind(), then init_params(), then init_optimizer() first, or fit()"),
+    ("module.init_optimizer()", RuntimeError, "call bind(), then init_params() first, or fit(), which does"),
+    ("module.forward(mx.io.DataBatch([x]))", RuntimeError, "call bind(), then init_params() first"),
+    # masters and checkpoints
+    ("mxmp.set_master_weights(net, {'0.weigth': x})", ValueError, "did you mean '0.weight'?"),
+    ("mxmp.set_master_weights(net, {net[0].weight.name: x})", ValueError, "own name for it is '0.weight'"),
+    ("mxmp.set_master_weights(net, {'other': x})", ValueError, "there are '0.weight', '0.bias', '1.weight', '1.bias'"),
+    ("mxmp.set_master_weights(net, {'0.weight': [1.0]})", TypeError, "expected an NDArray or NumPy array, got list"),
+    ("mxmp.save_checkpoint(net, trainer, 'ck')", TypeError, "the order is path, net, trainer"),
+    ("mxmp.save_checkpoint(trainer, net, 'ck')", TypeError, "the order is path, net, trainer"),
+    ("mxmp.save_checkpoint('ck', trainer, net)", TypeError, "the order is path, net, trainer"),
+    ("mxmp.load_checkpoint(module, 'ck')", TypeError, "the order is path, net, trainer"),
+    ("mxmp.load_checkpoint('ck', symbol)", TypeError, "got Symbol: for a Symbol use"),
+    # sparse weights: Gluon's option means nothing to a Symbol
+    ("sparse_module()", ValueError, "mx.sym.var('w') without stype="),
+    ("mxmp.Trainer(sparse_parameters(), 'sgd')", ValueError, "a Parameter without stype="),
     # calls of a converted net
     ("net(x, x)", TypeError, "takes the inputs x, and was called with 2 inputs"),
     ("net(x, None)", TypeError, "takes the inputs x, and was called with 2 inputs"),
@@ -190,6 +247,8 @@ WRONG = [
     ("mxmp.convert_model()", AttributeError, "mxmp.cast_symbol(symbol, 'float16')"),
     ("mxmp.convert_hybrid_block(net)", AttributeError, "mxmp.convert(net, 'float16')"),
     ("mxmp.unscale(trainer)", AttributeError, "trainer.unscale()"),
+    ("mxmp.skip_step(trainer)", AttributeError, "trainer.discard()"),
+    ("mxmp.zero_grad(net)", AttributeError, "net.collect_params().zero_grad()"),
     ("mxmp.master_params(trainer)", AttributeError, "FP32 master weights"),
     ("mxmp.watch(net, trainer)", AttributeError, "mxmp.diagnose.watch"),
     ("mxmp.trainer", AttributeError, "did you mean mxmp.Trainer?"),
@@ -235,6 +294,42 @@ def images(dtype):
     net = nn.Conv2D(2, 3)
     net.initialize()
     return mxmp.convert(net, "bfloat16")(mx.nd.ones((1, 3, 8, 8)).astype(dtype))
+
+
+def norm():
+    net = nn.HybridSequential()
+    net.add(nn.LayerNorm(), nn.Dense(3))
+    net.initialize()
+    return net
+
+
+def two_inputs():
+    class Sum(gluon.HybridBlock):
+        def hybrid_forward(self, F, a, b):  # noqa: N803
+            return a + b
+
+    return Sum()
+
+
+def module_of_float64(policy):
+    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), label_names=None, policy=policy)
+    module.bind([mx.io.DataDesc("data", (8, 20), "float64")])
+
+
+def sparse_module():
+    weight = mx.sym.var("w", stype="row_sparse", shape=(20, 4), init=mx.init.Zero())
+    product = mx.sym.dot(mx.sym.var("data", stype="csr"), weight)
+    module = mxmp.Module(mx.sym.LinearRegressionOutput(product, name="y"), label_names=["y_label"])
+    with pytest.warns(UserWarning, match="nothing in this Symbol would run"):
+        module.bind([("data", (8, 20))], [("y_label", (8, 4))])
+    module.init_params()
+    module.init_optimizer()
+
+
+def sparse_parameters():
+    block = gluon.contrib.nn.SparseEmbedding(20, 4)
+    block.initialize()
+    return block.collect_params()
 
 
 def initialized():
@@ -307,3 +402,64 @@ def test_submodules_are_imported_from_mxmp_as_from_any_package(monkeypatch):
     from mxmp import launch
 
     assert launch.__name__ == "mxmp.launch"
+
+
+def test_a_property_that_fails_keeps_its_own_message():
+    trainer = mxmp.Trainer(dense(3).collect_params(), "sgd")
+    with pytest.raises(AttributeError, match=r"Leave out amp\.init"):
+        trainer._amp_loss_scaler  # noqa: B018
+    assert not hasattr(trainer, "unscale_")
+    assert copy.deepcopy(mxmp.DynamicLossScaler()).loss_scale == 65536
+
+
+@pytest.mark.filterwarnings("ignore:losses are scaled")
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("run.params", "write 'run', without the ending"),
+        ("run.states", "write 'run', without the ending"),
+        ("rum", "did you mean 'run'?"),
+        ("only.params", "parameters alone are net.load_parameters(file)"),
+        ("none/run", "there is no folder 'none'"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_answered_with_the_name_that_is(given, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = dense(3)
+    trainer = trained(net)
+    trainer.step(8)
+    mxmp.save_checkpoint("run", net, trainer)
+    net.save_parameters("only.params")
+    with pytest.raises(FileNotFoundError) as raised:
+        mxmp.load_checkpoint(given, net, trainer)
+    assert named in str(raised.value)
+
+
+TYPED_COMMANDS = [
+    (
+        "explain net-symbol.json --polcy float16",
+        "mxmp explain: unrecognized arguments: --polcy float16; did you mean '--policy'?",
+    ),
+    ("tune net-symbol.json --out a.json --shapes data=1,8", "did you mean '--shape'?"),
+    ("launch --wrokers 2 -- python a.py", "did you mean '--workers'?"),
+    ("explian net-symbol.json", "did you mean 'explain'?"),
+    ("explain net-symbol.json --device gup", "did you mean 'gpu'?"),
+    ("profile nope", "expected what nsys export --type sqlite wrote; there is 'report.sqlite'"),
+    ("profile reprot.sqlite", "did you mean 'report.sqlite'?"),
+    ("explain nope", "expected a Symbol in JSON, NAME-symbol.json; there is 'net-symbol.json'"),
+    ("cast net-symbol.json net-0001.param low", "did you mean 'net-0001.params'?"),
+]
+
+
+@pytest.mark.parametrize(("typed", "named"), TYPED_COMMANDS, ids=[typed for typed, _ in TYPED_COMMANDS])
+def test_a_command_that_is_typed_wrongly_is_answered_with_the_right_one(typed, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3).save("net-symbol.json")
+    for other in ("report.sqlite", "net-0001.params"):
+        Path(other).touch()
+    try:
+        status = main(typed.split())
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert named in capsys.readouterr().err

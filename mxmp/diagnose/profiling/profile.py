@@ -5,6 +5,7 @@ Schema: docs.nvidia.com/nsight-systems, nsys-exporter, "SQLite Export Schema Ref
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter, defaultdict
 from contextlib import closing
@@ -12,7 +13,7 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, Iterator
 
-from ...files import kind_of
+from ...files import kind_of, near_name
 from .report import CAST, TENSOR, KernelReport, Profile, is_cast, kind_of_kernel
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def profile(path: str) -> Profile:
         This Python was built without ``sqlite3``.
     """
     path = os.fspath(path)
+    if not os.path.exists(path):
+        what = f"{os.strerror(errno.ENOENT)}; expected what nsys export --type sqlite wrote{near_name(path, '.sqlite')}"
+        raise FileNotFoundError(errno.ENOENT, what, path)
     with open(path, "rb") as binary:
         is_database = binary.read(16) == b"SQLite format 3\0"
     try:

@@ -30,7 +30,7 @@ def is_network(target: Any) -> bool:
 
 def kind_of(target: Any) -> str:
     """Return the class of an object of the wrong kind, with a hint at what to pass instead."""
-    return f"{type(target).__module__}.{type(target).__name__}{instead(target)}"
+    return f"{type(target).__module__}.{type(target).__name__}{instead(target)}".replace("builtins.", "")
 
 
 def check_positive(**values: int) -> None:
