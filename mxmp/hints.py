@@ -1,13 +1,16 @@
-"""What to write for names that do not exist: of other libraries, as ``mxmp.NAME`` or ``trainer.NAME``, or misspelt."""
+"""What to write for names that do not exist: of other libraries, as ``mxmp.NAME`` or ``trainer.NAME``, or misspelt.
+Also warnings, which name the user's line."""
 
 from __future__ import annotations
 
+import warnings
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import currentframe
 from types import FrameType
 from typing import Iterable, Sequence
 
+_INSIDE = ("mxnet", "mxmp", "contextlib")
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
 _STEP = "trainer = mxmp.Trainer(...) scales the loss by trainer.backward(loss), and trainer.step(batch_size) unscales"
 _SYMBOL = "mxmp.cast_symbol(symbol, 'float16') returns a Symbol with casts, and mxmp.Module(symbol) trains it"
@@ -74,6 +77,14 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> str:
     is_dtype = name in ("dtype", "compute", "compute_dtype", "precision", "amp", "fp16")
     hint = "; the dtype is the policy, policy='float16'" if is_dtype else did_you_mean(name, known)
     return f"{function} takes no argument {name!r}{hint}"
+
+
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's that led here, and not at one in MXNet or mxmp."""
+    level, frame = 1, currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def error_of(name: str, public: Sequence[str]) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import warnings
+import logging
 import weakref
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,6 +15,7 @@ from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from ..hints import warn_user
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, Decider
 from ..policy import Policy
@@ -22,13 +23,14 @@ from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
 from ..precision.operators import SPARSE, SPARSE_GRADIENT
-from ..precision.plan import NOTHING_LOW, Plan
+from ..precision.plan import Plan, why_nothing_low
 from ..precision.subgraphs import refuse_fused
 from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
 from .parameter import LowParameter, conversions_of, is_scaling, overridden, store_low
 
+logger = logging.getLogger("mxmp")
 # Global: counts the training forwards of all converted nets, which puts them in an order.
 _forwards = itertools.count(1)
 # Global: the number of the last training forward of each converted net, 0 before the first. A backward writes running
@@ -118,11 +120,10 @@ class NetConversion(Conversion):
         if trainer is None or plan.num_low == 0 or is_scaling(trainer):
             return
         self._warned = True
-        warnings.warn(
+        warn_user(
             f"a net computes in float16 and is trained by a {type(trainer).__module__}.{type(trainer).__name__}, "
             "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
             "trainer.backward(loss), or convert to bfloat16, which needs no scaling",
-            stacklevel=4,
         )
 
     def warn_of_plain_backward(self, plan: Plan, requested: Sequence[tuple[Parameter, str]]) -> None:
@@ -136,12 +137,11 @@ class NetConversion(Conversion):
             scales = trainer is None or (is_scaling(trainer) and trainer.may_scale and not trainer.ledger.pending)
             if scales and any(map(_mxnet.is_fresh, _mxnet.arrays(param))):
                 self._warned = True
-                warnings.warn(
+                warn_user(
                     f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
                     "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
                     "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
                     "to bfloat16, which needs no scaling",
-                    stacklevel=4,
                 )
                 return
 
@@ -191,8 +191,10 @@ class NetConversion(Conversion):
             },
         )
         self._fits = self._fits or strict
+        if self.plan is not None and not self._fits and self.starts_at(block):
+            self._log_undecided(planned)
         if self.reads_data(block):
-            self.inputs.look_at(inputs, lambda: graph, planned, stacklevel=7)
+            self.inputs.look_at(inputs, lambda: graph, planned)
         for name, param in params.items():
             if self.stored_low[name]:
                 store_low(param, self.policy.compute)
@@ -200,6 +202,18 @@ class NetConversion(Conversion):
         if id(block) in self._waiting:
             self._note_first_graph(block, plan)
         return low, plan
+
+    def _log_undecided(self, planned: Plan) -> None:
+        """Warn of operators that the plan given lacks, in a graph of the mode that it was not tuned for."""
+        given = {} if self.plan is None else self.plan.decisions
+        found = self._not_warned_of(name for name in planned.decisions if name not in given)
+        if found:
+            logger.warning(
+                "the plan has no decision for %s%s, in a graph that runs in %s: the rules decide",
+                ", ".join(found[:3]),
+                f" and {len(found) - 3} more" if len(found) > 3 else "",
+                "training" if autograd.is_training() else "inference",
+            )
 
     def reads_data(self, block: HybridBlock) -> bool:
         """Return whether ``block`` is the whole net: its inputs are data, and no features of another block."""
@@ -214,13 +228,12 @@ class NetConversion(Conversion):
         if self._waiting:
             return
         if not self._any_low:
-            warnings.warn(
-                f"nothing in {self._net!r} computes in {plan.policy.compute}: {NOTHING_LOW}; "
+            warn_user(
+                f"nothing in {self._net!r} computes in {plan.policy.compute}: {why_nothing_low(plan)}; "
                 "print(mxmp.explain(net)) says why",
-                stacklevel=5,
             )
         if self._unmatched:
-            warnings.warn(f"exclude: no node or block of {self._net!r} matches {self._unmatched}", stacklevel=5)
+            warn_user(f"exclude: no node or block of {self._net!r} matches {self._unmatched}")
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one graph, which may read parameters that another net has stored in float16.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 import weakref
 from collections import deque
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..callbacks import hold_interrupts
+from ..hints import warn_user
 from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
@@ -193,7 +193,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(text, stacklevel=8)
+            warn_user(text)
 
 
 class BuiltGraph(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import Counter
 from contextlib import contextmanager
 from typing import Any, Collection, Iterator, Sequence
@@ -16,6 +15,7 @@ from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
 from ..frontend import listed
+from ..hints import warn_user
 from ..step import gradients as grads
 from ..step import states
 from ..step.ledger import Event, Ledger, ScalerGroup
@@ -540,11 +540,10 @@ class Trainer(StepView, gluon.Trainer):
             last = _mxnet.trainer_of(param)
             if last is not None and not is_scaling(last):
                 self._warned = True
-                warnings.warn(
+                warn_user(
                     f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
                     "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
                     "step of this one",
-                    stacklevel=4,
                 )
                 return
 
@@ -552,12 +551,11 @@ class Trainer(StepView, gluon.Trainer):
         """Warn, once per trainer, that user code reads the gradient of ``param``, if the loss scale is in it."""
         if not self._warned_of_reads and backward.is_written(param, self.ledger):
             self._warned_of_reads = True
-            warnings.warn(
+            warn_user(
                 f"the gradient of {param.name!r} is read between a scaled backward and the step, and is "
                 f"multiplied by the loss scale, {self.loss_scale:g} now: norms and limits of clipping are off by it. "
                 "Call trainer.unscale() first, or trainer.clip_global_norm(max_norm) in place of "
                 "gluon.utils.clip_global_norm",
-                stacklevel=3,
             )
 
     def _notice_plain_backward(self, found: Gradients) -> None:

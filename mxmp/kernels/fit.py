@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from functools import lru_cache
 
 import mxnet as mx
 
 from .. import cpu
+from ..hints import warn_user
 from ..precision.casts import LowGraph
 from .table import WORKAROUNDS
 
@@ -54,7 +54,6 @@ def _named_by(switch: str) -> set[str]:
 def _warn_of_slow_bfloat16() -> None:
     if cpu.lacks("avx512_bf16", "amx_bf16"):
         emulated = "by oneDNN: expect no gain over FP32" if cpu.multiplies_bfloat16() else "in FP32, and slower than it"
-        warnings.warn(
+        warn_user(
             f"this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated {emulated}",
-            stacklevel=4,
         )

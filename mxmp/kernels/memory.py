@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from functools import lru_cache
 
 import mxnet as mx
 
+from ..hints import warn_user
 from ..precision.casts import is_ours
 from ..precision.graph import Graph, Node
 from ..precision.subgraphs import control_flow
@@ -32,11 +32,10 @@ def keep_memory_apart(graph: Graph) -> list[Node]:
 
 @lru_cache(maxsize=None)
 def _warn_of_shared_memory() -> None:
-    warnings.warn(
+    warn_user(
         "a loop or branch (foreach, while_loop, cond) on a CPU: MXNet may read its inputs before they are computed, in "
         f"FP32 too. Set {MATCH_RANGE}=0 in the environment if you need its results; mxmp does so where there is no "
         "GPU, whose memory it would cost",
-        stacklevel=4,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Collection
 
 from ..policy import Policy
-from . import _mxnet
+from . import _mxnet, safe_sums
 from .cost import Assignment
 from .graph import Graph, Node
 from .needs import Needs
@@ -80,6 +80,32 @@ def _planned(operators: Operators, needs: Needs, device: str) -> Plan:
         frozenset(names[variable] for variable in low),
         tuple(p for p in policy.exclude if p in unmatched),
     )
+
+
+def doubtful(graph: Graph, plan: Plan) -> dict[str, str]:
+    """Return what ``plan`` has in low precision and the rules under its policy would not, or the device has no kernel
+    for, with the reasons, by name. Raises ``ValueError`` for an operator that no policy may have in low precision."""
+    found: dict[str, str] = {}
+    by_rule, on_device = (
+        Operators(graph, plan.policy, plan.device, Options(any_kernel=anywhere, slow_too=True))
+        for anywhere in (True, False)
+    )
+    for node, name in on_device.names.items():
+        if node.is_variable or name not in plan.decisions:
+            continue
+        for body, _ in on_device.within.get(node, ()):
+            prefix = body.prefix(name)
+            found.update({prefix + inner: why for inner, why in doubtful(body.graph, plan.within(body, name)).items()})
+        kind, reason = on_device.kind(node)
+        if not plan.decisions[name].low or kind in (Kind.LOW, Kind.FOLLOW):
+            continue
+        if by_rule.kind(node)[0] in (Kind.HEAD, Kind.ALONE):
+            raise ValueError(
+                f"the plan has {name!r} in {plan.policy.compute}, and {node.op} cannot compute in it: {reason}"
+            )
+        if not safe_sums.may_be_float16(node.op, node.attrs, plan.policy) or not safe_sums.is_set():
+            found[name] = reason
+    return found
 
 
 def may_compute_low(graph: Graph, policy: Policy, device: str, options: Options = DEFAULT) -> dict[Node, Kind]:

@@ -6,13 +6,13 @@ No graph shows this: a year is as good an input as a temperature, until bfloat16
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Callable, Iterator, Mapping
 
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ..hints import warn_user
 from .graph import Graph, Node
 from .plan import Plan, rule_under
 from .rule import Role
@@ -31,27 +31,26 @@ class InputCheck:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def look_at(self, arrays: Mapping[str, NDArray], graph: Callable[[], Graph], plan: Plan, stacklevel: int) -> None:
+    def look_at(self, arrays: Mapping[str, NDArray], graph: Callable[[], Graph], plan: Plan) -> None:
         """Warn of inputs, by name, whose digits the first low-precision product of an FP32 graph would lose. Waits for
         the device if a product reads one of them as it comes."""
         if not self._seen.issuperset(arrays):
             new = {name: array for name, array in arrays.items() if name not in self._seen}
             self._seen.update(new)
-            _warn_of(new, graph(), plan, stacklevel + 2)
+            _warn_of(new, graph(), plan)
 
 
-def _warn_of(arrays: Mapping[str, NDArray], graph: Graph, plan: Plan, stacklevel: int) -> None:
+def _warn_of(arrays: Mapping[str, NDArray], graph: Graph, plan: Plan) -> None:
     for product, name in _read_as_they_come(graph, plan):
         if name in arrays and arrays[name].dtype == np.float32:
             with autograd.pause():
                 values = arrays[name][:_ROWS].asnumpy()
             lost = _lost(_columns(values, product), plan.policy.compute)
             if lost:
-                warnings.warn(
+                warn_user(
                     f"{name!r} goes as it is into {product.name!r} ({product.op}) in {plan.policy.compute}, where "
                     f"{lost}. Normalize the data (subtract the mean, divide by the deviation), or keep the operator in "
                     f"FP32: exclude=[{product.name!r}]",
-                    stacklevel=stacklevel,
                 )
 
 

@@ -25,8 +25,7 @@ from .tuned import CONVERTED, Tuned, texts
 
 FORMAT = "mxmp-plan-1"
 FULL = "float32"
-# Why a graph would compute nothing in low precision, for a message.
-NOTHING_LOW = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
+_NO_MATRIX = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
 
 
 @dataclass(frozen=True)
@@ -315,6 +314,13 @@ def summed_in_fp32(plan: Plan) -> Plan:
     why = f"the plan has it in float16, as it was made with {safe_sums.VARIABLE}=1, which is not set here"
     in_fp32 = {name: Decision(decision.op, False, why) for name, decision in found.items()}
     return replace(plan, decisions={**plan.decisions, **in_fp32})
+
+
+def why_nothing_low(plan: Plan) -> str:
+    """Return why a graph whose plan has nothing in low precision has not, for a message."""
+    matrices = (d.reason for d in plan.decisions.values() if rule_under(plan.policy, d.op).kind is Kind.LOW)
+    reasons = list(dict.fromkeys(matrices))[:3]
+    return f"its matrix operators stay in FP32 ({'; '.join(reasons)})" if reasons else _NO_MATRIX
 
 
 def rule_under(policy: Policy, op: str) -> Rule:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from difflib import get_close_matches
 from typing import Any, Mapping, Sequence
 
@@ -15,6 +14,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
+
+from ..hints import warn_user
 
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
 _DISTRIBUTED = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
@@ -210,9 +211,8 @@ def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.env
     # The launchers of MXNet and Horovod set them to the number of workers.
     for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
         if environment.get(variable, "1") not in ("", "0", "1"):
-            warnings.warn(
+            warn_user(
                 f"{variable}={environment[variable]}: this is one of several workers, and kvstore={kvstore!r} sums "
                 f"gradients within it only, so that they train apart: kvstore={store!r} trains one model; None says "
                 "that you sum them yourself",
-                stacklevel=4,
             )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Iterable
 
 import mxnet as mx
 
 from ..frontend import instead
+from ..hints import warn_user
 from ..kernels.fit import device_of
-from ..pipeline import low_graph
+from ..pipeline import low_graph, warn_of_plan
 from ..policy import Policy
-from ..precision.casts import declare_full
+from ..precision.casts import declare_full, strip
 from ..precision.graph import Graph
-from ..precision.plan import NOTHING_LOW, Plan, read_policy
+from ..precision.plan import Plan, read_policy, why_nothing_low
 
 
 def cast_symbol(
@@ -58,6 +58,8 @@ def cast_symbol(
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}{instead(sym, True)}")
     requested, override = read_policy(policy, exclude)
     graph, plan = low_graph(Graph.from_symbol(sym), override or requested, device_of(ctx), keep_output_names=True)
+    if override is not None:
+        warn_of_plan(strip(Graph.from_symbol(sym)), override, set())
     warn_of_unmatched(plan)
     useless = message_if_nothing_low(plan)
     if useless:
@@ -66,9 +68,9 @@ def cast_symbol(
     return graph.to_symbol()
 
 
-def warn_of_unmatched(plan: Plan, stacklevel: int = 3) -> None:
+def warn_of_unmatched(plan: Plan) -> None:
     if plan.unmatched:
-        warnings.warn(f"exclude: no node or block matches {list(plan.unmatched)}", stacklevel=stacklevel)
+        warn_user(f"exclude: no node or block matches {list(plan.unmatched)}")
 
 
 def message_if_nothing_low(plan: Plan) -> str | None:
@@ -77,6 +79,6 @@ def message_if_nothing_low(plan: Plan) -> str | None:
         return None
     reasons = sorted({d.reason for d in plan.decisions.values()})[:5]
     return (
-        f"nothing in this Symbol would run in {plan.policy.compute}: {NOTHING_LOW}. "
+        f"nothing in this Symbol would run in {plan.policy.compute}: {why_nothing_low(plan)}. "
         f"Reasons: {'; '.join(reasons) or 'it has no operator at all'}"
     )

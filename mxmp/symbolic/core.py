@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from contextlib import suppress
 from typing import Any, Collection, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ..frontend import Listeners
+from ..hints import warn_user
 from ..pipeline import Conversion
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
@@ -93,10 +93,10 @@ class Core:
         )
         if not self._warned:
             self._warned = True
-            warn_of_unmatched(plan, stacklevel=4)
+            warn_of_unmatched(plan)
             useless = message_if_nothing_low(plan)
             if useless:
-                warnings.warn(useless, stacklevel=3)
+                warn_user(useless)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, dtypes)
         declare_full(graph, {name: dtypes.get(name, np.float32) for name in shapes})
@@ -106,7 +106,7 @@ class Core:
 
     def look_at(self, data: Mapping[str, NDArray], symbol: mx.sym.Symbol, plan: Plan) -> None:
         """Warn of data whose digits would be lost; each input of the FP32 Symbol is looked at once."""
-        self.conversion.inputs.look_at(data, lambda: strip(Graph.from_symbol(symbol)), plan, stacklevel=3)
+        self.conversion.inputs.look_at(data, lambda: strip(Graph.from_symbol(symbol)), plan)
 
     def forget_copies(self) -> None:
         """Let all ``inference_graphs`` take their parameters anew, since those of a module have changed."""

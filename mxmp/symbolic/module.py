@@ -815,7 +815,9 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
     }
     missing = [f"{name}()" for name, so in done.items() if not so]
     if missing:
-        raise RuntimeError(f"call {', then '.join(missing)} first, or fit(), which does")
+        raise RuntimeError(
+            f"call {' and '.join(filter(None, (', '.join(missing[:-1]), missing[-1])))} first, as fit() does"
+        )
 
 
 def _parts_of_batch(inputs: Sequence[Any], devices: int) -> dict[str, tuple]:

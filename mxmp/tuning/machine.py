@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -14,6 +13,7 @@ import mxnet as mx
 
 from .. import cpu
 from ..files import check_writable, read_json, replacing
+from ..hints import warn_user
 from ..kernels.fit import SWITCH
 from ..precision import safe_sums
 
@@ -77,7 +77,7 @@ def kept_times(machine: dict[str, Any], folder: str | os.PathLike | None) -> tup
         except OSError as error:
             file, why = None, f"will not keep its times: {error}"
     if why is not None:
-        warnings.warn(f"tune {why}", stacklevel=3)
+        warn_user(f"tune {why}")
     return file, known
 
 

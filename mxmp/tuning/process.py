@@ -18,6 +18,7 @@ import mxnet as mx
 import numpy as np
 
 from ..child import Child, ChildEndedError, code_of, from_parent, to_parent
+from ..hints import warn_user
 from ..precision.plan import Plan
 from .job import Crash, Job
 from .search import measured
@@ -66,7 +67,7 @@ def _result(child: Child, job: Job, show: Callable[[str], None]) -> Plan | Crash
             show(value)
         elif kind == "warning":
             text, category = value
-            warnings.warn(text, category, stacklevel=4)
+            warn_user(text, category)
         elif kind == "seconds":
             job.seconds.update(value)
         elif kind == "plan":

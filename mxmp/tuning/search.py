@@ -34,6 +34,8 @@ _PROFILES, _MOST_PROFILES, _QUIET = 4, 12, 2
 # The most cuts, each after the profile of the plan that the cut before it found.
 _CUTS = 3
 
+# A note and a warning: what ``tune`` times in float16 on a CPU.
+EMULATED = "these are times of its emulation, and say nothing about a GPU, for which ctx=mx.gpu() makes a plan"
 # Called with a kind and its value: "part" and a text; before it runs, "plan" and the names of what is low in it;
 # before they run, "operators" and their names; "seconds" and all times so far, by the keys of ``Table``.
 Tell = Callable[[str, Any], None]
@@ -65,6 +67,8 @@ class Search:
         self._readers = task.graph.consumers()
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
+        if job.policy.compute == "float16" and task.device == "cpu":
+            self._notes.append(f"float16 is emulated on a CPU: {EMULATED}")
         rules = task.low_nodes(task.rules_plan)
         self.candidates = {FULL: frozenset(), RULES: rules, BYTES: task.least_bytes(shapes)}
         self._arrays = arrays_of(job, task.graph)

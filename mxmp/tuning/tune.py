@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from dataclasses import replace
 from typing import Any, Iterable
 
@@ -11,6 +11,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ..child import showing
+from ..hints import warn_user
 from ..kernels.fit import device_of
 from ..policy import Policy
 from ..precision.decide import check_policy
@@ -18,7 +19,9 @@ from ..precision.plan import Plan, read_policy
 from .job import context_of, job_of
 from .machine import describe, kept_times, write
 from .process import measured_apart
-from .search import fewest_bytes
+from .search import EMULATED, fewest_bytes
+
+logger = logging.getLogger("mxmp")
 
 
 def tune(
@@ -113,6 +116,8 @@ def tune(
     check_policy(policy, device_of(ctx), policy.low_ops + policy.full_ops)
     if measure and on_gpu and ctx.device_id >= mx.context.num_gpus():
         raise ValueError(f"{ctx} is not here to measure on: tune where it is, or with measure=False")
+    if measure and not on_gpu and policy.compute == "float16":
+        logger.warning("float16 is emulated on a CPU: %s", EMULATED)
     job = job_of(target, inputs, shapes, policy, ctx, training, measure)
     if not measure:
         return fewest_bytes(job)
@@ -124,5 +129,5 @@ def tune(
         try:
             write(file, machine, seconds)
         except OSError as error:
-            warnings.warn(f"tune could not keep its times: {error}", stacklevel=2)
+            warn_user(f"tune could not keep its times: {error}")
     return plan

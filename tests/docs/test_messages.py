@@ -149,7 +149,11 @@ WRONG = [
     ("mxmp.convert(dense(3), 'bfloat16')(x.astype('float64'))", mx.MXNetError, "call x.astype('float32') first"),
     ("mxmp.convert(norm(), 'bfloat16')(x.astype('float64'))", mx.MXNetError, "call x.astype('float32') first"),
     ("mxmp.convert(norm())(x.astype('float64'))", mx.MXNetError, "an input is float64"),
-    ("module_of_float64('bfloat16')", mx.MXNetError, "call x.astype('float32') first"),
+    (
+        "bound([mx.io.DataDesc('data', (8, 20), 'float64')], policy='bfloat16')",
+        mx.MXNetError,
+        "call x.astype('float32') first",
+    ),
     # exclude
     ("mxmp.convert(net, exclude=[len])", ValueError, "a filter is given by itself, not in a list"),
     ("mxmp.convert(net, exclude=[nn.Dense])", ValueError, "exclude=lambda name, block: isinstance(block, Dense))"),
@@ -158,6 +162,10 @@ WRONG = [
     ("mxmp.convert(net, exclude=[net[0]])", ValueError, "a block's is block.name"),
     ("mxmp.Module(symbol, exclude=len)", ValueError, "only mxmp.convert(net, exclude=...) takes a filter"),
     ("mxmp.Module(symbol, exclude=net[0])", ValueError, "of a block its name, ['"),
+    ("mxmp.cast_symbol(symbol, exclude=['*'])", ValueError, "its matrix operators stay in FP32 (excluded by '*')"),
+    ("mxmp.convert(dense(3), exclude=['*'])(x)", UserWarning, "its matrix operators stay in FP32 (excluded by '*')"),
+    ("bound(exclude=['*'])", UserWarning, "its matrix operators stay in FP32 (excluded by '*')"),
+    ("bound(policy='full_ops=FullyConnected')", UserWarning, "stay in FP32 (the policy's full_ops names it)"),
     # keywords
     ("mxmp.Module(symbol, dtype='float16')", TypeError, "the dtype is the policy, policy='float16'"),
     ("mxmp.Module(symbol, polcy='float16')", TypeError, "Module takes no argument 'polcy'; did you mean 'policy'?"),
@@ -208,9 +216,9 @@ WRONG = [
     ("module.load_state_dict({})", AttributeError, "module.load_optimizer_states(file)"),
     ("module.update_metrics()", AttributeError, "did you mean 'update_metric'?"),
     # what comes first
-    ("module.update()", RuntimeError, "call bind(), then init_params(), then init_optimizer() first, or fit()"),
-    ("module.init_optimizer()", RuntimeError, "call bind(), then init_params() first, or fit(), which does"),
-    ("module.forward(mx.io.DataBatch([x]))", RuntimeError, "call bind(), then init_params() first"),
+    ("module.update()", RuntimeError, "call bind(), init_params() and init_optimizer() first, as fit() does"),
+    ("module.init_optimizer()", RuntimeError, "call bind() and init_params() first, as fit() does"),
+    ("module.forward(mx.io.DataBatch([x]))", RuntimeError, "call bind() and init_params() first, as fit() does"),
     # masters and checkpoints
     ("mxmp.set_master_weights(net, {'0.weigth': x})", ValueError, "did you mean '0.weight'?"),
     ("mxmp.set_master_weights(net, {net[0].weight.name: x})", ValueError, "own name for it is '0.weight'"),
@@ -311,9 +319,9 @@ def two_inputs():
     return Sum()
 
 
-def module_of_float64(policy):
-    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), label_names=None, policy=policy)
-    module.bind([mx.io.DataDesc("data", (8, 20), "float64")])
+def bound(shapes=(("data", (8, 20)),), **options):
+    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), label_names=None, **options)
+    module.bind(shapes)
 
 
 def sparse_module():
@@ -463,3 +471,34 @@ def test_a_command_that_is_typed_wrongly_is_answered_with_the_right_one(typed, n
         status = ended.code
     assert status == 2
     assert named in capsys.readouterr().err
+
+
+def plainly_trained(net):
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with autograd.record():
+        LOSS(net(mx.nd.ones((8, 20))), mx.nd.zeros(8)).backward()
+    trainer.step(8)
+
+
+def read_between(net):
+    trained(net)
+    next(iter(net.collect_params().values())).grad()
+
+
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        (plainly_trained, "is trained by a mxnet.gluon.trainer.Trainer"),
+        (read_between, "is read between a scaled backward and the step"),
+        (lambda net: mxmp.convert(net, exclude=["*"])(mx.nd.ones((8, 20))), "nothing in"),
+        (lambda net: mxmp.convert(net, exclude=["none"])(mx.nd.ones((8, 20))), "exclude: no node or block"),
+        (lambda net: mxmp.convert(net)(mx.nd.arange(2000, 2160).reshape((8, 20)) * 100), "goes as it is into"),
+        (lambda net: bound(exclude=["*"]), "nothing in this Symbol"),
+        (lambda net: bound(exclude=["none"]), "exclude: no node or block"),
+    ],
+)
+def test_a_warning_names_the_line_of_the_user(used, said):
+    net = mxmp.convert(dense(8, 3))
+    with pytest.warns(UserWarning, match=said) as caught:
+        used(net)
+    assert {warning.filename for warning in caught} == {__file__}

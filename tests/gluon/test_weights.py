@@ -215,7 +215,7 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing():
     before = full_weights(mxmp.Trainer(net.collect_params(), "sgd"))
     good = {name: value * 2 for name, value in mxmp.master_weights(net).items()}
     for wrong, match in [
-        ({**good, "0.wieght": mx.nd.ones((4, 3))}, r"no Parameter '0.wieght'.*\['0.weight'\]"),
+        ({**good, "0.wieght": mx.nd.ones((4, 3))}, r"no Parameter '0.wieght'; did you mean '0.weight'\?"),
         ({**good, "1.weight": mx.nd.ones((3, 2))}, r"'1.weight' has shape \(2, 4\), got a value of \(3, 2\)"),
     ]:
         with pytest.raises(ValueError, match=match):

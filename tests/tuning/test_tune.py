@@ -106,6 +106,17 @@ def test_without_measuring_the_matrix_operators_are_low_and_nothing_is_timed():
     assert "MiB cast" in str(plan)
 
 
+def test_a_plan_of_float16_on_a_cpu_says_that_the_emulation_was_timed(tmp_path, caplog):
+    net = gluon.nn.Dense(4, in_units=8)
+    plan = mxmp.tune(net, (2, 8), policy="float16", cache=tmp_path)
+    said = "float16 is emulated on a CPU: these are times of its emulation, and say nothing about a GPU"
+    assert said in str(plan)
+    assert said in caplog.text
+    caplog.clear()
+    assert said not in str(mxmp.tune(net, (2, 8), policy="float16", measure=False))
+    assert said not in caplog.text
+
+
 def test_a_symbol_is_tuned_by_named_shapes_or_arrays():
     fc = S.FullyConnected(S.var("data"), num_hidden=4, name="fc")
     symbol = S.SoftmaxOutput(S.FullyConnected(S.relu(fc), num_hidden=3, name="out"), name="softmax")

@@ -12,7 +12,7 @@ from ...callbacks import last_line
 from ...frontend import ConvertedGraph
 from ...kernels.channels_last import norms_over_rows
 from ...kernels.fit import device_of
-from ...pipeline import emitted
+from ...pipeline import emitted, warn_of_plan
 from ...policy import Policy
 from ...precision.casts import LowGraph, strip
 from ...precision.decide import decide
@@ -109,12 +109,16 @@ def _report_symbol(
 ) -> GraphReport:
     """Return the report on an FP32 Symbol, as ``plan`` would convert it or, if None, ``policy`` on ``ctx``."""
     check_shapes(shapes, symbol.list_inputs(), ["policy", "exclude", "ctx"])
-    plan = plan or decide(strip(Graph.from_symbol(symbol)), policy, device_of(ctx), Options(keep_output_names=True))
+    graph, given = strip(Graph.from_symbol(symbol)), plan
+    plan = plan or decide(graph, policy, device_of(ctx), Options(keep_output_names=True))
     plan = summed_in_fp32(plan)
     try:
-        return _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
+        found = _report_graph(ConvertedGraph(symbol.name or "symbol", None, symbol, plan, shapes))
     except mx.MXNetError as error:
         raise ValueError(f"the shapes {shapes} do not fit the Symbol: {last_line(error)}") from error
+    if given is not None:
+        warn_of_plan(graph, given, set())
+    return found
 
 
 def _report_graph(converted: ConvertedGraph) -> GraphReport:

@@ -9,7 +9,7 @@ from ...kernels.channels_last import WHY_SLOW
 from ...policy import Policy
 from ...precision.plan import Plan
 from ...precision.traffic import CastSize
-from ..shared.report import grouped, some, table
+from ..shared.report import grouped, section, some, table
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,21 @@ class GraphReport:
         return self.plan.unmatched
 
     @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Return the policy's ``low_ops`` and ``full_ops`` that change nothing in the graph, each with the reason.
+
+        Such as ``"low_ops=softmax: the graph has none"``, or that the device has no kernel for it in the compute dtype.
+        """
+        low, full = self.policy.low_ops, self.policy.full_ops
+        of_type = grouped(self.nodes, lambda node: node.op)
+        absent = [(f, op) for f, ops in (("low_ops", low), ("full_ops", full)) for op in ops if op not in of_type]
+        kept = [op for op in low if op in of_type and all(node.dtype == "float32" for node in of_type[op])]
+        return (
+            *(f"{field}={op}: the graph has none" for field, op in absent),
+            *(f"low_ops={op}: it stays in FP32, as {of_type[op][0].reason}" for op in kept),
+        )
+
+    @property
     def cast_bytes(self) -> int | None:
         """Return the bytes that all casts together read and write in one forward; None if a shape is not known."""
         return _total(cast.bytes for cast in self.casts)
@@ -123,6 +138,7 @@ class GraphReport:
             ("exclude matched nothing", self.unmatched),
         ):
             lines += ["", f"  {title}: {some(names)}"] if names else []
+        lines += section("Without effect", self.without_effect)
         if self.workarounds:
             rows = [(name, str(len(nodes)), some(nodes, 3)) for name, nodes in self.workarounds.items()]
             lines += ["", *table([("workaround for the kernels", "places", "for"), *rows], "<><")]
