@@ -101,23 +101,34 @@ def parser() -> argparse.ArgumentParser:
 
     def add(run: Callable, purpose: str, policy: str = "", plan: bool = False) -> argparse.ArgumentParser:
         # ``policy`` is the default of --policy; "" for a command without --policy, symbol, --exclude and --shape.
-        command = commands.add_parser(run.__name__[1:], help=purpose, description=purpose)
+        name = run.__name__[1:]
+        examples = [line for line in (__doc__ or "").splitlines() if line.startswith(f"{PROGRAM} {name} ")]
+        command = commands.add_parser(
+            name, help=purpose, description=purpose, epilog="\n".join(["example:", *examples]) if examples else None
+        )
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.set_defaults(run=run, prog=command.prog)
         if policy:
-            command.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-            command.add_argument("--exclude", nargs="+", default=[], help="patterns of nodes that stay FP32")
+            command.add_argument("symbol", metavar="SYMBOL", help="FP32 symbol, NAME-symbol.json")
+            command.add_argument(
+                "--exclude", nargs="+", default=[], metavar="PATTERN", help="patterns of nodes that stay FP32"
+            )
             command.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
             others = ", a policy string or a plan (.json)" if plan else " or a policy string"
-            command.add_argument("--policy", default=policy, help=f"{recipes}{others} (default: %(default)s)")
+            command.add_argument(
+                "--policy", default=policy, metavar="TEXT", help=f"{recipes}{others} (default: %(default)s)"
+            )
         return command
 
     cast = add(_cast, "write a low-precision checkpoint for inference", "float16", plan=True)
-    cast.add_argument("params", nargs="?", help="its parameters, NAME-0000.params; without them only the symbol")
-    cast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
+    cast.add_argument(
+        "params", nargs="?", metavar="PARAMS", help="its parameters, NAME-0000.params; without them only the symbol"
+    )
+    cast.add_argument("out", metavar="OUT", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
     show = add(_explain, "say what each operator would compute in, and why", "float16", plan=True)
     show.add_argument("--nodes", action="store_true", help="one line per operator as well")
     find = add(_tune, "find the plan that is fast on this machine", "bfloat16")
-    find.add_argument("--out", required=True, help="the plan to write, as JSON")
+    find.add_argument("--out", required=True, metavar="PLAN.json", help="the plan to write, as JSON")
     find.add_argument("--inference", action="store_true", help="for a forward alone, not a training step")
     find.add_argument("--bytes", action="store_true", help="measure nothing: cast the fewest bytes")
     find.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
@@ -129,27 +140,32 @@ def parser() -> argparse.ArgumentParser:
         )
 
     fast = add(_optimize, "write the fastest graph for inference on this CPU that is still right")
-    fast.add_argument("symbol", help="FP32 symbol, NAME-symbol.json")
-    fast.add_argument("params", help="its parameters, NAME-0000.params")
+    fast.add_argument("symbol", metavar="SYMBOL", help="FP32 symbol, NAME-symbol.json")
+    fast.add_argument("params", metavar="PARAMS", help="its parameters, NAME-0000.params")
     fast.add_argument(
-        "data", help="calibration data, .npy: batches of the first input, (batch, row, ...); .npz by name"
+        "data",
+        metavar="DATA",
+        help="calibration data, .npy: batches of the first input, (batch, row, ...); .npz by name",
     )
-    fast.add_argument("out", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
+    fast.add_argument("out", metavar="OUT", help="prefix of the files to write: OUT-symbol.json and OUT-0000.params")
     fast.add_argument(
         "--dtypes",
         nargs="*",
+        metavar="NAME",
         default=["int8", "bfloat16"],
         help="allowed besides FP32; or float16, for a GPU (default: int8 bfloat16)",
     )
     fast.add_argument(
         "--max-drop",
         type=float,
+        metavar="SHARE",
         default=0.01,
         help="share of top answers, 0 to 1, that may be others than FP32's (default: %(default)s)",
     )
     fast.add_argument(
         "--min-sqnr",
         type=float,
+        metavar="DB",
         default=20.0,
         help="least signal to noise ratio of each output column, in dB (default: %(default)s)",
     )
@@ -160,21 +176,27 @@ def parser() -> argparse.ArgumentParser:
     look = add(
         _audit, "say which operators in low precision change what it computes from a batch", "float16", plan=True
     )
-    look.add_argument("params", help="its parameters, NAME-0000.params")
-    look.add_argument("data", help="batches as for optimize, labels too (.npz by name); the first is used")
-    look.add_argument("--worst", type=int, default=10, help="how many operators to name at most (default: %(default)s)")
+    look.add_argument("params", metavar="PARAMS", help="its parameters, NAME-0000.params")
+    look.add_argument(
+        "data", metavar="DATA", help="batches as for optimize, labels too (.npz by name); the first is used"
+    )
+    look.add_argument(
+        "--worst", type=int, default=10, metavar="N", help="how many operators to name at most (default: %(default)s)"
+    )
 
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU (default: %(default)s)")
     read = add(_profile, "say what ran on Tensor Cores, from what Nsight Systems recorded")
-    read.add_argument("file", help="what nsys export --type sqlite wrote")
+    read.add_argument("file", metavar="FILE", help="what nsys export --type sqlite wrote")
 
     job = add(_launch, "run a training script as a distributed job on this machine")
-    job.add_argument("--workers", type=int, default=2, help="how many (default: %(default)s)")
-    job.add_argument("--servers", type=int, default=1, help="how many (default: %(default)s)")
+    job.add_argument("--workers", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
+    job.add_argument("--servers", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
     job.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole job (default: no limit)")
     job.add_argument("--horovod", action="store_true", help="workers of Horovod (Gloo): no scheduler, no servers")
-    job.add_argument("program", nargs=argparse.REMAINDER, help="what every worker runs, after --: python train.py")
+    job.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what every worker runs, after --: python train.py"
+    )
     return top
 
 
@@ -197,7 +219,7 @@ def _cast(args: argparse.Namespace) -> None:
         print(f"Set {safe_sums.VARIABLE}=1 where it runs too: without it, its softmax and LayerNorm sum in float16")
     if args.params:
         before, after = (sum(v.size * v.dtype().itemsize for v in d.values()) for d in (params, written))
-        print(f"Parameters: {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB")
+        print(f"Parameters: {_size(before)} -> {_size(after)}")
 
 
 def _explain(args: argparse.Namespace) -> None:
@@ -211,9 +233,21 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explanation(symbol: mx.sym.Symbol, args: argparse.Namespace) -> Explanation:
-    return explain(
+    found = explain(
         symbol, policy=args.policy, exclude=args.exclude, ctx=mx.Context(args.device), **_keywords(args, explain)
     )
+    return Explanation(tuple(replace(graph, name=_name_of(args.symbol)) for graph in found.graphs))
+
+
+def _name_of(path: str) -> str:
+    """Return the network's name in reports, that of its file: a Symbol has the name of its last operator."""
+    name = os.path.basename(path)
+    return name[: -len("-symbol.json")] if name.endswith("-symbol.json") else name
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes with its unit: ``"97.5 MiB"``, ``"3.1 KiB"``."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _tune(args: argparse.Namespace) -> None:
@@ -320,9 +354,7 @@ def _audit(args: argparse.Namespace) -> None:
 def _advise(args: argparse.Namespace) -> None:
     symbol = read_symbol(args.symbol)
     found = advise(symbol, policy=args.policy, exclude=args.exclude, device=args.device, **_keywords(args, advise))
-    # A Symbol has the name of its last operator; the file has the network's.
-    name = os.path.basename(args.symbol)
-    print(replace(found, name=name[: -len("-symbol.json")] if name.endswith("-symbol.json") else name))
+    print(replace(found, name=_name_of(args.symbol)))
 
 
 def _profile(args: argparse.Namespace) -> None:

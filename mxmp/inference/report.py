@@ -9,6 +9,8 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from ..files import new_figure, replacing, save_figure
 
 _ROWS = 10
+_MARKERS = "osD^v"
+_COLORS = "blue", "green", "purple", "brown", "gray", "olive", "cyan"
 
 
 class Candidate(NamedTuple):
@@ -62,19 +64,21 @@ class Layer(NamedTuple):
     Attributes
     ----------
     name, op : str
-        The operator's name (in INT8, that before the quantization), and its type in MXNet, such as
-        ``"_sg_mkldnn_conv"``.
+        The operator's name (in INT8, that before the quantization; of several fused ones, that of the last), and its
+        type in MXNet, such as ``"_sg_mkldnn_conv"``.
     dtype : str
         ``"int8"`` if the operator was quantized, otherwise the dtype of its output, such as ``"bfloat16"``. In a graph
         for a GPU, the dtype that it computes in: ``"float16"`` or ``"float32"``.
     why : str
-        Why it has this dtype; empty if there is nothing to say.
+        Why it has this dtype.
     sqnr : float or None
         The signal to quantization noise ratio of the worst column, in dB, if this operator alone is in the dtype
         with which the chosen graph's name begins, INT8 for ``"int8, 3 in float32"``; for a GPU, in float16. None if
         that was not measured.
     milliseconds : float or None
         Time of the operator for one batch, when operators run one after another. None if it was not measured.
+    fused : tuple of str
+        The names of the operators of the network that are fused in it, ``("conv0", "relu0")``; empty if it is one.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Layer(NamedTuple):
     why: str
     sqnr: Optional[float] = None
     milliseconds: Optional[float] = None
+    fused: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,8 @@ class InferenceReport:
     def plot(self, path: Optional[str] = None) -> object:
         """Return a matplotlib ``Figure`` with a dot for each timed candidate: time of a batch against SQNR in dB.
 
-        SQNR is the signal to quantization noise ratio; infinity is drawn as high as the highest finite one. The chosen
-        candidate is red. With ``dtypes="float16"`` nothing is timed, and there is no dot.
+        SQNR is the signal to quantization noise ratio; infinity is drawn above all others. The chosen candidate is a
+        red star. With ``dtypes="float16"`` nothing is timed, and there is no dot.
 
         Parameters
         ----------
@@ -146,16 +151,25 @@ class InferenceReport:
         ValueError
             The path does not end with .png, .svg or .pdf.
         """
-        figure = new_figure(7, 4.5)
+        figure = new_figure(8, 4.5)
         axis = figure.subplots()
         dots = [(each.name, each.milliseconds, each.sqnr) for each in self.candidates]
         timed = [(name, time, ratio) for name, time, ratio in dots if time is not None and ratio is not None]
-        most = max([ratio for _, _, ratio in timed if ratio < math.inf] or [100.0])
-        for name, time, ratio in timed:
-            axis.plot(time, min(ratio, most), "o", color="tab:red" if name == self.chosen else "tab:blue")
-            axis.annotate(name, (time, min(ratio, most)), (5, 4), textcoords="offset points", fontsize=8)
+        finite = [ratio for _, _, ratio in timed if ratio < math.inf] or [100.0]
+        top = max(finite) + 0.15 * (max(finite) - min(finite) or 100.0)
+        for number, (name, time, ratio) in enumerate(timed):
+            is_chosen = name == self.chosen
+            marker = "*" if is_chosen else _MARKERS[number % len(_MARKERS)]
+            color = "red" if is_chosen else _COLORS[number % len(_COLORS)]
+            size = 14 if is_chosen else 8
+            axis.plot(time, min(ratio, top), marker, label=name, markersize=size, color=f"tab:{color}", alpha=0.8)
+        if any(ratio == math.inf for _, _, ratio in timed):
+            below = [tick for tick in axis.get_yticks() if min(finite) <= tick <= max(finite)]
+            axis.set_yticks([*below, top], [*(f"{tick:g}" for tick in below), "∞"])
         axis.set(xlabel="time of a batch, ms", ylabel="SQNR against FP32, dB", title=f"served: {self.chosen}")
-        axis.margins(x=0.2, y=0.15)
+        axis.margins(x=0.1, y=0.1)
+        if timed:
+            axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8)
         return save_figure(figure, path)
 
     def __str__(self) -> str:
@@ -180,7 +194,7 @@ class InferenceReport:
         for layer in sorted(self.layers, key=lambda layer: -(layer.milliseconds or 0))[:_ROWS]:
             alone = "" if layer.sqnr is None else f", alone {layer.sqnr:.1f} dB"
             time = "" if layer.milliseconds is None else f"{layer.milliseconds:.3f} ms  "
-            text.append(f"  {time}{layer.dtype:<8}  {layer.name}: {layer.why}{alone}")
+            text.append(f"  {time}{layer.dtype:<8}  {' + '.join(layer.fused) or layer.name}: {layer.why}{alone}")
         return "\n".join([*text, *self.notes])
 
     def _row(self, each: Candidate) -> Tuple[str, ...]:

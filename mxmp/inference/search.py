@@ -42,6 +42,7 @@ _FAILURES = CandidateError, mx.MXNetError
 _FEW, _SLOW = 16, 0.95
 # So many layers are named in a note.
 _NAMED = 3
+_ALL_FP32 = "the graph that is served is FP32"
 # What gives the scores of an output with three axes or more, and what may come after it.
 _SCORES = {"Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot", "log_softmax", "sigmoid", "softmax"}
 _SCORES |= {"SoftmaxActivation", "SoftmaxOutput"}
@@ -162,7 +163,7 @@ class Search:
             if not node.is_variable:
                 decision = decisions.get(node.name, Decision(node.op, False, ""))
                 dtype = FLOAT16 if decision.low else "float32"
-                operators.append(Layer(node.name, node.op, dtype, decision.reason, alone.get(node.name)))
+                operators.append(Layer(node.name, node.op, dtype, decision.reason or _ALL_FP32, alone.get(node.name)))
         rows = list(self._rows.values())
         return graph, params, InferenceReport(chosen, self._unfused, rows, operators, {}, self.notes)
 
@@ -443,7 +444,9 @@ class Search:
         """Return a report's ``Layer`` of each operator of a candidate, which runs once more for the times."""
         graph, _, why = self._tried[name]
         spent = self._runner.ask("profile", name)
-        layers, alone = [], self._alone.get(name.partition(",")[0], {})
+        kind = name.partition(",")[0]
+        layers, alone = [], self._alone.get(kind, {})
+        in_fp32 = _ALL_FP32 if kind == "float32" else f"no {kind} kernel is tried for it"
         for node in graph.nodes():
             if node.is_variable:
                 continue
@@ -451,8 +454,11 @@ class Search:
             names = f"{node.name}_output", f"{node.name}_output0"  # MXNet numbers several outputs of most operators
             milliseconds, dtype = next((spent[name] for name in names if name in spent), (None, "float32"))
             dtype = INT8 if own != node.name or dtype == "uint8" else dtype
-            reason = why.get(own) or ("" if dtype == "float32" else "within the accuracy that was requested")
-            layers.append(Layer(own, node.op, dtype, reason, alone.get(own), milliseconds))
+            reason = why.get(own) or ("within the accuracy that was requested" if dtype != "float32" else in_fp32)
+            parts = tuple(inner_operators(node))
+            layers.append(
+                Layer(own, node.op, dtype, reason, alone.get(own), milliseconds, parts if len(parts) > 1 else ())
+            )
         return layers
 
 

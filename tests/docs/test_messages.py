@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import hints
-from mxmp.__main__ import main
+from mxmp.__main__ import main, parser
 from mxmp.hints import missing
 
 ROOT = Path(mxmp.__file__).parents[1]
@@ -502,3 +502,37 @@ def test_a_warning_names_the_line_of_the_user(used, said):
     with pytest.warns(UserWarning, match=said) as caught:
         used(net)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def commands():
+    """The names of all commands, as the usage lists them."""
+    return re.search(r"\{(.*?)\}", parser().format_usage())[1].split(",")
+
+
+@pytest.mark.parametrize("name", commands())
+def test_the_help_of_a_command_has_an_example_and_names_values_as_the_manual(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    text = capsys.readouterr().out
+    assert f"\nexample:\npython -m mxmp {name} " in text
+    manual = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    # argparse names a value after its option, in capitals, unless it is told another name.
+    for option, value in re.findall(r"--([\w-]+) \[?([\w.=,]+)", text.partition("positional")[0]):
+        assert value != option.upper().replace("-", "_")
+        if value in ("PATTERN", "TEXT", "NAME", "PLAN.json", "SHARE", "DB", "N", "SECONDS", "REPORT.json", "PICTURE"):
+            assert f"`--{option} {value}" in manual
+
+
+def test_cast_prints_sizes_in_a_unit_that_fits_and_reports_name_the_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=64, name="fc")
+    symbol.save("net-symbol.json")
+    mx.nd.save("net-0001.params", {"arg:fc_weight": mx.nd.ones((64, 20)), "arg:fc_bias": mx.nd.ones(64)})
+    assert main(["cast", "net-symbol.json", "net-0001.params", "low", "--device", "gpu"]) == 0
+    text = capsys.readouterr().out
+    assert "Parameters: 5.2 KiB -> 2.6 KiB" in text
+    assert "Stored in float16: fc_bias, fc_weight" in text
+    assert "masters" not in text
+    for command in ("explain", "advise"):
+        assert main([command, "net-symbol.json", "--shape", "data=8,20"]) == 0
+        assert capsys.readouterr().out.startswith("net (compute=float16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -23,6 +24,7 @@ import mxmp
 from mxmp import cpu
 from mxmp.__main__ import main
 from mxmp.inference import calibration, quantizing, search
+from mxmp.inference.report import Candidate, InferenceReport
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.inference.targets import OptimizedSymbol
 from mxmp.precision.graph import Graph
@@ -692,6 +694,39 @@ def test_the_report_is_data_and_a_picture(found, tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="is no picture"):
         found.report.plot("picture.txt")
+
+
+def test_the_picture_has_infinity_above_all_and_names_in_a_legend():
+    pytest.importorskip("matplotlib")
+    found = {"float32": (1.3, math.inf), "float32, fused": (0.8, 137.0), "int8": (0.3, 25.0), "bfloat16": (None, None)}
+    rows = [Candidate(name, time, sqnr=ratio) for name, (time, ratio) in found.items()]
+    (axis,) = InferenceReport("int8", "float32, fused", rows, [], {}, []).plot().axes
+    heights = {line.get_label(): line.get_ydata()[0] for line in axis.lines}
+    assert heights["float32"] > heights["float32, fused"] == 137
+    ticks = dict(zip(axis.get_yticks(), (text.get_text() for text in axis.get_yticklabels())))
+    assert ticks[heights["float32"]] == "∞"
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["float32", "float32, fused", "int8"]
+    assert not axis.texts
+
+
+def test_the_report_names_what_is_fused_and_says_why_of_every_operator(found):
+    fused = [layer for layer in found.report.layers if layer.fused]
+    assert all(layer.op.startswith("_sg_mkldnn") and layer.name == layer.fused[-1] for layer in fused)
+    assert all(layer.why for layer in found.report.layers)
+    assert not any(line.endswith(": ") for line in str(found.report).splitlines())
+
+
+def test_a_fused_convolution_is_named_by_its_own_name_first():
+    net = nn.HybridSequential(prefix="")
+    net.add(nn.Conv2D(8, 3, prefix="conv_"), nn.Activation("relu", prefix="relu_"))
+    net.initialize()
+    x = mx.nd.ones((2, 3, 8, 8))
+    net(x)
+    report = mxmp.optimize_for_inference(net, [x], dtypes=()).report
+    (layer,) = (layer for layer in report.layers if layer.op == "_sg_mkldnn_conv")
+    assert layer.fused == ("conv_fwd", "relu_fwd")
+    assert layer.why == "the graph that is served is FP32"
+    assert "float32   conv_fwd + relu_fwd: the graph that is served is FP32" in str(report)
 
 
 @pytest.mark.parametrize("dtype", LOW)

@@ -45,7 +45,7 @@ def test_cast_for_a_gpu_halves_the_parameters_of_matrix_operators(checkpoint, ca
     dtypes = {k: v.dtype for k, v in mx.nd.load(str(checkpoint / "low-0000.params")).items()}
     assert dtypes["arg:net_dense0_weight"] == np.float16
     assert dtypes["arg:net_batchnorm0_gamma"] == np.float32
-    assert "MiB ->" in capsys.readouterr().out
+    assert "KiB ->" in capsys.readouterr().out
 
 
 def test_cast_without_parameters_writes_the_symbol_only(checkpoint):
@@ -264,7 +264,7 @@ COMMANDS = ["cast", "explain", "tune", "optimize", "audit", "advise", "profile",
     [
         ([], "required: command"),
         (["cats"], "invalid choice: 'cats' (choose from 'cast'"),
-        (["explain"], "required: symbol; an option that takes several values, such as --shape, goes behind them"),
+        (["explain"], "required: SYMBOL; an option that takes several values, such as --shape, goes behind them"),
         (["cast", "--shape", "data=2,8", "net-symbol.json", "low"], "such as --shape, goes behind them"),
         (["explain", "net-symbol.json", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["tune", "net-symbol.json"], "required: --out"),

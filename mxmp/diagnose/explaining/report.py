@@ -133,7 +133,8 @@ class GraphReport:
             *self._table(),
         ]
         for title, names in (
-            (f"Stored in {compute} with FP32 masters", self.low_params),
+            # A Symbol that ``cast_symbol`` returns may be one for inference alone.
+            (f"Stored in {compute}{'' if self.training is None else ' with FP32 masters'}", self.low_params),
             ("Left alone", [node.name for node in self.nodes if node.left_alone]),
             ("exclude matched nothing", self.unmatched),
         ):
