@@ -39,7 +39,8 @@ def save_checkpoint(
     state that can be read, so this call seeds them anew (``mx.random.seed``, on all devices) by a number that it draws
     from NumPy, and saves the number: both runs go on with the same ones. Not saved are the position of a data iterator,
     the order of one that shuffles in place (MXNet's ``NDArrayIter`` and ``BucketSentenceIter``), and random numbers of
-    other processes, such as the workers of a ``DataLoader``. Of several nets, save and load each
+    other processes, such as the workers of a ``DataLoader``. Nor are averages of weights (EMA) that you keep, which
+    ``mx.nd.save`` writes. Of several nets, save and load each
     in the same order. Of several workers, let each have a path of its own, or all will draw the same random numbers.
     Waits for the device.
 
