@@ -190,9 +190,9 @@ def picture(results: dict[str, Any], path: Path) -> None:
     """Draw mxmp's signal-to-noise ratio over that of perfect kernels, a dot a model."""
     figure, axes = subplots(2, 2, figsize=(9, 9.6), constrained_layout=True)
     figure.suptitle(
-        "Signal-to-noise ratio against FP32 on a CPU, a dot for each model\n"
-        "Perfect kernels: FP32 kernels, and only what matrix operators read and write is rounded.\n"
-        "Grey band: within 3 dB of them; above it mxmp is better. float16 is emulated.",
+        "Signal-to-noise ratio against FP32 on a CPU, a dot for each model with figures of both\n"
+        "Across: FP32 kernels, and only what matrix operators read and write is rounded. Up: mxmp.\n"
+        "Grey band: within 3 dB; above it mxmp is better. float16 is emulated.",
         fontsize=10,
     )
     for column, dtype in enumerate(DTYPES):
@@ -209,6 +209,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
             plot.scatter(*zip(*pairs), s=9, alpha=0.6, color="tab:blue" if line else "tab:green")
             lag = median(ours - ideal for ideal, ours in pairs)
             plot.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-            plot.set(xlabel="with perfect kernels, dB", ylabel="with mxmp, dB")
-            plot.set_title(f"{dtype}, {key[:-3]}: {len(pairs)} models, median {lag + 0:+.1f} dB", fontsize=10)
+            plot.set(xlabel="only matrix operators round, dB", ylabel="with mxmp, dB")
+            number = f"{len(pairs)} of {len(measured(results))} models"
+            plot.set_title(f"{dtype}, {key[:-3]}: {number}, median {round(lag, 1) + 0:+.1f} dB", fontsize=10)
     figure.savefig(path, dpi=90)
