@@ -496,6 +496,8 @@ def results(symbol, seed, dtype="float32"):
 def test_a_drawn_graph_loses_what_its_matrix_products_lose_by_their_inputs(seed, dtype):
     drawn = Drawn(seed)
     want = results(drawn.symbol, seed, "float64")
+    if not all(np.isfinite(value).all() for value in results(drawn.symbol, seed).values()):
+        pytest.skip("FP32 itself cannot compute it")
     got = results(mxmp.cast_symbol(drawn.symbol, mxmp.Policy(dtype, params="float32"), ctx=mx.cpu()), seed)
     mx.random.seed(seed)
     controls = [results(Drawn(seed, blurred(dtype)).symbol, seed) for _ in range(CONTROLS)]
