@@ -23,6 +23,7 @@ CURVES: dict[str, dict[str, Any]] = {  # wide below narrow, so that none hides a
     "float16": {"linewidth": 1.4},
     "bfloat16": {"linewidth": 1.2, "linestyle": (0, (3, 2))},
 }
+_MARKS = {"float16": "o", "bfloat16": "s"}
 WIDEST = 4  # margins that the forest plot shows to each side
 SIZE = 256  # unknowns of the linear systems
 REFINED = FOLDER / "refinement.json"  # what was solved; delete it to solve them anew
@@ -257,7 +258,7 @@ def draw_forest(found: Mapping[str, Mapping[str, Verdict]], path: Path) -> None:
     for place, family in enumerate(families):
         for offset, (dtype, each) in zip((-0.17, 0.17), found.items()):
             if family in each and each[family].kind != "diverged":
-                draw_verdict(above, place + offset, each[family], "o" if dtype == "float16" else "s")
+                draw_verdict(above, place + offset, each[family], _MARKS[dtype])
     above.set_yticks(range(len(families)), families, fontsize=8)
     above.set_ylim(len(families) - 0.5, -0.5)
     above.set_xlim(-1.05 * WIDEST, 1.05 * WIDEST)
@@ -265,18 +266,21 @@ def draw_forest(found: Mapping[str, Mapping[str, Verdict]], path: Path) -> None:
         "worse than float32   ←   difference in margins; green band: within the margin   →   better", fontsize=8
     )
     below.axvspan(-0.1, 0.1, color="tab:green", alpha=0.1, linewidth=0)
-    for place, (dtype, each) in enumerate(found.items()):
-        for offset, average, filled_in in ((-0.15, pooled, True), (0.15, plain_mean, False)):
+    rows: list[str] = []
+    for dtype, each in found.items():
+        for average, what in ((pooled, "by precision"), (plain_mean, "all alike")):
             if len(usable := poolable(each.values())) > 1:
                 all_of = average(usable)
                 ends = [[all_of.mean - all_of.low], [all_of.high - all_of.mean]]
-                face = COLOURS[dtype] if filled_in else "white"
-                below.errorbar(all_of.mean, place + offset, xerr=ends, fmt="D", color=COLOURS[dtype], mfc=face, ms=5)
-    below.set_yticks(range(len(found)), [f"all, {dtype}" for dtype in found], fontsize=8)
-    below.set_ylim(len(found) - 0.5, -0.5)
+                below.errorbar(all_of.mean, len(rows), xerr=ends, fmt=_MARKS[dtype], color="0.3", ms=5)
+                rows.append(f"{dtype}, {what}")
+    below.set_yticks(range(len(rows)), rows, fontsize=8)
+    below.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     below.set_xlim(-0.4, 0.4)
     below.set_xlabel(
-        "means over all families, in standard deviations of a seed, with 95 % intervals; band: a tenth", fontsize=8
+        "means over the families, weighed by their precision or all alike, in standard deviations of a seed,\n"
+        "with 95 % intervals; band: a tenth",
+        fontsize=8,
     )
     for axes in (above, below):
         axes.axvline(0, color="0.3", linewidth=0.7)
@@ -310,18 +314,12 @@ def draw_verdict(axes: Any, place: float, verdict: Verdict, marker: str) -> None
 
 
 def legend(figure: Any) -> None:
-    """Draw the legend of the forest plot: colours of verdicts, marks of dtypes and of means."""
+    """Draw the legend of the forest plot: colours of verdicts, and marks of dtypes."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour, linewidth=2.4, label=kind) for kind, colour in VERDICTS.items()]
-    marks = (
-        ("o", "0.3", "float16"),
-        ("s", "0.3", "bfloat16"),
-        ("D", "0.3", "mean, families weighed by precision"),
-        ("D", "white", "mean, each family counts the same"),
-    )
-    lines += [Line2D([], [], color="0.3", marker=m, mfc=face, linewidth=0, label=label) for m, face, label in marks]
-    figure.legend(handles=lines, ncol=4, loc="outside lower center", fontsize=8, frameon=False)
+    lines += [Line2D([], [], color="0.3", marker=m, linewidth=0, label=dtype) for dtype, m in _MARKS.items()]
+    figure.legend(handles=lines, ncol=5, loc="outside lower center", fontsize=8, frameon=False)
 
 
 def draw_curves(results: Mapping[str, Any], path: Path) -> None:
