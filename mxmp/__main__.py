@@ -7,6 +7,7 @@ python -m mxmp optimize net-symbol.json net-0010.params data.npy net-fast
 python -m mxmp audit net-symbol.json net-0010.params batch.npz
 python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
 python -m mxmp profile report.sqlite
+python -m mxmp verify train.py --steps 20
 python -m mxmp launch --workers 2 -- python train.py
 """
 
@@ -30,7 +31,7 @@ from mxnet.ndarray import NDArray
 
 from . import __version__
 from .callbacks import last_line
-from .diagnose import advise, audit, explain, profile
+from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining.report import Explanation
 from .files import check_writable, kind_of, near_name, picture_format, replacing_all
@@ -188,6 +189,13 @@ def parser() -> argparse.ArgumentParser:
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU (default: %(default)s)")
     read = add(_profile, "say what ran on Tensor Cores, from what Nsight Systems recorded")
     read.add_argument("file", metavar="FILE", help="what nsys export --type sqlite wrote")
+
+    check = add(_verify, "say whether a ported training script still does the same")
+    check.add_argument("--steps", type=int, default=20, help="how many updates to compare (default: %(default)s)")
+    check.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
+    check.add_argument("--plot", metavar="PICTURE", help="draw loss and gradients: .png, .svg or .pdf")
+    check.add_argument("script", help="the script")
+    check.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments, after --")
 
     job = add(_launch, "run a training script as a distributed job on this machine")
     job.add_argument("--workers", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
@@ -359,6 +367,16 @@ def _advise(args: argparse.Namespace) -> None:
 
 def _profile(args: argparse.Namespace) -> None:
     print(profile(args.file))
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if args.plot:
+        picture_format(args.plot)
+    found = verify(args.script, args.steps, arguments=args.arguments[args.arguments[:1] == ["--"] :], seed=args.seed)
+    print(found)
+    if args.plot and found.courses:
+        plot_verification(found, args.plot)
+    return found.status
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ HOUSE = {
     "gluon": [
         *("_mxnet", "nesting", "known", "remembered", "blocks", "parameter", "conversion", "scaling", "scaled_reads"),
         *("graphs", "hook", "convert"),
-        *("backward", "trainer", "weights", "training", "replaying", "reading", "__init__"),
+        *("backward", "trainer", "weights", "training", "replaying", "reading", "plain", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -69,6 +69,7 @@ HOUSE = {
         "training",
         "replaying",
         "reading",
+        "plain",
         "__init__",
     ],
     "tuning": [
@@ -87,6 +88,7 @@ HOUSE = {
     "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],
+    "diagnose/verifying": ["recording", "judging", "report", "modes", "running", "verify", "__init__"],
     "diagnose": ["plots", "__init__"],
     "top": ["checkpoint", "__init__", "__main__"],
 }

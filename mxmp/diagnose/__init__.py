@@ -12,9 +12,12 @@ from .blaming.report import Blame, Range
 from .explaining.explain import explain
 from .explaining.report import Explanation, GraphReport
 from .guarding.guard import Guard, Moved, guard
-from .plots import plot_histograms, plot_loss_scale
+from .plots import plot_histograms, plot_loss_scale, plot_verification
 from .profiling.profile import profile
 from .profiling.report import Profile
+from .verifying.judging import Course, Departure
+from .verifying.report import Verification
+from .verifying.verify import verify
 from .watching.histogram import Histogram
 from .watching.snapshot import Snapshot, TensorReport
 from .watching.watch import Watch, watch
@@ -24,6 +27,8 @@ __all__ = [
     "Audit",
     "Blame",
     "Change",
+    "Course",
+    "Departure",
     "Explanation",
     "Finding",
     "GraphReport",
@@ -34,6 +39,7 @@ __all__ = [
     "Range",
     "Snapshot",
     "TensorReport",
+    "Verification",
     "Watch",
     "advise",
     "audit",
@@ -42,6 +48,8 @@ __all__ = [
     "guard",
     "plot_histograms",
     "plot_loss_scale",
+    "plot_verification",
     "profile",
+    "verify",
     "watch",
 ]

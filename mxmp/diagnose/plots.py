@@ -9,6 +9,7 @@ import numpy as np
 
 from ..files import new_figure, save_figure
 from ..step.step import ScaleEvent, StepView
+from .verifying.report import Verification
 from .watching.histogram import Format, Histogram
 from .watching.snapshot import KINDS, Snapshot, TensorReport
 from .watching.watch import Watch
@@ -141,6 +142,58 @@ def plot_loss_scale(
     for axis in axes:
         axis.legend(fontsize=8)
     return save_figure(first.figure, path)
+
+
+def plot_verification(found: Verification, path: str | None = None) -> Any:
+    """Draw the loss, and how far the gradients are from those of the plain run, update by update.
+
+    The first picture has the loss in plain MXNet, through mxmp in FP32 and in low precision, where the script has a
+    loss that a Trainer's ``backward`` gets. In the second, the grey band is the noise of one rounding.
+
+    Parameters
+    ----------
+    found : Verification
+        What ``verify`` returned.
+    path : str, optional
+        The file to write: .png, .svg or .pdf. Without it no file is written.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    ValueError
+        No run came to an update, or ``path`` has another ending.
+    """
+    courses = found.courses
+    if not courses:
+        raise ValueError("there is nothing to draw: mxmp and plain MXNet did not both come to an update")
+    names = {"plain": ("plain MXNet", "0.3"), "graph": ("mxmp in FP32", "tab:green"), "low": (found.dtype, "tab:blue")}
+    has_loss = any(course.losses for course in courses.values())
+    *first, last = axes = _axes((10, 6.5 if has_loss else 3.8), (1, 1) if has_loss else (1,), "update")
+    for axis in first:
+        for run, (label, color) in names.items():
+            style = {"plain": "-", "graph": "--", "low": ":"}[run]
+            losses = courses[run].losses
+            axis.plot(range(1, len(losses) + 1), losses, style, label=label, color=color, linewidth=2)
+        axis.set_title("Loss", fontsize=10, loc="left")
+    noise = [courses[run].gradients for run in ("noise 1", "noise 2")]
+    limits = [max(each) for each in zip(*noise)]
+    least = 1e-8
+    band = range(1, len(limits) + 1)
+    last.fill_between(band, least, [max(x, least) for x in limits], color="0.88", label="noise of one rounding")
+    for run in ("graph", "low"):
+        label, color = names[run]
+        sizes = [max(size, least) for size in courses[run].gradients]
+        last.plot(range(1, len(sizes) + 1), sizes, "o-", label=label, color=color, markersize=4)
+    last.set(yscale="log", ylabel=f"relative difference\n(at least {least:g})")
+    last.set_title("Gradients of all parameters, against plain MXNet", fontsize=10, loc="left")
+    for axis in axes:
+        axis.legend(fontsize=8)
+    return save_figure(last.figure, path)
 
 
 # -- What they share --------------------------------------------------------------------------------

@@ -550,3 +550,31 @@ def _check_nnvm(status: int) -> None:
     if status != 0:
         _LIB.NNGetLastError.restype = ctypes.c_char_p
         raise mx.MXNetError(py_str(_LIB.NNGetLastError()))
+
+
+# -- initial values, in a process of ``verify`` -------------------------------------------------------
+
+
+def after_initial_values(call: Callable[[Parameter, bool], None]) -> None:
+    """Let ``call(parameter, drawn)`` follow wherever a Parameter gets values: drawn ones, or others (``set_data``).
+    Changes MXNet's class, for a process that does nothing else and ends."""
+    finish, load, set_data = Parameter._finish_deferred_init, Parameter._load_init, Parameter.set_data
+    busy = threading.local()
+
+    def followed(original: Callable, drawn: bool) -> Callable:
+        def method(self: Parameter, *args: Any, **kwargs: Any) -> Any:
+            nested, busy.now = getattr(busy, "now", False), True
+            before = self._data
+            try:
+                found = original(self, *args, **kwargs)
+                if not nested and self._data is not None and not (drawn and self._data is before):
+                    call(self, drawn)
+            finally:
+                busy.now = nested
+            return found
+
+        return method
+
+    Parameter._finish_deferred_init = followed(finish, True)
+    Parameter._load_init = followed(load, False)
+    Parameter.set_data = followed(set_data, False)

@@ -118,3 +118,29 @@ def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx
     made.__class__ = _MonitoredExecutor
     made.set_monitor_callback(callback)
     return made
+
+
+# -- MXNet's own modules, in a process of ``verify`` ---------------------------------------------------
+
+optimizer_of = attrgetter("_optimizer")
+
+
+def executing(module: mx.mod.BaseModule) -> mx.mod.Module:
+    """Return the module that has the executors: that of the current bucket, or the module itself."""
+    return module._curr_module if isinstance(module, mx.mod.BucketingModule) else module
+
+
+def start_plainly(module: mx.mod.Module, arg_params: dict, aux_params: dict, states: str | None) -> None:
+    """Do what ``mx.mod.Module.load`` does to a new module."""
+    module._arg_params, module._aux_params, module.params_initialized = arg_params, aux_params, True
+    module._preload_opt_states = states
+
+
+def started_buckets(module: mx.mod.BucketingModule, arg_params: dict, aux_params: dict, states: str | None) -> Any:
+    """Do what ``mx.mod.BucketingModule.load`` does to a new module, and return it."""
+    symbol, data_names, label_names = module._call_sym_gen(module._default_bucket_key)
+    default = mx.mod.Module(symbol, data_names, label_names, context=module._context)
+    start_plainly(default, arg_params, aux_params, states)
+    module._buckets[module._default_bucket_key] = module._curr_module = default
+    module.params_initialized = True
+    return module

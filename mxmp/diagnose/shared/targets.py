@@ -7,16 +7,18 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ...frontend import CalledGraph, ConvertedGraph, ReplayedNetwork, TrainedNetwork, instead, listed
+from ...frontend import CalledGraph, ConvertedGraph, ReplayedNetwork, StepRecorder, TrainedNetwork, instead, listed
 from ...gluon import Trainer
 from ...gluon import reading as of_nets
 from ...gluon.blocks import blocks_of, with_names_of
+from ...gluon.plain import stand_ins as gluon_stand_ins
 from ...gluon.replaying import ReplayedNet
 from ...gluon.training import TrainedNet
 from ...policy import Policy
 from ...precision.graph import check_shapes
 from ...precision.plan import Plan, read_policy
 from ...symbolic import BucketingModule, Module
+from ...symbolic.plain import stand_ins as symbolic_stand_ins
 from ...symbolic.reading import bound_graphs
 from ...symbolic.replaying import ReplayedModule, replayed_symbol
 from ...symbolic.training import TrainedModule
@@ -116,3 +118,8 @@ def replayed_network(
 
 def _listed(value: Any) -> list[Any]:
     return [] if value is None else listed(value)
+
+
+def stand_ins(mode: str, recorder: StepRecorder) -> dict[Any, Any]:
+    """Return what stands in for each public name of both frontends in a run of ``verify``, by the real object."""
+    return {**gluon_stand_ins(mode, recorder), **symbolic_stand_ins(mode, recorder)}

@@ -1,0 +1,1 @@
+"""Whether a port is right, and what is left only rounding."""

@@ -1,0 +1,164 @@
+"""Compares the Records of runs: which one leaves the noise first, at which update, in which parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from .recording import Record, Sketch, Step
+
+# What two orders of the same FP32 sums may differ by without a question, of a gradient's norm and of all gradients'.
+OWN, ALL = 1e-4, 1e-6
+# How many times the noise a difference may be: of FP32, and of low precision.
+TIMES, LOW_TIMES = 20.0, 10.0
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a run first differs from the plain one by more than the noise.
+
+    Attributes
+    ----------
+    owner, step : int
+        The trainer or module, in the order of their first steps, and its update, from 1.
+    what : {"losses", "outputs", "weights", "gradients", "updates"}
+        What differs. ``"weights"``: before the update, though all gradients before it agree. ``"updates"``: how many
+        there are.
+    names : tuple of str
+        The parameters that differ, the largest difference first.
+    size : float
+        The difference of all that ``what`` names, over its norm in the plain run.
+    ratios : tuple of float
+        By what the norm of each parameter's gradient or weight is multiplied, in the order of ``names``.
+    """
+
+    owner: int
+    step: int
+    what: str
+    names: tuple[str, ...] = ()
+    size: float = inf
+    ratios: tuple[float, ...] = ()
+
+
+def departure(plain: Record, other: Record, noise: Sequence[Record] = (), loose: float = OWN) -> Departure | None:
+    """Return where ``other`` leaves the noise around ``plain``: ``TIMES`` what the ``noise`` runs differ by."""
+    found = []
+    for owner, steps in enumerate(plain.steps):
+        if owner >= len(other.steps):
+            found.append(Departure(owner, 1, "updates"))
+            continue
+        theirs = other.steps[owner]
+        bands = [each.steps[owner] for each in noise if owner < len(each.steps)]
+        for number, (a, b) in enumerate(zip(steps, theirs)):
+            near = [band[number] for band in bands if number < len(band)]
+            if bands and not near:
+                break
+            first = _in_step(owner, number, a, b, near, loose)
+            if first is not None:
+                found.append(first)
+                break
+        else:
+            if len(steps) != len(theirs):
+                found.append(Departure(owner, min(len(steps), len(theirs)) + 1, "updates"))
+    if not found and len(other.steps) > len(plain.steps):
+        found = [Departure(len(plain.steps), 1, "updates")]
+    return min(found, key=lambda each: (each.step, each.owner), default=None)
+
+
+def _in_step(owner: int, number: int, a: Step, b: Step, near: Sequence[Step], loose: float) -> Departure | None:
+    for what in ("weights", "losses", "outputs", "gradients"):
+        names, size, ratios = _differing(what, a, b, near, loose)
+        if names:
+            return Departure(owner, number + 1, what, names, size, ratios)
+    return None
+
+
+def _differing(
+    what: str, a: Step, b: Step, near: Sequence[Step], loose: float
+) -> tuple[tuple[str, ...], float, tuple[float, ...]]:
+    ours, theirs = _sketches(a, what), _sketches(b, what)
+    bands = [_sketches(each, what) for each in near]
+    whole = sqrt(sum(each.norm**2 for each in ours.values()))
+    found = {}
+    for name, mine in ours.items():
+        its = theirs.get(name)
+        away = mine.distance(its) if its is not None else inf
+        band = max((mine.distance(each[name]) for each in bands if name in each), default=0.0)
+        if away > TIMES * band + loose * mine.norm + ALL * whole:
+            found[name] = away
+    found.update({name: inf for name, its in theirs.items() if name not in ours and its.norm > ALL * whole})
+    names = tuple(sorted(found, key=found.__getitem__, reverse=True))
+    size = sqrt(sum(min(each, 1e150) ** 2 for each in found.values())) / whole if whole else inf
+    return names, size, tuple(_ratio(ours.get(name), theirs.get(name)) for name in names)
+
+
+def _ratio(a: Sketch | None, b: Sketch | None) -> float:
+    return 0.0 if b is None else inf if a is None or not a.norm else b.norm / a.norm
+
+
+def _sketches(step: Step, what: str) -> Mapping[str, Sketch]:
+    if what == "losses":
+        return {f"loss {i + 1}": Sketch(abs(loss), np.array([loss])) for i, loss in enumerate(step.losses)}
+    if what == "outputs":
+        return {f"output {i + 1}": each for i, each in enumerate(step.outputs)}
+    return getattr(step, what)
+
+
+@dataclass(frozen=True)
+class Course:
+    """How far a run is from the plain one, update by update, over all trainers: what the picture shows."""
+
+    losses: tuple[float, ...]  # the first trainer's that has any
+    gradients: tuple[float, ...]  # the norm of the difference of all gradients, over that of the plain run's
+
+    @property
+    def typical(self) -> float:
+        """Return the root of the mean square of ``gradients``."""
+        return sqrt(sum(each**2 for each in self.gradients) / len(self.gradients)) if self.gradients else 0.0
+
+
+def course(plain: Record, other: Record) -> Course:
+    losses = next(([sum(s.losses) for s in steps] for steps in other.steps if any(s.losses for s in steps)), [])
+    return Course(tuple(losses), tuple(_distances(plain, other)))
+
+
+def _distances(plain: Record, other: Record) -> Iterable[float]:
+    for number in range(min(plain.updates, other.updates)):
+        away = whole = 0.0
+        for steps, theirs in zip(plain.steps, other.steps):
+            if number < min(len(steps), len(theirs)):
+                a, b = steps[number], theirs[number]
+                if b.skipped:
+                    continue
+                for name, mine in a.gradients.items():
+                    its = b.gradients.get(name)
+                    away += min(mine.distance(its) if its is not None else mine.norm, 1e150) ** 2
+                    whole += mine.norm**2
+        yield sqrt(away / whole) if whole else (inf if away else 0.0)
+
+
+def spread_apart(plain: Sequence[Record], other: Sequence[Record], at: Departure) -> float:
+    """Return by how many standard errors the mean gradients of two sets of runs differ, at a step."""
+
+    def rows(records: Sequence[Record]) -> np.ndarray:
+        found = []
+        for record in records:
+            gradients = record.steps[at.owner][at.step - 1].gradients
+            found.append(np.concatenate([gradients[name].sums for name in sorted(gradients)]))
+        return np.stack(found)
+
+    a, b = rows(plain), rows(other)
+    apart = ((a.mean(0) - b.mean(0)) ** 2).sum()
+    error = (a.var(0, ddof=1) / len(a) + b.var(0, ddof=1) / len(b)).sum()
+    return float(sqrt(apart / error)) if error else (inf if apart else 0.0)
+
+
+def constant_factor(at: Departure) -> float | None:
+    """Return the factor of all gradients that differ, if it is one number other than 0 and 1."""
+    ratios: Sequence[Any] = at.ratios
+    if not ratios or not all(0 < each < inf for each in ratios):
+        return None
+    return ratios[0] if max(ratios) / min(ratios) < 1.01 and abs(ratios[0] - 1) > 0.01 else None

@@ -1,0 +1,189 @@
+"""What a run of a training does at each update, in numbers that can be compared with another run's."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+import numpy as np
+from mxnet import autograd
+
+_BINS = 64
+
+
+class Sketch(NamedTuple):
+    """An array in 64 numbers: sums over its elements with random signs, fixed by its size.
+    The squared norm of the difference of two sketches is that of the arrays' on average, within 12 %, and exactly for
+    up to 64 elements."""
+
+    norm: float
+    sums: np.ndarray
+
+    def distance(self, other: Sketch) -> float:
+        if self.sums.shape != other.sums.shape:
+            return float("inf")
+        with np.errstate(all="ignore"):
+            found = float(np.linalg.norm(self.sums - other.sums))
+        return float("inf") if np.isnan(found) else found
+
+
+class Step(NamedTuple):
+    """One update, or skipped update, of a trainer or module."""
+
+    losses: tuple[float, ...]
+    outputs: tuple[Sketch, ...]
+    gradients: dict[str, Sketch]  # as the optimizer gets them, with ``rescale_grad``
+    weights: dict[str, Sketch]  # before the update
+    skipped: bool
+
+
+@dataclass
+class Record:
+    """A whole run: the steps of each trainer or module, in the order of their first ones."""
+
+    steps: list[list[Step]] = field(default_factory=list)
+    ends: list[dict[str, Sketch]] = field(default_factory=list)  # the weights at the end
+    initial: dict[str, np.ndarray] = field(default_factory=dict)
+    dtypes: list[str] = field(default_factory=list)  # the compute dtypes that the script asks for
+    said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
+    error: str = ""
+    ended: bool = False  # by itself, before the last step
+
+    @property
+    def updates(self) -> int:
+        return max(map(len, self.steps), default=0)
+
+    @property
+    def skips(self) -> set[tuple[int, int]]:
+        """Return owner and step of each skipped step."""
+        return {(i, k) for i, steps in enumerate(self.steps) for k, step in enumerate(steps) if step.skipped}
+
+
+class Recorder:
+    """Fills a Record, and gives all runs the same initial weights; ``noise`` moves them (0: not)."""
+
+    def __init__(
+        self,
+        count: int,
+        at_step: Callable[[int], None],
+        at_end: Callable[[], None],
+        initial: Mapping[str, np.ndarray],
+        skips: frozenset[tuple[int, int]] = frozenset(),
+        noise: int = 0,
+        bits: int = 11,
+        reseed: Callable[[int], None] = lambda number: None,
+        seed: int = 0,
+    ) -> None:
+        self.record = Record()
+        self._count, self._at_step, self._at_end, self._skips = count, at_step, at_end, skips
+        self._known, self._noise, self._bits = dict(initial), noise, bits
+        self._reseed, self._seed, self._drawn = reseed, seed, 0
+        self._owners: list[Any] = []  # in the order of their first steps
+        self._losses: dict[int, list[Any]] = {}
+        self._outputs: dict[int, tuple[Sketch, ...]] = {}
+        self._signs: dict[int, np.ndarray] = {}
+
+    def note_policy(self, policy: Any) -> None:
+        if policy.compute not in self.record.dtypes:
+            self.record.dtypes.append(policy.compute)
+
+    def note_losses(self, owner: Any, losses: Sequence[Any]) -> None:
+        self._losses.setdefault(id(owner), []).extend(losses)
+
+    def note_outputs(self, owner: Any, outputs: Sequence[Any]) -> None:
+        self._outputs[id(owner)] = tuple(self.sketch(output) for output in outputs)
+
+    def before_step(
+        self, owner: Any, gradients: Sequence[Any], factor: float, weights: Mapping[str, Any], *, skipped: bool = False
+    ) -> None:
+        number = self._number(owner)
+        losses = tuple(float(_host(loss).astype(np.float64).mean()) for loss in self._losses.pop(id(owner), ()))
+        found: dict[str, Sketch] = {}
+        for name, array in gradients:
+            if name not in found:  # the first device's
+                found[name] = self.sketch(array, float(factor))
+        step = Step(losses, self._outputs.pop(id(owner), ()), found, self._all(weights), skipped)
+        self.record.steps[number].append(step)
+
+    def after_step(self, owner: Any, weights: Callable[[], Mapping[str, Any]]) -> None:
+        number = self._number(owner)
+        self._at_step(self.record.updates)
+        self.record.ends[number] = self._all(weights())
+        if self.record.updates >= self._count:
+            self._at_end()
+
+    def leaves_out(self, owner: Any) -> bool:
+        number = self._number(owner)
+        return (number, len(self.record.steps[number])) in self._skips
+
+    def initial_value(self, param: Any, drawn: bool) -> None:
+        arrays = param.list_data()
+        value = self.settled(param.name, arrays[0], drawn)
+        if value is not arrays[0]:
+            with autograd.pause():
+                param.set_data(value)
+
+    def settled(self, name: str, value: Any, drawn: bool) -> Any:
+        if any(self.record.steps) and not drawn:
+            return value
+        host = new = _host(value)
+        if drawn:
+            known = self._known.get(name)
+            if known is None:
+                self._known[name] = self.record.initial[name] = host.copy()
+            elif known.shape == host.shape:
+                new = known
+            self._drawn += 1
+            self._reseed(self._seed + self._drawn)  # whatever the order in which the initializers have drawn
+        if self._noise and host.dtype == np.float32:
+            new = self._moved(name, new)
+        if new is host or np.array_equal(new, host):
+            return value
+        return _like(value, new)
+
+    def sketch(self, array: Any, factor: float = 1.0) -> Sketch:
+        flat = _host(array).astype(np.float64).ravel() * factor
+        signs = self._signs.get(flat.size)
+        if signs is None:
+            draws = np.random.RandomState(flat.size % 2**32).randint(0, 2, flat.size)
+            signs = self._signs[flat.size] = (2 * draws - 1).astype(np.int8)
+        with np.errstate(all="ignore"):
+            flat = flat * signs
+            norm = float(np.sqrt(np.dot(flat, flat)))
+            whole = flat.size // _BINS * _BINS
+            sums = flat[:whole].reshape(-1, _BINS).sum(0)
+            sums[: flat.size - whole] += flat[whole:]
+        return Sketch(norm, sums)
+
+    def _number(self, owner: Any) -> int:
+        for number, known in enumerate(self._owners):
+            if known is owner:
+                return number
+        self._owners.append(owner)
+        self.record.steps.append([])
+        self.record.ends.append({})
+        return len(self._owners) - 1
+
+    def _all(self, weights: Mapping[str, Any]) -> dict[str, Sketch]:
+        return {name: self.sketch(array) for name, array in weights.items()}
+
+    def _moved(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Return ``value`` rounded to ``bits`` bits of mantissa, up or down at random."""
+        drawn = np.random.RandomState((zlib.crc32(name.encode()) + 7919 * self._noise) % 2**32).uniform(
+            size=value.shape
+        )
+        mantissa, exponent = np.frexp(value.astype(np.float64))
+        moved = np.floor(mantissa * 2.0**self._bits + drawn) / 2.0**self._bits
+        return np.ldexp(moved, exponent).astype(value.dtype)
+
+
+def _host(array: Any) -> np.ndarray:
+    return array.asnumpy()
+
+
+def _like(value: Any, new: np.ndarray) -> Any:
+    with autograd.pause():
+        made = value.copy()
+        made[:] = new
+    return made

@@ -1,0 +1,87 @@
+"""The result of ``verify``, as plain data, and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..shared.report import section, some
+from .judging import Departure
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify`` found. ``print`` it. Plain data.
+
+    Attributes
+    ----------
+    right : bool or None
+        True: the port trains as plain MXNet does, and what low precision changes is within the noise of one rounding.
+        False: one of the two is not so. None: nothing can be said; ``verdict`` says why.
+    verdict : str
+        The answer, in one or two sentences.
+    reasons : tuple of str
+        What fits a port that is not right, the likeliest first.
+    said : tuple of str
+        What mxmp has warned of in the port and not in the plain run.
+    departure : Departure or None
+        Where the run through mxmp in FP32 leaves the plain run.
+    low_departure : Departure or None
+        Where the run in low precision leaves the noise.
+    steps : int
+        How many updates were compared.
+    dtype : str
+        The compute dtype of the port; empty if it has none.
+    skipped : int
+        How many steps low precision skipped; the plain run that it is compared with leaves out the same batches.
+    agreement : float
+        The largest difference of a gradient, of all parameters, between the plain run and the one through mxmp in
+        FP32, over its norm.
+    noise_ratio : float
+        How far low precision is from plain, over how far the noise of one rounding is; 0 if unknown.
+    courses : dict of str to Course
+        The runs ``"plain"``, ``"graph"``, ``"low"``, ``"noise 1"`` and ``"noise 2"``, step by step.
+    """
+
+    right: bool | None
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    departure: Departure | None = None
+    low_departure: Departure | None = None
+    steps: int = 0
+    dtype: str = ""
+    skipped: int = 0
+    agreement: float = 0.0
+    noise_ratio: float = 0.0
+    courses: Any = None
+
+    @property
+    def status(self) -> int:
+        """Return 0 if the port is right, 1 if it is not, 2 if nothing can be said: the status of the command."""
+        return {True: 0, False: 1, None: 2}[self.right]
+
+    def __str__(self) -> str:
+        lines = [self.verdict]
+        lines += section("Likely reasons", self.reasons)
+        lines += section("mxmp has warned", self.said if self.right is False else ())
+        return "\n".join(lines)
+
+
+def name_of(owner: int, owners: int) -> str:
+    return "" if owners == 1 else f" of trainer {owner + 1}"
+
+
+def where(at: Departure, owners: int) -> str:
+    """Return what differs at a departure, as the middle of a sentence."""
+    what = {
+        "losses": "the loss differs",
+        "outputs": "the outputs differ",
+        "weights": f"the weights of {some(at.names, 3)} differ before it, though the gradients before agree",
+        "gradients": f"the gradients of {some(at.names, 3)} differ",
+        "updates": "there are more or fewer updates",
+    }[at.what]
+    if at.what == "gradients" and at.ratios and max(at.ratios) == 0.0:
+        be = "are" if len(at.names) > 1 else "is"
+        what = f"the gradient{'s' * (len(at.names) > 1)} of {some(at.names, 3)} {be} 0"
+    return f"update {at.step}{name_of(at.owner, owners)}: {what}"

@@ -1,0 +1,224 @@
+"""``verify``: run a ported training plain, through mxmp in FP32, and in low precision, and compare what they do."""
+
+from __future__ import annotations
+
+import os
+from math import log2, sqrt
+from typing import Any, Callable, Sequence
+
+from ...child import showing
+from ..shared.targets import check_positive
+from .judging import LOW_TIMES, Course, Departure, constant_factor, course, departure, spread_apart
+from .recording import Record
+from .report import Verification, where
+from .running import Job, Runner, script
+
+_SEEDS = 8
+_APART = 2.5  # standard errors
+# A gradient that low precision changes by less than this is none to speak of.
+_LEAST = 0.1
+
+
+def verify(
+    run: Callable[[], Any] | str | os.PathLike,
+    steps: int = 20,
+    *,
+    arguments: Sequence[str] = (),
+    seed: int = 0,
+    progress: bool = True,
+) -> Verification:
+    """Say whether a ported training still does what it did in plain MXNet, and whether what is left is only rounding.
+
+    Runs it several times for ``steps`` updates, each time in a process of its own, with the same random seeds and the
+    same initial weights:
+
+    - *plain*: each call of mxmp does what MXNet's would. ``convert`` leaves the net as it is, a Trainer is gluon's.
+    - *graph*: all that mxmp does, with graphs, loss scale and checks, but every operator computes in FP32.
+    - *low*: as written.
+    - *noise*, twice: plain, with the initial weights rounded to the compute dtype, up or down at random.
+
+    Further runs follow where the first leave a question: whether plain repeats itself, how a last digit of FP32 grows,
+    what other random draws do. A step that low precision skips is left out of the plain run that it is compared with.
+    A process ends at its last update, so that nothing behind it in the script is done.
+
+    Parameters
+    ----------
+    run : callable, str or path
+        A function without arguments that builds and trains, or the path of a script, which runs as by ``python``.
+    steps : int
+        How many updates of a trainer or module to compare. A script that ends earlier is compared as far as it goes.
+    arguments : sequence of str
+        What the script gets in ``sys.argv``.
+    seed : int
+        The seed of Python's, NumPy's and MXNet's random numbers.
+    progress : bool
+        Whether to show a progress bar, if tqdm is installed.
+
+    Returns
+    -------
+    Verification
+        ``right`` and ``verdict``; ``print`` shows them with likely reasons, ``plot`` draws.
+
+    Raises
+    ------
+    TypeError
+        ``run`` is neither callable nor a path.
+    ValueError
+        ``steps`` is not positive, or ``arguments`` are given for a function.
+    OSError
+        There is no such script.
+    """
+    check_positive(steps=steps)
+    if isinstance(run, (str, os.PathLike)):
+        path = os.fspath(run)
+        with open(path, "rb"):
+            pass
+        called = script(path, list(arguments))
+    elif callable(run):
+        if arguments:
+            raise ValueError("arguments are for a script; a function is called without any")
+        called = run
+    else:
+        raise TypeError(f"verify takes a function that builds and trains, or a script, got {type(run).__name__}")
+    with showing(progress, 5 * steps) as show:
+        return _verified(Runner(called, steps, seed, show))
+
+
+def _verified(runner: Runner) -> Verification:
+    plain = runner.run(Job("plain"))
+    if plain.error or not plain.updates:
+        why = plain.error or "it makes no update by an mxmp.Trainer or mxmp.Module"
+        return Verification(
+            None, f"Cannot say: in plain MXNet the script fails, {why}" if plain.error else f"Cannot say: {why}"
+        )
+    if not plain.dtypes:
+        return Verification(None, "Cannot say: nothing is converted. Call mxmp.convert(net), or train an mxmp.Module")
+    dtype = "bfloat16" if "bfloat16" in plain.dtypes else "float16"
+    found: dict[str, Any] = {"steps": plain.updates, "dtype": dtype}
+    graph, low = runner.run(Job("graph")), runner.run(Job("low"))
+    found["said"] = tuple(text for text in dict.fromkeys([*graph.said, *low.said]) if text not in plain.said)
+    for name, record in (("in FP32", graph), (f"in {dtype}", low)):
+        if record.error:
+            made = f" after {record.updates} updates" if record.updates else ""
+            verdict = f"The port is not right: plain MXNet trains, and mxmp {name} ends{made} with {record.error}"
+            return Verification(False, verdict, **found)
+    noise = [runner.run(Job("plain", number, dtype)) for number in (1, 2)]
+    runs = {"plain": plain, "graph": graph, "low": low, "noise 1": noise[0], "noise 2": noise[1]}
+    found["courses"] = {name: course(plain, record) for name, record in runs.items()}
+    found["agreement"] = max(found["courses"]["graph"].gradients, default=0.0)
+    at, note = _graph_departure(runner, plain, graph)
+    owners = len(plain.steps)
+    if at is not None and note:
+        return Verification(None, note, departure=at, **found)
+    if at is not None:
+        verdict = (
+            f"The port is not right: graph differs from plain from {where(at, owners)}, in FP32, so rounding is "
+            "not the cause"
+        )
+        return Verification(False, verdict, _reasons(at, plain, graph), departure=at, **found)
+    reference = graph if note else plain
+    if low.skips and not note:
+        reference = runner.run(Job("plain", skips=frozenset(low.skips)))
+    found["skipped"] = len(low.skips)
+    return _judged(plain, reference, low, noise, note, found)
+
+
+def _graph_departure(runner: Runner, plain: Record, graph: Record) -> tuple[Departure | None, str]:
+    """Return where graph leaves plain, and why that says nothing; without the first, how they were compared."""
+    at = departure(plain, graph)
+    if at is None:
+        return None, ""
+    again = runner.run(Job("plain"))
+    noise = [again, *(runner.run(Job("plain", number)) for number in (1, 2))]
+    at = departure(plain, graph, noise, loose=1e-5)
+    if at is None:
+        return None, ""
+    itself = departure(plain, again)
+    if itself is not None and itself.step <= at.step:
+        return at, (
+            f"Cannot say: two plain runs with the same seeds differ from update {itself.step} on. Seed all random "
+            "numbers that the script draws, and read no clock"
+        )
+    other = departure(plain, runner.run(Job("plain", draws=1000)))
+    if other is None or other.step > at.step:
+        return at, ""
+    seeds = range(1, _SEEDS + 1)
+    plains, graphs = (
+        [runner.run(Job(mode, draws=1000 * k, steps=at.step)) for k in seeds] for mode in ("plain", "graph")
+    )
+    if any(
+        each.error or len(each.steps) <= at.owner or len(each.steps[at.owner]) < at.step for each in (*plains, *graphs)
+    ):
+        return at, ""
+    if spread_apart(plains, graphs, at) > _APART:
+        return at, ""
+    return None, f"their random draws differ, so the mean gradients over {_SEEDS} seeds were compared"
+
+
+def _reasons(at: Departure, plain: Record, graph: Record) -> tuple[str, ...]:
+    """Return what fits, the likeliest first."""
+    factor = constant_factor(at)
+    if at.what == "updates":
+        return ("the port calls step or update another number of times: a step that is skipped, or called twice",)
+    if factor is not None and at.what == "gradients":
+        scale = 2.0 ** round(log2(factor))
+        if scale >= 256 and abs(factor / scale - 1) < 0.01:
+            return ("the loss scale is still in the gradients: call trainer.unscale() before code that reads them",)
+        if scale <= 1 / 256 and abs(factor / scale - 1) < 0.01:
+            return (
+                "these gradients never had the loss scale, and are divided by it: trainer.backward(loss) in place of "
+                "loss.backward(), and a loss head or custom operator that reads its head gradient",
+            )
+        return (f"all are {factor:.4g} times those of plain: look at batch_size of step, rescale_grad and grad_req",)
+    if at.what == "weights":
+        return ("the update itself differs, or the script writes into weights between two steps",)
+    if at.what in ("losses", "outputs"):
+        first = "from the first call on" if at.step == 1 else "after the first call"
+        return (
+            f"the forward differs {first}: a Python value, a child or a branch that changed after a graph was made, "
+            "a result that a block leaves in an attribute, a number that is drawn inside a block",
+        )
+    if at.ratios and max(at.ratios) == 0.0:
+        return (
+            "no gradient flows there: a result that a block leaves in an attribute is read after the call and is what "
+            "it was before, a loss that is added to the other is no part of the graph, or grad_req was changed",
+        )
+    return (
+        "the loss agrees and its gradients do not: a loss head or custom operator that ignores its head gradient, "
+        "a gradient that is written or added to between backward and step, clipping before trainer.unscale()",
+    )
+
+
+def _judged(
+    plain: Record, reference: Record, low: Record, noise: Sequence[Record], note: str, found: dict[str, Any]
+) -> Verification:
+    away, bands = course(reference, low), [course(plain, each) for each in noise]
+    band = sqrt(sum(each.typical**2 for each in bands) / len(bands))
+    found["noise_ratio"] = away.typical / band if band else 0.0
+    found["courses"]["low"] = away
+    dtype, updates = found["dtype"], f"{found['steps']} update{'s' * (found['steps'] > 1)}"
+    agree = note or f"plain and graph agree to {found['agreement']:.0e}"
+    times = f"{found['noise_ratio']:.2g} times the noise" if band else "and the noise is 0"
+    skips = f" ({found['skipped']} steps were skipped, which plain leaves out too)" if found["skipped"] else ""
+    left = _low_departure(away, bands)
+    if found["skipped"] >= low.updates > 1:
+        verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
+        return Verification(False, verdict, _OVERFLOWS, **found)
+    if left is not None:
+        verdict = (
+            f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves "
+            f"the noise at update {left.step}, where its gradients differ by {left.size:.0%}; {times} over all{skips}"
+        )
+        return Verification(False, verdict, _TOO_LOW, low_departure=left, **found)
+    return Verification(True, f"The port is right. {agree} over {updates}; {dtype} differs by {times}{skips}", **found)
+
+
+_OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.diagnose.blame",)
+_TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
+
+
+def _low_departure(away: Course, bands: Sequence[Course]) -> Departure | None:
+    """Return where low precision leaves the noise: beyond what a flipped ReLU or a near tie makes of one rounding."""
+    limit = max(_LEAST, LOW_TIMES * max(max(each.gradients, default=0.0) for each in bands))
+    left = [k for k, size in enumerate(away.gradients) if size > limit]
+    return Departure(0, left[0] + 1, "gradients", size=away.gradients[left[0]]) if left else None

@@ -1,0 +1,174 @@
+"""The Symbolic frontend as plain MXNet has it, and as mxmp has it with a record of each step, for ``verify``."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ..frontend import Inert, PlainStep, StepRecorder, in_full_precision
+from ..precision.plan import read_policy
+from ..step.gradients import Gradient
+from . import _mxnet
+from .bucketing import BucketingModule
+from .cast import cast_symbol
+from .checkpoint import read_symbol, read_values
+from .module import Module
+
+
+class _Settled:
+    """A module whose parameters begin with the values that the recorder gives."""
+
+    recorder: StepRecorder
+    _setting = False
+
+    def init_params(self, *args: Any, **kwargs: Any) -> None:
+        fresh = not self.params_initialized or kwargs.get("force_init")  # type: ignore[attr-defined]
+        super().init_params(*args, **kwargs)  # type: ignore[misc]
+        if fresh and not self._setting:
+            self._settle(drawn=True)
+
+    def set_params(self, *args: Any, **kwargs: Any) -> None:
+        setting, self._setting = self._setting, True  # it calls ``init_params``
+        try:
+            super().set_params(*args, **kwargs)  # type: ignore[misc]
+            if not setting:
+                self._settle(drawn=False)
+        finally:
+            self._setting = setting
+
+    def _settle(self, drawn: bool) -> None:
+        if not self.binded:  # type: ignore[attr-defined]
+            return
+        args, auxs = self.get_params()  # type: ignore[attr-defined]
+        new = {name: self.recorder.settled(name, value, drawn) for name, value in args.items()}
+        if any(new[name] is not args[name] for name in args):
+            setting, self._setting = self._setting, True
+            try:
+                self.set_params(new, auxs)
+            finally:
+                self._setting = setting
+
+
+class _PlainModule(PlainStep, _Settled):
+    """What a plain Module and a plain BucketingModule share."""
+
+    core = plan = Inert()
+    running: Sequence[Any] = ()
+    get_outputs: Any
+
+    def __init__(
+        self, *args: Any, policy: Any = "float16", exclude: Any = (), loss_scale: Any = None, **kwargs: Any
+    ) -> None:
+        self.policy = read_policy(policy, exclude)[0]
+        self.recorder.note_policy(self.policy)
+        super().__init__(*args, **kwargs)
+
+    def update(self) -> None:
+        group = _mxnet.group(_mxnet.executing(self))
+        due = [
+            Gradient(n, arrays[0]) for n, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None
+        ]
+        rescale = _mxnet.optimizer_of(_mxnet.executing(self)).rescale_grad
+        self.recorder.note_outputs(self, self.get_outputs())
+        with self.plain_step(due, rescale, lambda: _values(self)) as applies:
+            if applies:
+                super().update()  # type: ignore[misc]
+
+    def discard(self) -> None:
+        for arrays in _mxnet.group(_mxnet.executing(self)).grad_arrays:
+            for array in arrays:
+                if array is not None:
+                    array[:] = 0
+
+
+class _PlainSingle(_PlainModule, mx.mod.Module):
+    @classmethod
+    def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
+        symbol, args, auxs = read_symbol(f"{prefix}-symbol.json"), *read_values(f"{prefix}-{epoch:04d}.params")
+        module = cls(symbol, **kwargs)
+        _mxnet.start_plainly(module, args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
+        return module
+
+
+class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
+    @classmethod
+    def load(
+        cls,
+        prefix: str,
+        epoch: int,
+        sym_gen: Any = None,
+        default_bucket_key: Any = None,
+        load_optimizer_states: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        args, auxs = read_values(f"{prefix}-{epoch:04d}.params")
+        states = f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None
+        return _mxnet.started_buckets(cls(sym_gen, default_bucket_key, **kwargs), args, auxs, states)
+
+
+class _InFull:
+    """With ``in_full``, a module whose operators compute in FP32."""
+
+    in_full = False
+
+    def __init__(self, *args: Any, policy: Any = "float16", exclude: Any = (), **kwargs: Any) -> None:
+        if self.in_full:
+            policy, exclude = in_full_precision(read_policy(policy, exclude)[0]), ()
+        super().__init__(*args, policy=policy, exclude=exclude, **kwargs)  # type: ignore[call-arg]
+
+
+class _RecordedModule(_InFull, _Settled, Module):
+    """Records what each update of an mxmp.Module applies; all buckets are one."""
+
+    def update(self) -> None:
+        self._core_observers()
+        self.recorder.note_outputs(self.core, self.get_outputs())
+        super().update()
+
+    def _core_observers(self) -> None:
+        observers = self.scaled_step.observers
+        observers[:] = [each for each in observers if not isinstance(each, _Observer)] + [_Observer(self)]
+
+    def before_update(self, gradients: Sequence[Gradient]) -> None:
+        factor = self._optimizer.rescale_grad / self.loss_scale
+        skipped = bool(self.scaled_step.overflow_params)
+        self.recorder.before_step(self.core, gradients, factor, _values(self), skipped=skipped)
+
+    def after_step(self) -> None:
+        self.recorder.after_step(self.core, lambda: _values(self))
+
+
+class _Observer:
+    def __init__(self, module: _RecordedModule) -> None:
+        self.before_update, self.after_step = module.before_update, module.after_step
+
+
+def _values(module: Any) -> Mapping[str, NDArray]:
+    group = _mxnet.group(_mxnet.executing(module))
+    masters = getattr(module.core, "masters", {}) if isinstance(module, Module) else {}
+    found = {name: masters.get(name, arrays)[0] for name, arrays in zip(group.param_names, group.param_arrays)}
+    return {**found, **{name: arrays[0] for name, arrays in zip(group.aux_names, group.aux_arrays)}}
+
+
+def stand_ins(mode: str, recorder: StepRecorder) -> dict[Any, Any]:
+    """Return what stands in for each public name of this frontend in a run of ``mode``, by the real object."""
+    name = {"recorder": recorder, "__module__": Module.__module__}
+
+    def plain_cast(sym: mx.sym.Symbol, policy: Any = "float16", **kwargs: Any) -> mx.sym.Symbol:
+        recorder.note_policy(read_policy(policy)[0])
+        return sym
+
+    if mode == "plain":
+        return {
+            Module: type("Module", (_PlainSingle,), name),
+            BucketingModule: type("BucketingModule", (_PlainBucketing,), name),
+            cast_symbol: plain_cast,
+        }
+    name = {**name, "in_full": mode == "graph"}
+    found: dict[Any, Any] = {
+        Module: type("Module", (_RecordedModule,), name),
+        BucketingModule: type("BucketingModule", (_InFull, BucketingModule), name),
+    }
+    return {**found, cast_symbol: lambda sym, *args, **kwargs: sym} if mode == "graph" else found
