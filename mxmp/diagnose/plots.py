@@ -187,7 +187,7 @@ def plot_verification(found: Verification, path: str | None = None) -> Any:
     last.fill_between(band, least, [max(x, least) for x in limits], color="0.88", label="noise of one rounding")
     for run in ("graph", "low"):
         label, color = names[run]
-        sizes = [max(size, least) for size in courses[run].gradients]
+        sizes = [max(least, size) if size == size else size for size in courses[run].gradients]
         last.plot(range(1, len(sizes) + 1), sizes, "o-", label=label, color=color, markersize=4)
     last.set(yscale="log", ylabel=f"relative difference\n(at least {least:g})")
     last.set_title("Gradients of all parameters, against plain MXNet", fontsize=10, loc="left")

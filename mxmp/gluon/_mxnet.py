@@ -578,3 +578,9 @@ def after_initial_values(call: Callable[[Parameter, bool], None]) -> None:
     Parameter._finish_deferred_init = followed(finish, True)
     Parameter._load_init = followed(load, False)
     Parameter.set_data = followed(set_data, False)
+
+
+def never_hybridize() -> None:
+    """Let ``hybridize`` do nothing, so that all blocks run as Python code; for such a process, too."""
+    hybridize = HybridBlock.hybridize
+    HybridBlock.hybridize = lambda self, active=True, *args, **kwargs: hybridize(self, False)

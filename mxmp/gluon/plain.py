@@ -133,12 +133,21 @@ class _RecordedTrainer(_Losses, Trainer):
     """Records what each step of an mxmp.Trainer applies."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        self._observe()
-        super().step(*args, **kwargs)
+        if self._applies():
+            super().step(*args, **kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
+        if self._applies():
+            super().update(*args, **kwargs)
+
+    def _applies(self) -> bool:
         self._observe()
-        super().update(*args, **kwargs)
+        applies = not self.recorder.leaves_out(self)
+        if not applies:
+            self.recorder.before_step(self, (), 1.0, _values(self._params), skipped=True)
+            self.discard()
+            self.after_step()
+        return applies
 
     def _observe(self) -> None:
         if not any(isinstance(each, _Observer) for each in self.scaled_step.observers):
@@ -170,8 +179,10 @@ class _PlainBatchProcessor(estimator.BatchProcessor):
         return found
 
 
-def stand_ins(mode: str, recorder: StepRecorder) -> dict[Any, Any]:
+def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[Any, Any]:
     """Return what stands in for each public name of this frontend in a run of ``mode``, by the real object."""
+    if imperative:
+        _mxnet.never_hybridize()
     _mxnet.after_initial_values(recorder.initial_value)
 
     def plain_convert(net: Block, policy: Any = "float16", *, exclude: Any = ()) -> Block:

@@ -67,9 +67,9 @@ class _PlainModule(PlainStep, _Settled):
 
     def update(self) -> None:
         group = _mxnet.group(_mxnet.executing(self))
-        due = [
-            Gradient(n, arrays[0]) for n, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None
-        ]
+        # With a kvstore, the sum over devices, which ``update`` makes inside.
+        summed = {name: arrays for name, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None}
+        due = [Gradient(name, _sum(arrays)) for name, arrays in summed.items()]
         rescale = _mxnet.optimizer_of(_mxnet.executing(self)).rescale_grad
         self.recorder.note_outputs(self, self.get_outputs())
         with self.plain_step(due, rescale, lambda: _values(self)) as applies:
@@ -81,6 +81,10 @@ class _PlainModule(PlainStep, _Settled):
             for array in arrays:
                 if array is not None:
                     array[:] = 0
+
+
+def _sum(arrays: Sequence[NDArray]) -> NDArray:
+    return sum((array.as_in_context(arrays[0].ctx) for array in arrays[1:]), arrays[0])
 
 
 class _PlainSingle(_PlainModule, mx.mod.Module):
@@ -125,7 +129,12 @@ class _RecordedModule(_InFull, _Settled, Module):
     def update(self) -> None:
         self._core_observers()
         self.recorder.note_outputs(self.core, self.get_outputs())
-        super().update()
+        if self.recorder.leaves_out(self.core):
+            self.recorder.before_step(self.core, (), 1.0, _values(self), skipped=True)
+            self.discard()
+            self.after_step()
+        else:
+            super().update()
 
     def _core_observers(self) -> None:
         observers = self.scaled_step.observers

@@ -120,6 +120,6 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else listed(value)
 
 
-def stand_ins(mode: str, recorder: StepRecorder) -> dict[Any, Any]:
+def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[Any, Any]:
     """Return what stands in for each public name of both frontends in a run of ``verify``, by the real object."""
-    return {**gluon_stand_ins(mode, recorder), **symbolic_stand_ins(mode, recorder)}
+    return {**gluon_stand_ins(mode, recorder, imperative=imperative), **symbolic_stand_ins(mode, recorder)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, isnan, nan, sqrt
+from statistics import median
 from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -112,12 +113,13 @@ class Course:
     """How far a run is from the plain one, update by update, over all trainers: what the picture shows."""
 
     losses: tuple[float, ...]  # the first trainer's that has any
-    gradients: tuple[float, ...]  # the norm of the difference of all gradients, over that of the plain run's
+    # The norm of the difference of all gradients, over that of the plain run's; nan for a skipped update.
+    gradients: tuple[float, ...]
 
     @property
     def typical(self) -> float:
-        """Return the root of the mean square of ``gradients``."""
-        return sqrt(sum(each**2 for each in self.gradients) / len(self.gradients)) if self.gradients else 0.0
+        """Return the median of ``gradients``, without skipped updates."""
+        return median([each for each in self.gradients if not isnan(each)] or [0.0])
 
 
 def course(plain: Record, other: Record) -> Course:
@@ -128,16 +130,18 @@ def course(plain: Record, other: Record) -> Course:
 def _distances(plain: Record, other: Record) -> Iterable[float]:
     for number in range(min(plain.updates, other.updates)):
         away = whole = 0.0
+        compared = False
         for steps, theirs in zip(plain.steps, other.steps):
             if number < min(len(steps), len(theirs)):
                 a, b = steps[number], theirs[number]
                 if b.skipped:
                     continue
+                compared = True
                 for name, mine in a.gradients.items():
                     its = b.gradients.get(name)
                     away += min(mine.distance(its) if its is not None else mine.norm, 1e150) ** 2
                     whole += mine.norm**2
-        yield sqrt(away / whole) if whole else (inf if away else 0.0)
+        yield (sqrt(away / whole) if whole else inf if away else 0.0) if compared else nan
 
 
 def spread_apart(plain: Sequence[Record], other: Sequence[Record], at: Departure) -> float:

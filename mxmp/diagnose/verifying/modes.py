@@ -20,9 +20,9 @@ MODES = ("plain", "graph", "low")
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
 
 
-def enter(mode: str, recorder: StepRecorder) -> None:
+def enter(mode: str, recorder: StepRecorder, *, imperative: bool) -> None:
     """Let every public name of mxmp mean what it means in a run of ``mode``, whoever has imported it already."""
-    new = stand_ins(mode, recorder)
+    new = stand_ins(mode, recorder, imperative=imperative)
     if mode == "plain":
         diagnose = sys.modules[__name__.rpartition(".verifying")[0]]
         new.update(dict.fromkeys(filter(isfunction, vars(diagnose).values()), Inert()))

@@ -34,6 +34,7 @@ class Job(NamedTuple):
     draws: int = 0  # added to MXNet's seed
     skips: frozenset[tuple[int, int]] = frozenset()  # left out, by owner and step
     steps: int = 0  # fewer than those of the others
+    imperative: bool = False  # whether ``hybridize`` does nothing
 
 
 class Runner:
@@ -108,7 +109,7 @@ class Runner:
             self._seed,
         )
         _listen(recorder.record.said)
-        enter(job.mode, recorder)
+        enter(job.mode, recorder, imperative=job.imperative)
         seed_all(self._seed, mx.random.seed, job.draws)
         try:
             self._run()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from math import log2, sqrt
-from typing import Any, Callable, Sequence
+from math import isnan, log2
+from statistics import median
+from typing import Any, Callable, NamedTuple, Sequence
 
 from ...child import showing
 from ..shared.targets import check_positive
-from .judging import LOW_TIMES, Course, Departure, constant_factor, course, departure, spread_apart
+from .judging import LOW_TIMES, OWN, Course, Departure, constant_factor, course, departure, spread_apart
 from .recording import Record
 from .report import Verification, where
 from .running import Job, Runner, script
@@ -17,6 +18,10 @@ _SEEDS = 8
 _APART = 2.5  # standard errors
 # A gradient that low precision changes by less than this is none to speak of.
 _LEAST = 0.1
+# The least that one rounding changes gradients by: half a unit of the last digit.
+_UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+# What mxmp logs of a port that is right, too.
+_NO_NEWS = ("step ", "float16 is emulated", "bfloat16 ", "discarded non-finite")
 
 
 def verify(
@@ -85,77 +90,106 @@ def verify(
 
 
 def _verified(runner: Runner) -> Verification:
-    plain = runner.run(Job("plain"))
-    if plain.error or not plain.updates:
-        why = plain.error or "it makes no update by an mxmp.Trainer or mxmp.Module"
-        return Verification(
-            None, f"Cannot say: in plain MXNet the script fails, {why}" if plain.error else f"Cannot say: {why}"
-        )
+    job = Job("plain")
+    plain = runner.run(job)
+    note = ""
+    if plain.error:
+        job = job._replace(imperative=True)
+        failed, plain = plain.error, runner.run(job)
+        note = f"plain MXNet was not hybridized, as it then fails with {failed}"
+        if plain.error:
+            return Verification(None, f"Cannot say: in plain MXNet it fails with {failed}")
+    if not plain.updates:
+        return Verification(None, "Cannot say: it makes no update by an mxmp.Trainer or mxmp.Module")
     if not plain.dtypes:
         return Verification(None, "Cannot say: nothing is converted. Call mxmp.convert(net), or train an mxmp.Module")
     dtype = "bfloat16" if "bfloat16" in plain.dtypes else "float16"
-    found: dict[str, Any] = {"steps": plain.updates, "dtype": dtype}
     graph, low = runner.run(Job("graph")), runner.run(Job("low"))
-    found["said"] = tuple(text for text in dict.fromkeys([*graph.said, *low.said]) if text not in plain.said)
+    said = tuple(text for text in dict.fromkeys(low.said) if text not in plain.said and not text.startswith(_NO_NEWS))
+    found: dict[str, Any] = {"steps": plain.updates, "dtype": dtype, "said": said}
     for name, record in (("in FP32", graph), (f"in {dtype}", low)):
         if record.error:
-            made = f" after {record.updates} updates" if record.updates else ""
+            made = f" after {_updates(record.updates)}" if record.updates else ""
             verdict = f"The port is not right: plain MXNet trains, and mxmp {name} ends{made} with {record.error}"
             return Verification(False, verdict, **found)
-    noise = [runner.run(Job("plain", number, dtype)) for number in (1, 2)]
+    compared = _compared(runner, job, plain, graph, note)
+    plain, job, at, note = compared.plain, compared.job, compared.at, compared.note
+    noise = [runner.run(job._replace(noise=number, dtype=dtype)) for number in (1, 2)]
     runs = {"plain": plain, "graph": graph, "low": low, "noise 1": noise[0], "noise 2": noise[1]}
     found["courses"] = {name: course(plain, record) for name, record in runs.items()}
     found["agreement"] = max(found["courses"]["graph"].gradients, default=0.0)
-    at, note = _graph_departure(runner, plain, graph)
-    owners = len(plain.steps)
-    if at is not None and note:
-        return Verification(None, note, departure=at, **found)
+    if compared.unknown:
+        return Verification(None, compared.unknown, departure=at, **found)
     if at is not None:
         verdict = (
-            f"The port is not right: graph differs from plain from {where(at, owners)}, in FP32, so rounding is "
-            "not the cause"
+            f"The port is not right: graph differs from plain from {where(at, len(plain.steps))}, in FP32, so "
+            "rounding is not the cause"
         )
-        return Verification(False, verdict, _reasons(at, plain, graph), departure=at, **found)
-    reference = graph if note else plain
-    if low.skips and not note:
-        reference = runner.run(Job("plain", skips=frozenset(low.skips)))
+        return Verification(False, verdict, _reasons(at), departure=at, **found)
+    of_draws = compared.draws
+    reference = graph if of_draws else plain
+    if low.skips:
+        reference = runner.run((Job("graph") if of_draws else job)._replace(skips=frozenset(low.skips)))
     found["skipped"] = len(low.skips)
     return _judged(plain, reference, low, noise, note, found)
 
 
-def _graph_departure(runner: Runner, plain: Record, graph: Record) -> tuple[Departure | None, str]:
-    """Return where graph leaves plain, and why that says nothing; without the first, how they were compared."""
+class _Compared(NamedTuple):
+    """How graph compares with plain: ``at`` is where it differs, ``unknown`` why nothing can be said."""
+
+    plain: Record
+    job: Job  # of ``plain``
+    at: Departure | None
+    note: str = ""  # how they were compared, if not step by step
+    unknown: str = ""
+    draws: bool = False  # whether they draw other random numbers
+
+
+def _compared(runner: Runner, job: Job, plain: Record, graph: Record, note: str) -> _Compared:
     at = departure(plain, graph)
     if at is None:
-        return None, ""
-    again = runner.run(Job("plain"))
-    noise = [again, *(runner.run(Job("plain", number)) for number in (1, 2))]
+        return _Compared(plain, job, None, note)
+    again = runner.run(job)
+    noise = [again, *(runner.run(job._replace(noise=number)) for number in (1, 2))]
     at = departure(plain, graph, noise, loose=1e-5)
     if at is None:
-        return None, ""
+        return _Compared(plain, job, None, note)
     itself = departure(plain, again)
     if itself is not None and itself.step <= at.step:
-        return at, (
+        unknown = (
             f"Cannot say: two plain runs with the same seeds differ from update {itself.step} on. Seed all random "
             "numbers that the script draws, and read no clock"
         )
-    other = departure(plain, runner.run(Job("plain", draws=1000)))
+        return _Compared(plain, job, at, note, unknown)
+    if not job.imperative:
+        other = job._replace(imperative=True)
+        imperative = runner.run(other)
+        if not imperative.error and departure(imperative, graph, noise, loose=OWN) is None:
+            note = f"plain MXNet was not hybridized, as its graph differs from its Python from update {at.step} on"
+            return _Compared(imperative, other, None, note)
+    if _draws_alike(runner, job, plain, at):
+        note = f"their random draws differ, so the mean gradients over {_SEEDS} seeds were compared"
+        return _Compared(plain, job, None, note, draws=True)
+    return _Compared(plain, job, at, note)
+
+
+def _draws_alike(runner: Runner, job: Job, plain: Record, at: Departure) -> bool:
+    """Return whether other random draws change plain, too, by then, and over many of them graph is like plain."""
+    other = departure(plain, runner.run(job._replace(draws=1000)))
     if other is None or other.step > at.step:
-        return at, ""
-    seeds = range(1, _SEEDS + 1)
-    plains, graphs = (
-        [runner.run(Job(mode, draws=1000 * k, steps=at.step)) for k in seeds] for mode in ("plain", "graph")
-    )
-    if any(
-        each.error or len(each.steps) <= at.owner or len(each.steps[at.owner]) < at.step for each in (*plains, *graphs)
-    ):
-        return at, ""
-    if spread_apart(plains, graphs, at) > _APART:
-        return at, ""
-    return None, f"their random draws differ, so the mean gradients over {_SEEDS} seeds were compared"
+        return False
+    jobs = [each._replace(draws=1000 * k, steps=at.step) for each in (job, Job("graph")) for k in range(1, _SEEDS + 1)]
+    records = [runner.run(each) for each in jobs]
+    if any(each.error or len(each.steps) <= at.owner or len(each.steps[at.owner]) < at.step for each in records):
+        return False
+    return spread_apart(records[:_SEEDS], records[_SEEDS:], at) <= _APART
 
 
-def _reasons(at: Departure, plain: Record, graph: Record) -> tuple[str, ...]:
+def _updates(number: int) -> str:
+    return f"{number} update{'s' * (number != 1)}"
+
+
+def _reasons(at: Departure) -> tuple[str, ...]:
     """Return what fits, the likeliest first."""
     factor = constant_factor(at)
     if at.what == "updates":
@@ -192,25 +226,31 @@ def _reasons(at: Departure, plain: Record, graph: Record) -> tuple[str, ...]:
 def _judged(
     plain: Record, reference: Record, low: Record, noise: Sequence[Record], note: str, found: dict[str, Any]
 ) -> Verification:
+    for record in (reference, *noise):
+        if record.error:
+            return Verification(None, f"Cannot say: another plain run fails with {record.error}", **found)
     away, bands = course(reference, low), [course(plain, each) for each in noise]
-    band = sqrt(sum(each.typical**2 for each in bands) / len(bands))
-    found["noise_ratio"] = away.typical / band if band else 0.0
+    band = max(median([each.typical for each in bands]), _UNIT[found["dtype"]])
+    found["noise_ratio"] = away.typical / band
     found["courses"]["low"] = away
-    dtype, updates = found["dtype"], f"{found['steps']} update{'s' * (found['steps'] > 1)}"
-    agree = note or f"plain and graph agree to {found['agreement']:.0e}"
-    times = f"{found['noise_ratio']:.2g} times the noise" if band else "and the noise is 0"
-    skips = f" ({found['skipped']} steps were skipped, which plain leaves out too)" if found["skipped"] else ""
-    left = _low_departure(away, bands)
+    dtype, updates = found["dtype"], _updates(found["steps"])
+    exact = "bit for bit" if found["agreement"] == 0 else f"to {found['agreement']:.0e}"
+    agree = note if note.startswith("their") else f"plain and graph agree {exact}"
+    beside = f". {note[0].upper()}{note[1:]}" if note and agree != note else ""
+    times = f"{found['noise_ratio']:.1f} times the noise"
+    skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""
     if found["skipped"] >= low.updates > 1:
         verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
         return Verification(False, verdict, _OVERFLOWS, **found)
+    left = _low_departure(away, bands)
     if left is not None:
         verdict = (
-            f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves "
-            f"the noise at update {left.step}, where its gradients differ by {left.size:.0%}; {times} over all{skips}"
+            f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves the "
+            f"noise at update {left.step}, where its gradients differ by {left.size:.0%} ({times} over all){skips}"
         )
-        return Verification(False, verdict, _TOO_LOW, low_departure=left, **found)
-    return Verification(True, f"The port is right. {agree} over {updates}; {dtype} differs by {times}{skips}", **found)
+        return Verification(False, verdict + beside, _TOO_LOW, low_departure=left, **found)
+    verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{skips}"
+    return Verification(True, verdict + beside, **found)
 
 
 _OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.diagnose.blame",)
@@ -218,7 +258,8 @@ _TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with t
 
 
 def _low_departure(away: Course, bands: Sequence[Course]) -> Departure | None:
-    """Return where low precision leaves the noise: beyond what a flipped ReLU or a near tie makes of one rounding."""
+    """Return where low precision leaves the noise for good: not where one flipped ReLU or near tie makes it large."""
     limit = max(_LEAST, LOW_TIMES * max(max(each.gradients, default=0.0) for each in bands))
-    left = [k for k, size in enumerate(away.gradients) if size > limit]
-    return Departure(0, left[0] + 1, "gradients", size=away.gradients[left[0]]) if left else None
+    sizes = [0.0 if isnan(size) else size for size in away.gradients]
+    left = [k for k, size in enumerate(sizes) if size > limit and median(filter(None, sizes[k:])) > limit]
+    return Departure(0, left[0] + 1, "gradients", size=sizes[left[0]]) if left else None

@@ -1,0 +1,38 @@
+"""An auxiliary loss that hybrid_forward leaves in an attribute."""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.auxiliary = 0
+        with self.name_scope():
+            self.body, self.head = nn.Dense(16, activation="relu"), nn.Dense(4)
+
+    def hybrid_forward(self, F, x):
+        hidden = self.body(x)
+        self.auxiliary = 0.1 * F.mean(hidden**2)
+        return self.head(hidden)
+
+
+net = Net()
+net.initialize()
+mxmp.convert(net, policy)
+trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+for _step in range(20):
+    x, y = mx.nd.array(np.random.randn(16, 6)), mx.nd.array(np.random.randint(0, 4, 16))
+    with autograd.record():
+        loss = loss_fn(net(x), y).mean() + net.auxiliary
+    trainer.backward(loss)
+    trainer.step(1)

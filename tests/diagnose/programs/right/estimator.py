@@ -1,0 +1,31 @@
+"""Gluon's Estimator with mxmp's BatchProcessor."""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
+
+from mxnet.gluon.contrib.estimator import Estimator
+
+x = mx.nd.array(np.random.rand(128, 1, 8, 8))
+y = mx.nd.array(np.random.randint(0, 3, 128))
+data = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), 16)
+net = nn.HybridSequential()
+net.add(nn.Conv2D(8, 3, activation="relu"), nn.Dense(3))
+net.initialize()
+mxmp.convert(net, policy)
+trainer = mxmp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.005})
+estimator = Estimator(
+    net,
+    gluon.loss.SoftmaxCrossEntropyLoss(),
+    trainer=trainer,
+    batch_processor=mxmp.BatchProcessor(),
+    train_metrics=mx.metric.Accuracy(),
+)
+estimator.fit(data, epochs=3)

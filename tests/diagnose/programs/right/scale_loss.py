@@ -1,0 +1,26 @@
+"""The context manager, and a backward of the script's own."""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
+
+net = nn.HybridSequential()
+net.add(nn.Dense(32, activation="relu"), nn.Dense(4))
+net.initialize()
+mxmp.convert(net, policy)
+trainer = mxmp.Trainer(net.collect_params(), "adam")
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+for _step in range(20):
+    x, y = mx.nd.array(np.random.randn(16, 10)), mx.nd.array(np.random.randint(0, 4, 16))
+    with autograd.record():
+        loss = loss_fn(net(x), y)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+    trainer.step(16)
