@@ -1,4 +1,4 @@
-"""``verify``: whether a port is right, and what is left only rounding."""
+"""``verify``: whether a port is right, and what is left only rounding, of small programs in the style of real ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,74 @@ import pytest
 
 from mxmp.diagnose import verify
 
-pytestmark = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "programs"
+DTYPES = ["float16", "bfloat16"]
 RIGHT = sorted(path.stem for path in (PROGRAMS / "right").glob("*.py"))
+# What is said of each wrong port; a plant that only float16 shows is right in bfloat16.
+SCALE = "with the loss scale in them"
+TOO_SMALL = "4096 times too small"
+WRONG = {
+    "always_overflows": ("skipped all 20 steps", None),
+    "batch_has_scale": (TOO_SMALL,) * 2,
+    "clips_scaled": ("is read between a scaled backward and the step",) * 2,
+    "clips_values_scaled": (SCALE,) * 2,
+    "collected_outside": ("it puts a result into 'FEATURES'",) * 2,
+    "custom_operator": ("Custom writes its own gradient",) * 2,
+    "decays_by_hand": (SCALE,) * 2,
+    "difference_of_large": ("is more than rounding",) * 2,
+    "divides_twice": (TOO_SMALL,) * 2,
+    "input_gradient": ("trainer.input_grad(x)",) * 2,
+    "leaves_out_scaled": ("leaves out or repeats steps",) * 2,
+    "module_clips": (SCALE,) * 2,
+    "module_input_gradient": (SCALE,) * 2,
+    "module_noise": (SCALE,) * 2,
+    "module_rate_by_norm": (SCALE,) * 2,
+    "module_rescale": (TOO_SMALL,) * 2,
+    "module_scales_heads": ("4096 times too large",) * 2,
+    "module_updates_by_hand": ("writes into weights between two steps",) * 2,
+    "noise_in_gradients": (SCALE,) * 2,
+    "outside_scale_loss": ("was not of the scaled loss",) * 2,
+    "own_momentum": (TOO_SMALL,) * 2,
+    "plain_backward": ("instead of loss.backward()",) * 2,
+    "rate_by_norm": (SCALE,) * 2,
+    "raw_year": ("is more than rounding",) * 2,
+    "scales_twice": ("4096", "4096"),
+    "sign_descent": (TOO_SMALL,) * 2,
+    "slower_by_norm": (SCALE,) * 2,
+    "steps_of_two_trainers": (SCALE,) * 2,
+    "trust_ratio_by_hand": (TOO_SMALL,) * 2,
+    "two_trainers": ("give both the same scaler object",) * 2,
+    "updates_by_hand": (SCALE,) * 2,
+}
 
 
+def verified(kind, program, dtype):
+    return verify(PROGRAMS / kind / f"{program}.py", arguments=[dtype], progress=False)
+
+
+def test_the_table_has_every_wrong_program():
+    assert sorted(WRONG) == sorted(path.stem for path in (PROGRAMS / "wrong").glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("program", RIGHT)
-def test_a_right_port_is_called_right(program):
-    found = verify(PROGRAMS / "right" / f"{program}.py", progress=False)
+def test_a_right_port_is_called_right(program, dtype):
+    found = verified("right", program, dtype)
     assert found.right, str(found)
     assert found.verdict.startswith("The port is right. ")
+    assert found.status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("program", WRONG)
+def test_a_wrong_port_is_named(program, dtype):
+    found = verified("wrong", program, dtype)
+    expected = WRONG[program][DTYPES.index(dtype)]
+    if expected is None:
+        assert found.right, str(found)
+        return
+    assert found.right is False, str(found)
+    assert expected in str(found)
+    assert found.status == 1

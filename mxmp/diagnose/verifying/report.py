@@ -63,8 +63,8 @@ class Verification:
 
     def __str__(self) -> str:
         lines = [self.verdict]
-        lines += section("Likely reasons", self.reasons)
         lines += section("mxmp has warned", self.said if self.right is False else ())
+        lines += section("Likely reasons", self.reasons)
         return "\n".join(lines)
 
 

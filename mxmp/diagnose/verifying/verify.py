@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from math import isnan, log2
+from math import isnan
 from statistics import median
 from typing import Any, Callable, NamedTuple, Sequence
 
 from ...child import showing
 from ..shared.targets import check_positive
-from .judging import LOW_TIMES, OWN, Course, Departure, constant_factor, course, departure, spread_apart
+from .judging import LOW_TIMES, OWN, Course, Departure, course, departure, spread_apart
+from .reasons import reasons
 from .recording import Record
 from .report import Verification, where
 from .running import Job, Runner, script
@@ -21,7 +22,7 @@ _LEAST = 0.1
 # The least that one rounding changes gradients by: half a unit of the last digit.
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 # What mxmp logs of a port that is right, too.
-_NO_NEWS = ("step ", "float16 is emulated", "bfloat16 ", "discarded non-finite")
+_NO_NEWS = ("step ", "nan or inf is detected", "float16 is emulated", "this CPU has neither", "discarded non-finite")
 
 
 def verify(
@@ -125,7 +126,7 @@ def _verified(runner: Runner) -> Verification:
             f"The port is not right: graph differs from plain from {where(at, len(plain.steps))}, in FP32, so "
             "rounding is not the cause"
         )
-        return Verification(False, verdict, _reasons(at), departure=at, **found)
+        return Verification(False, verdict, reasons(at), departure=at, **found)
     of_draws = compared.draws
     reference = graph if of_draws else plain
     if low.skips:
@@ -187,40 +188,6 @@ def _draws_alike(runner: Runner, job: Job, plain: Record, at: Departure) -> bool
 
 def _updates(number: int) -> str:
     return f"{number} update{'s' * (number != 1)}"
-
-
-def _reasons(at: Departure) -> tuple[str, ...]:
-    """Return what fits, the likeliest first."""
-    factor = constant_factor(at)
-    if at.what == "updates":
-        return ("the port calls step or update another number of times: a step that is skipped, or called twice",)
-    if factor is not None and at.what == "gradients":
-        scale = 2.0 ** round(log2(factor))
-        if scale >= 256 and abs(factor / scale - 1) < 0.01:
-            return ("the loss scale is still in the gradients: call trainer.unscale() before code that reads them",)
-        if scale <= 1 / 256 and abs(factor / scale - 1) < 0.01:
-            return (
-                "these gradients never had the loss scale, and are divided by it: trainer.backward(loss) in place of "
-                "loss.backward(), and a loss head or custom operator that reads its head gradient",
-            )
-        return (f"all are {factor:.4g} times those of plain: look at batch_size of step, rescale_grad and grad_req",)
-    if at.what == "weights":
-        return ("the update itself differs, or the script writes into weights between two steps",)
-    if at.what in ("losses", "outputs"):
-        first = "from the first call on" if at.step == 1 else "after the first call"
-        return (
-            f"the forward differs {first}: a Python value, a child or a branch that changed after a graph was made, "
-            "a result that a block leaves in an attribute, a number that is drawn inside a block",
-        )
-    if at.ratios and max(at.ratios) == 0.0:
-        return (
-            "no gradient flows there: a result that a block leaves in an attribute is read after the call and is what "
-            "it was before, a loss that is added to the other is no part of the graph, or grad_req was changed",
-        )
-    return (
-        "the loss agrees and its gradients do not: a loss head or custom operator that ignores its head gradient, "
-        "a gradient that is written or added to between backward and step, clipping before trainer.unscale()",
-    )
 
 
 def _judged(

@@ -20,7 +20,7 @@ class Net(gluon.HybridBlock):
             self.body, self.head = nn.HybridSequential(), nn.Dense(4)
             self.body.add(nn.Dense(16, activation="relu"))
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return self.head(self.body(x)) / self.temperature
 
 

@@ -21,7 +21,7 @@ class Attention(gluon.HybridBlock):
             self.norm = nn.LayerNorm()
             self.out = nn.Dense(5)
 
-    def hybrid_forward(self, F, x, mask):
+    def hybrid_forward(self, F, x, mask):  # noqa: N803
         scores = F.batch_dot(self.query(x), self.key(x), transpose_b=True) / self.size**0.5
         weights = F.softmax(F.broadcast_add(scores, -1e4 * (1 - F.expand_dims(mask, 1))))
         return self.out(self.norm(x + F.batch_dot(weights, self.value(x))))

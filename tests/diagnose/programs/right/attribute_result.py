@@ -19,7 +19,7 @@ class Net(gluon.HybridBlock):
         with self.name_scope():
             self.body, self.head = nn.Dense(16, activation="relu"), nn.Dense(4)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         hidden = self.body(x)
         self.auxiliary = 0.1 * F.mean(hidden**2)
         return self.head(hidden)

@@ -1,6 +1,8 @@
 """Saves and loads in the middle, in one run."""
 
+import os
 import sys
+import tempfile
 
 import mxnet as mx
 import numpy as np
@@ -11,8 +13,6 @@ import mxmp
 
 policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
 
-import os
-import tempfile
 
 net = nn.HybridSequential()
 net.add(nn.Dense(16, activation="relu"), nn.Dense(1))

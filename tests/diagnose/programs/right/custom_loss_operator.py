@@ -44,7 +44,7 @@ class Net(gluon.HybridBlock):
         with self.name_scope():
             self.body, self.head = nn.Dense(24, activation="relu"), nn.Dense(5)
 
-    def hybrid_forward(self, F, x, y):
+    def hybrid_forward(self, F, x, y):  # noqa: N803
         return F.Custom(self.head(self.body(x)), y, op_type="verify_hinge")
 
 

@@ -21,7 +21,7 @@ class Detector(gluon.HybridBlock):
             self.classes = nn.Conv2D(6, 3, padding=1)
             self.boxes = nn.Conv2D(8, 3, padding=1)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         x = self.features(x)
         classes = F.reshape(F.transpose(self.classes(x), (0, 2, 3, 1)), (0, -1, 3))
         boxes = F.reshape(F.transpose(self.boxes(x), (0, 2, 3, 1)), (0, -1, 4))

@@ -6,12 +6,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
+from mxnet.gluon.contrib.estimator import Estimator
 
 import mxmp
 
 policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
 
-from mxnet.gluon.contrib.estimator import Estimator
 
 x = mx.nd.array(np.random.rand(128, 1, 8, 8))
 y = mx.nd.array(np.random.randint(0, 3, 128))

@@ -19,7 +19,7 @@ class Factors(gluon.HybridBlock):
             self.users, self.items = nn.Embedding(40, 8), nn.Embedding(60, 8)
             self.mix = nn.Dense(8)
 
-    def hybrid_forward(self, F, user, item):
+    def hybrid_forward(self, F, user, item):  # noqa: N803
         return F.sum(self.mix(self.users(user)) * self.items(item), axis=1)
 
 

@@ -3,15 +3,14 @@
 import sys
 
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, npx
+from mxnet import np as mnp
 from mxnet.gluon import nn
 
 import mxmp
 
 policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
 
-from mxnet import np as mnp
-from mxnet import npx
 
 npx.set_np()
 net = nn.HybridSequential()

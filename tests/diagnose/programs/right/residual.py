@@ -20,7 +20,7 @@ class Residual(gluon.HybridBlock):
             self.body.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
             self.body.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm())
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         return F.relu(x + self.body(x))
 
 

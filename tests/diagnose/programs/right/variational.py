@@ -20,7 +20,7 @@ class Variational(gluon.HybridBlock):
             self.decoder = nn.HybridSequential()
             self.decoder.add(nn.Dense(16, activation="relu"), nn.Dense(12))
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F, x):  # noqa: N803
         mean, spread = F.split(self.encoder(x), 2, axis=1)
         code = mean + F.exp(0.5 * spread) * F.random.normal_like(mean)
         divergence = 0.5 * F.sum(F.exp(spread) + mean**2 - 1 - spread, axis=1)

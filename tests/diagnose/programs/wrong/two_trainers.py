@@ -1,0 +1,29 @@
+"""Two trainers with a scaler each, and one loss."""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
+
+net = nn.HybridSequential()
+net.add(nn.Dense(32, activation="relu"), nn.Dense(4))
+net.initialize()
+mxmp.convert(net, policy)
+net(mx.nd.ones((1, 6)))
+first = mxmp.Trainer(net[0].collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=2.0**12)
+second = mxmp.Trainer(net[1].collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=2.0**12)
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+for _step in range(30):
+    x, y = mx.nd.array(np.random.randn(16, 6)), mx.nd.array(np.random.randint(0, 4, 16))
+    with autograd.record():
+        loss = loss_fn(net(x), y)
+    first.backward(loss, retain_graph=True)
+    second.backward(loss)
+    first.step(16)
+    second.step(16)
