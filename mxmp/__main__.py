@@ -52,7 +52,9 @@ PROGRAM = "python -m mxmp"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line (None: the process's own); return its status: 0, or 2 after an error, told in one line."""
-    args = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    cut = arguments.index("--") if arguments[:1] == ["verify"] and "--" in arguments else len(arguments)
+    args = parser().parse_args(arguments[:cut], argparse.Namespace(arguments=arguments[cut + 1 :]))
     try:
         status = args.run(args)
         if sys.stdout is not None:
@@ -194,8 +196,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--steps", type=int, default=20, help="how many updates to compare (default: %(default)s)")
     check.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
     check.add_argument("--plot", metavar="PICTURE", help="draw loss and gradients: .png, .svg or .pdf")
-    check.add_argument("script", help="the script")
-    check.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments, after --")
+    check.add_argument("script", help="the script; its own arguments stand at the end, after --")
 
     job = add(_launch, "run a training script as a distributed job on this machine")
     job.add_argument("--workers", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
@@ -372,7 +373,7 @@ def _profile(args: argparse.Namespace) -> None:
 def _verify(args: argparse.Namespace) -> int:
     if args.plot:
         picture_format(args.plot)
-    found = verify(args.script, args.steps, arguments=args.arguments[args.arguments[:1] == ["--"] :], seed=args.seed)
+    found = verify(args.script, args.steps, arguments=args.arguments, seed=args.seed)
     print(found)
     if args.plot and found.courses:
         plot_verification(found, args.plot)

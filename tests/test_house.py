@@ -88,7 +88,17 @@ HOUSE = {
     "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/profiling": ["report", "profile", "__init__"],
-    "diagnose/verifying": ["recording", "judging", "reasons", "report", "modes", "running", "verify", "__init__"],
+    "diagnose/verifying": [
+        "recording",
+        "folder",
+        "judging",
+        "reasons",
+        "report",
+        "modes",
+        "running",
+        "verify",
+        "__init__",
+    ],
     "diagnose": ["plots", "__init__"],
     "top": ["checkpoint", "__init__", "__main__"],
 }

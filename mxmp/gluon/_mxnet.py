@@ -584,3 +584,13 @@ def never_hybridize() -> None:
     """Let ``hybridize`` do nothing, so that all blocks run as Python code; for such a process, too."""
     hybridize = HybridBlock.hybridize
     HybridBlock.hybridize = lambda self, active=True, *args, **kwargs: hybridize(self, False)
+
+
+def export_if_possible() -> None:
+    """Let ``export`` of a block that is not hybridized write nothing, as only mxmp's graphs could be written."""
+    export = HybridBlock.export
+
+    def exported(self: HybridBlock, *args: Any, **kwargs: Any) -> Any:
+        return export(self, *args, **kwargs) if self._cached_graph else (None, None)
+
+    HybridBlock.export = exported

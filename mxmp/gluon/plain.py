@@ -195,6 +195,7 @@ def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[An
 
     name = {"recorder": recorder, "__module__": Trainer.__module__}
     if mode == "plain":
+        _mxnet.export_if_possible()
         return {
             convert: plain_convert,
             restore: lambda net: net,

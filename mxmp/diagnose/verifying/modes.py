@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ...files import replacing_all
 from ...frontend import Inert, PlainScaler, StepRecorder
 from ...step.adaptive import AdaptiveLossScaler
 from ...step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
@@ -20,13 +21,21 @@ MODES = ("plain", "graph", "low")
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
 
 
-def enter(mode: str, recorder: StepRecorder, *, imperative: bool) -> None:
+def enter(mode: str, recorder: StepRecorder, before_writing: Callable[[Any], None], *, imperative: bool) -> None:
     """Let every public name of mxmp mean what it means in a run of ``mode``, whoever has imported it already."""
     new = stand_ins(mode, recorder, imperative=imperative)
     if mode == "plain":
         diagnose = sys.modules[__name__.rpartition(".verifying")[0]]
         new.update(dict.fromkeys(filter(isfunction, vars(diagnose).values()), Inert()))
         new.update(dict.fromkeys(_SCALERS, PlainScaler))
+    original = replacing_all
+
+    def replacing(*paths: Any) -> Any:
+        for path in paths:
+            before_writing(path)
+        return original(*paths)
+
+    new[replacing_all] = replacing
     if mode != "low":
         new[tune] = _untuned
     _replace({id(old): (old, instead) for old, instead in new.items()})

@@ -47,6 +47,7 @@ class Record:
     initial: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: list[str] = field(default_factory=list)  # the compute dtypes that the script asks for
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
+    outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
     ended: bool = False  # by itself, before the last step
 

@@ -24,6 +24,8 @@ class Verification:
         What fits a port that is not right, the likeliest first.
     said : tuple of str
         What mxmp has warned of in the port and not in the plain run.
+    written : tuple of str
+        The files that a run has written outside the current folder, and so not in its own copy of it.
     departure : Departure or None
         Where the run through mxmp in FP32 leaves the plain run.
     low_departure : Departure or None
@@ -47,6 +49,7 @@ class Verification:
     verdict: str
     reasons: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     departure: Departure | None = None
     low_departure: Departure | None = None
     steps: int = 0
@@ -65,23 +68,20 @@ class Verification:
         lines = [self.verdict]
         lines += section("mxmp has warned", self.said if self.right is False else ())
         lines += section("Likely reasons", self.reasons)
+        lines += section("Files that each run has written, and that stay", self.written)
         return "\n".join(lines)
 
 
-def name_of(owner: int, owners: int) -> str:
-    return "" if owners == 1 else f" of trainer {owner + 1}"
-
-
-def where(at: Departure, owners: int) -> str:
-    """Return what differs at a departure, as the middle of a sentence."""
-    what = {
+def difference(at: Departure, owners: int) -> str:
+    """Return what differs at a departure, as the end of a sentence."""
+    names, several = some(at.names, 3), len(at.names) > 1
+    text = {
         "losses": "the loss differs",
         "outputs": "the outputs differ",
-        "weights": f"the weights of {some(at.names, 3)} differ before it, though the gradients before agree",
-        "gradients": f"the gradients of {some(at.names, 3)} differ",
-        "updates": "there are more or fewer updates",
+        "weights": f"{names} differ{'' if several else 's'} before it, though the gradients before agree",
+        "gradients": f"the gradient{'s' * several} of {names} differ{'' if several else 's'} by {at.size:.0%}",
+        "updates": "one of them makes no further update",
     }[at.what]
-    if at.what == "gradients" and at.ratios and max(at.ratios) == 0.0:
-        be = "are" if len(at.names) > 1 else "is"
-        what = f"the gradient{'s' * (len(at.names) > 1)} of {some(at.names, 3)} {be} 0"
-    return f"update {at.step}{name_of(at.owner, owners)}: {what}"
+    if at.what == "gradients" and max(at.ratios) == 0.0:
+        text = f"the gradient{'s' * several} of {names} {'are' if several else 'is'} 0"
+    return text + (f" (trainer {at.owner + 1})" if owners > 1 else "")

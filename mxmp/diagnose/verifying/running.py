@@ -19,6 +19,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
+from .folder import enter as enter_folder
+from .folder import in_mirror
 from .modes import enter, seed_all
 from .recording import Record, Recorder
 
@@ -40,7 +42,7 @@ class Job(NamedTuple):
 class Runner:
     """Runs one training in several ways, with the same seeds and the initial weights of the first run."""
 
-    def __init__(self, run: Callable[[], Any], steps: int, seed: int, show: Callable[[str], None]) -> None:
+    def __init__(self, run: Script | Callable[[], Any], steps: int, seed: int, show: Callable[[str], None]) -> None:
         self._run, self._steps, self._seed, self._show = run, steps, seed, show
         self._initial: Mapping[str, np.ndarray] = {}
         self._limit: float | None = None  # of a run, in seconds; from the first
@@ -49,8 +51,8 @@ class Runner:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
         began = time.monotonic()
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
-            child = context.Process(target=self._in_child, args=(job, theirs, log), daemon=False)
+        with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.TemporaryDirectory() as folder:
+            child = context.Process(target=self._in_child, args=(job, theirs, log, os.path.realpath(folder)))
             child.start()
             theirs.close()
             try:
@@ -85,7 +87,7 @@ class Runner:
                 return message
             self._show(f"{job.mode}{' with noise' if job.noise else ''}")
 
-    def _in_child(self, job: Job, pipe: Any, log: Any) -> None:
+    def _in_child(self, job: Job, pipe: Any, log: Any, folder: str) -> None:
         os.setsid()
         for number, stream in ((1, "stdout"), (2, "stderr")):
             os.dup2(log.fileno(), number)
@@ -109,10 +111,15 @@ class Runner:
             self._seed,
         )
         _listen(recorder.record.said)
-        enter(job.mode, recorder, imperative=job.imperative)
+        here = os.getcwd()
+        inside, before_writing = enter_folder(folder, recorder.record.outside)
+        enter(job.mode, recorder, before_writing, imperative=job.imperative)
         seed_all(self._seed, mx.random.seed, job.draws)
         try:
-            self._run()
+            if isinstance(self._run, Script):
+                self._run(lambda path: in_mirror(path, here, inside))
+            else:
+                self._run()
             mx.nd.waitall()
             recorder.record.ended = True
         except SystemExit as error:
@@ -128,15 +135,18 @@ class Runner:
         finish()
 
 
-def script(path: str, arguments: Sequence[str]) -> Callable[[], Any]:
-    """Return what runs a script as ``python PATH ARGUMENTS`` would."""
+class Script(NamedTuple):
+    """A script and what it gets in ``sys.argv``."""
 
-    def run() -> None:
-        sys.argv = [path, *arguments]
+    path: str
+    arguments: Sequence[str]
+
+    def __call__(self, located: Callable[[str], str]) -> None:
+        """Run it as ``python PATH ARGUMENTS`` would; ``located`` gives the path to run."""
+        path = located(self.path)
+        sys.argv = [path, *self.arguments]
         sys.path[0] = os.path.dirname(os.path.abspath(path))
         runpy.run_path(path, run_name="__main__")
-
-    return run
 
 
 def _listen(said: list[str]) -> None:

@@ -12,8 +12,8 @@ from ..shared.targets import check_positive
 from .judging import LOW_TIMES, OWN, Course, Departure, course, departure, spread_apart
 from .reasons import reasons
 from .recording import Record
-from .report import Verification, where
-from .running import Job, Runner, script
+from .report import Verification, difference
+from .running import Job, Runner, Script
 
 _SEEDS = 8
 _APART = 2.5  # standard errors
@@ -75,11 +75,12 @@ def verify(
         There is no such script.
     """
     check_positive(steps=steps)
+    called: Script | Callable[[], Any]
     if isinstance(run, (str, os.PathLike)):
         path = os.fspath(run)
         with open(path, "rb"):
             pass
-        called = script(path, list(arguments))
+        called = Script(path, list(arguments))
     elif callable(run):
         if arguments:
             raise ValueError("arguments are for a script; a function is called without any")
@@ -107,32 +108,40 @@ def _verified(runner: Runner) -> Verification:
     dtype = "bfloat16" if "bfloat16" in plain.dtypes else "float16"
     graph, low = runner.run(Job("graph")), runner.run(Job("low"))
     said = tuple(text for text in dict.fromkeys(low.said) if text not in plain.said and not text.startswith(_NO_NEWS))
-    found: dict[str, Any] = {"steps": plain.updates, "dtype": dtype, "said": said}
-    for name, record in (("in FP32", graph), (f"in {dtype}", low)):
-        if record.error:
-            made = f" after {_updates(record.updates)}" if record.updates else ""
-            verdict = f"The port is not right: plain MXNet trains, and mxmp {name} ends{made} with {record.error}"
-            return Verification(False, verdict, **found)
+    found: dict[str, Any] = {"steps": plain.updates, "dtype": dtype, "said": said, "written": tuple(low.outside)}
+    early = departure(plain, graph) if graph.error else None
+    if graph.error and (early is None or early.what == "updates"):
+        return _ended(graph, "in FP32", found)
     compared = _compared(runner, job, plain, graph, note)
     plain, job, at, note = compared.plain, compared.job, compared.at, compared.note
+    if at is not None and not compared.unknown:
+        runs = {"plain": plain, "graph": graph, "low": low}
+        found["courses"] = {name: course(plain, record) for name, record in runs.items()}
+        verdict = (
+            f"The port is not right: graph differs from plain from update {at.step} on, in FP32, so rounding is not "
+            f"the cause: {difference(at, len(plain.steps))}"
+        )
+        return Verification(False, verdict, reasons(at), departure=at, **found)
+    if low.error:
+        return _ended(low, f"in {dtype}", found)
     noise = [runner.run(job._replace(noise=number, dtype=dtype)) for number in (1, 2)]
     runs = {"plain": plain, "graph": graph, "low": low, "noise 1": noise[0], "noise 2": noise[1]}
     found["courses"] = {name: course(plain, record) for name, record in runs.items()}
     found["agreement"] = max(found["courses"]["graph"].gradients, default=0.0)
     if compared.unknown:
         return Verification(None, compared.unknown, departure=at, **found)
-    if at is not None:
-        verdict = (
-            f"The port is not right: graph differs from plain from {where(at, len(plain.steps))}, in FP32, so "
-            "rounding is not the cause"
-        )
-        return Verification(False, verdict, reasons(at), departure=at, **found)
     of_draws = compared.draws
     reference = graph if of_draws else plain
     if low.skips:
         reference = runner.run((Job("graph") if of_draws else job)._replace(skips=frozenset(low.skips)))
     found["skipped"] = len(low.skips)
     return _judged(plain, reference, low, noise, note, found)
+
+
+def _ended(record: Record, how: str, found: dict[str, Any]) -> Verification:
+    made = f" after {_updates(record.updates)}" if record.updates else ""
+    verdict = f"The port is not right: plain MXNet trains, and mxmp {how} ends{made} with {record.error}"
+    return Verification(False, verdict, **found)
 
 
 class _Compared(NamedTuple):
