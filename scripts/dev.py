@@ -85,6 +85,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "pages looking-inside": ("pages.looking_inside", "draws the pictures of docs/looking-inside.md"),
     "check equal-workers": ("checks.equal_workers", "fails where two workers' weights differ, for every optimizer"),
     "check audit": ("checks.audit", "counts planted operators that audit names first, and healthy nets it is quiet on"),
+    "check verify": ("checks.verify", "counts ported programs, right and wrong ones, that verify answers right"),
     "check faults": ("checks.faults", "plants faults in a copy of mxmp, and fails where the tests do not notice one"),
     "check libraries": ("checks.libraries", "trains nets of GluonCV, GluonNLP, GluonTS and Sockeye in three dtypes"),
     "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -93,6 +94,8 @@ class Runner:
             os.dup2(log.fileno(), number)
             setattr(sys, stream, log)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # MXNet's handler would end the process with a status
+        faulthandler.disable()
 
         def finish() -> None:
             log.flush()

@@ -1,0 +1,67 @@
+"""Ported programs, right and wrong ones, and what ``verify`` is to say of each; programs/ has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from mxmp.diagnose import Verification, verify
+
+PROGRAMS = Path(__file__).parent / "programs"
+DTYPES = ["float16", "bfloat16"]
+RIGHT = sorted(path.stem for path in (PROGRAMS / "right").glob("*.py"))
+# What is said of each wrong port; a plant that only float16 shows is right in bfloat16.
+SCALE = "with the loss scale in them"
+TOO_SMALL = "4096 times too small"
+WRONG: dict[str, tuple[str | None, ...]] = {
+    "always_overflows": ("skipped all 20 steps", None),
+    "batch_has_scale": (TOO_SMALL,) * 2,
+    "clips_scaled": ("is read between a scaled backward and the step",) * 2,
+    "clips_values_scaled": (SCALE,) * 2,
+    "collected_outside": ("it puts a result into 'FEATURES'",) * 2,
+    "custom_operator": ("Custom writes its own gradient",) * 2,
+    "decays_by_hand": (SCALE,) * 2,
+    "difference_of_large": ("is more than rounding",) * 2,
+    "divides_twice": (TOO_SMALL,) * 2,
+    "input_gradient": ("trainer.input_grad(x)",) * 2,
+    "leaves_out_scaled": ("leaves out or repeats steps",) * 2,
+    "module_clips": (SCALE,) * 2,
+    "module_input_gradient": (SCALE,) * 2,
+    "module_noise": (SCALE,) * 2,
+    "module_rate_by_norm": (SCALE,) * 2,
+    "module_rescale": (TOO_SMALL,) * 2,
+    "module_scales_heads": ("4096 times too large",) * 2,
+    "module_updates_by_hand": ("writes into weights between two steps",) * 2,
+    "noise_in_gradients": (SCALE,) * 2,
+    "outside_scale_loss": ("was not of the scaled loss",) * 2,
+    "own_momentum": (TOO_SMALL,) * 2,
+    "plain_backward": ("instead of loss.backward()",) * 2,
+    "rate_by_norm": (SCALE,) * 2,
+    "raw_year": ("is more than rounding",) * 2,
+    "scales_twice": ("4096", "4096"),
+    "sign_descent": (TOO_SMALL,) * 2,
+    "slower_by_norm": (SCALE,) * 2,
+    "steps_of_two_trainers": (SCALE,) * 2,
+    "trust_ratio_by_hand": (TOO_SMALL,) * 2,
+    "two_trainers": ("give both the same scaler object",) * 2,
+    "updates_by_hand": (SCALE,) * 2,
+}
+
+
+class Port(NamedTuple):
+    """A program in one dtype; ``expected`` is a part of what is said of a wrong one, None for a right one."""
+
+    name: str
+    dtype: str
+    expected: str | None
+    kind: str
+
+    def verified(self, seed: int = 0) -> Verification:
+        return verify(PROGRAMS / self.kind / f"{self.name}.py", arguments=[self.dtype], seed=seed, progress=False)
+
+    def is_answered(self, found: Verification) -> bool:
+        return found.right is True if self.expected is None else found.right is False and self.expected in str(found)
+
+
+PORTS = [Port(name, dtype, None, "right") for name in RIGHT for dtype in DTYPES]
+PORTS += [Port(name, dtype, said, "wrong") for name in WRONG for dtype, said in zip(DTYPES, WRONG[name])]
