@@ -21,6 +21,7 @@ _TITLES = {
     "weight": "Weights",
     "update": "Updates",
 }
+_LEAST_DRAWN = 1e-8  # of a difference: exactly equal gradients lie there
 _LOST, _WEAK, _EDGE = "#f4c7c3", "#fce8b2", "firebrick"
 
 
@@ -171,25 +172,29 @@ def plot_verification(found: Verification, path: str | None = None) -> Any:
     courses = found.courses
     if not courses:
         raise ValueError("there is nothing to draw: mxmp and plain MXNet did not both come to an update")
-    names = {"plain": ("plain MXNet", "0.3"), "graph": ("mxmp in FP32", "tab:green"), "low": (found.dtype, "tab:blue")}
+    dtype = found.dtype
+    names = {
+        "plain": ("plain MXNet", "0.3", "-"),
+        "graph": ("mxmp in FP32", "tab:green", "--"),
+        "reference": (f"plain, without the {found.skipped} batches that {dtype} skipped", "0.6", "-"),
+        "low": (dtype, "tab:blue", ":"),
+    }
     has_loss = any(course.losses for course in courses.values())
     *first, last = axes = _axes((10, 6.5 if has_loss else 3.8), (1, 1) if has_loss else (1,), "update")
     for axis in first:
-        for run, (label, color) in names.items():
-            style = {"plain": "-", "graph": "--", "low": ":"}[run]
-            losses = courses[run].losses
-            axis.plot(range(1, len(losses) + 1), losses, style, label=label, color=color, linewidth=2)
+        for run in [each for each in names if each in courses and (found.skipped or each != "reference")]:
+            label, color, style = names[run]
+            axis.plot(*_from_one(courses[run].losses), style, label=label, color=color, linewidth=2)
         axis.set_title("Loss", fontsize=10, loc="left")
-    noise = [courses[run].gradients for run in ("noise 1", "noise 2")]
-    limits = [max(each) for each in zip(*noise)]
-    least = 1e-8
-    band = range(1, len(limits) + 1)
-    last.fill_between(band, least, [max(x, least) for x in limits], color="0.88", label="noise of one rounding")
+    noise = [courses[run].gradients for run in ("noise 1", "noise 2") if run in courses]
+    if noise:
+        updates, limits = _from_one([max(*each, _LEAST_DRAWN) for each in zip(*noise)])
+        last.fill_between(updates, _LEAST_DRAWN, limits, color="0.88", label="noise of one rounding")
     for run in ("graph", "low"):
-        label, color = names[run]
-        sizes = [max(least, size) if size == size else size for size in courses[run].gradients]
-        last.plot(range(1, len(sizes) + 1), sizes, "o-", label=label, color=color, markersize=4)
-    last.set(yscale="log", ylabel=f"relative difference\n(at least {least:g})")
+        label, color, _ = names[run]
+        sizes = [size if math.isnan(size) else max(size, _LEAST_DRAWN) for size in courses[run].gradients]
+        last.plot(*_from_one(sizes), "o-", label=label, color=color, markersize=4)
+    last.set(yscale="log", ylabel=f"relative difference\n(at least {_LEAST_DRAWN:g})")
     last.set_title("Gradients of all parameters, against plain MXNet", fontsize=10, loc="left")
     for axis in axes:
         axis.legend(fontsize=8)
@@ -197,6 +202,11 @@ def plot_verification(found: Verification, path: str | None = None) -> Any:
 
 
 # -- What they share --------------------------------------------------------------------------------
+
+
+def _from_one(values: Sequence[float]) -> tuple[range, Sequence[float]]:
+    """Return x and y of a curve over updates, which are counted from 1."""
+    return range(1, len(values) + 1), values
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:

@@ -42,7 +42,8 @@ class Verification:
     noise_ratio : float
         How far low precision is from plain, over how far the noise of one rounding is; 0 if unknown.
     courses : dict of str to Course
-        The runs ``"plain"``, ``"graph"``, ``"low"``, ``"noise 1"`` and ``"noise 2"``, step by step.
+        The runs ``"plain"``, ``"graph"``, ``"low"``, ``"noise 1"``, ``"noise 2"`` and ``"reference"``, which leaves
+        out what low precision skipped, step by step; those that were run.
     """
 
     right: bool | None

@@ -94,8 +94,8 @@ class Runner:
             os.dup2(log.fileno(), number)
             setattr(sys, stream, log)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # MXNet's handler would end the process with a status
         faulthandler.disable()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # MXNet's handler would end the process with a status
 
         def finish() -> None:
             log.flush()

@@ -208,7 +208,7 @@ def _judged(
     away, bands = course(reference, low), [course(plain, each) for each in noise]
     band = max(median([each.typical for each in bands]), _UNIT[found["dtype"]])
     found["noise_ratio"] = away.typical / band
-    found["courses"]["low"] = away
+    found["courses"].update(low=away, reference=course(reference, reference))
     dtype, updates = found["dtype"], _updates(found["steps"])
     exact = "bit for bit" if found["agreement"] == 0 else f"to {found['agreement']:.0e}"
     agree = note if note.startswith("their") else f"plain and graph agree {exact}"
