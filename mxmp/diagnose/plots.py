@@ -194,6 +194,7 @@ def plot_verification(found: Verification, path: str | None = None) -> Any:
         label, color, _ = names[run]
         sizes = [size if math.isnan(size) else max(size, _LEAST_DRAWN) for size in courses[run].gradients]
         last.plot(*_from_one(sizes), "o-", label=label, color=color, markersize=4)
+    last.xaxis.get_major_locator().set_params(integer=True)
     last.set(yscale="log", ylabel=f"relative difference\n(at least {_LEAST_DRAWN:g})")
     last.set_title("Gradients of all parameters, against plain MXNet", fontsize=10, loc="left")
     for axis in axes:

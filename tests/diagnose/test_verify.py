@@ -96,8 +96,8 @@ def unseeded(*shape):
 UNKNOWN = {
     "it fails in plain MXNet": (lambda: 1 / 0, "in plain MXNet it fails with ZeroDivisionError: division by zero"),
     "no update": (lambda: None, "makes no update by an mxmp.Trainer or mxmp.Module"),
-    "it exits with an error": (lambda: sys.exit("no data"), "sys.exit('no data')"),
-    "it crashes": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
+    "it exits with an error": (lambda: sys.exit("no data"), "fails with SystemExit('no data')"),
+    "it crashes": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "fails with SIGSEGV"),
     "it is not reproducible": (
         training(scaled, draw=unseeded),
         "two plain runs with the same seeds differ from update 1",
@@ -193,6 +193,45 @@ def test_the_command_leaves_the_files_of_the_user_as_they_are(folder, capfd):
     assert out.startswith("The port is right. plain and graph agree bit for bit over 3 updates; bfloat16 differs by ")
     assert sorted(os.listdir(folder)) == sorted([*before, "p.png"])
     assert {(folder / name).read_text() for name in KEPT} == {"precious"}
+
+
+CHANGES = """
+import os, shutil
+import mxnet as mx
+from pathlib import Path
+open("a/b/old.txt", "a").write(" and new")
+Path("a/b/new.txt").write_text("new")
+os.remove("a/removed.txt")
+os.mkdir("empty/inner")
+mx.nd.save("a/b/array.nd", mx.nd.ones(2))
+os.chdir("entered")
+open("here.txt", "w").write("changed")
+os.chdir("..")
+shutil.rmtree("tree")
+os.rename("renamed/one", "renamed/two")
+shutil.move("moved", "elsewhere")
+os.truncate("cut.txt", 0)
+assert Path("a/b/old.txt").read_text() == "old and new" and os.listdir("elsewhere") == ["x"]
+assert not os.path.exists("tree") and os.path.getsize("cut.txt") == 0
+"""
+
+
+@pytest.mark.slow
+def test_whatever_a_script_changes_in_its_folder_stays_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/b/old.txt", "a/removed.txt", "entered/here.txt", "tree/in/x", "renamed/one", "moved/x", "cut.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "script.py").write_text(CHANGES)
+
+    def state():
+        return {path: path.read_bytes() if path.is_file() else None for path in tmp_path.rglob("*")}
+
+    before = state()
+    found = verify("script.py", progress=False)
+    assert "makes no update" in found.verdict, found.verdict  # and no assertion has failed
+    assert state() == before
 
 
 @pytest.mark.slow

@@ -68,8 +68,8 @@ class Runner:
                 log.seek(0)
                 last = log.read().strip().splitlines()[-1:]
                 code = child.exitcode or 0
-                how = signal.Signals(-code).name if code < 0 else f"status {code}"
-                record = Record(error=f"the process ended with {how}{': ' + last[0] if last else ''}")
+                how = signal.Signals(-code).name if code < 0 else f"the status {code} of its process"
+                record = Record(error=f"{how}{': ' + last[0] if last else ''}")
         if self._limit is None:
             self._initial = record.initial
             self._limit = 120 + 30 * (time.monotonic() - began)
@@ -79,7 +79,7 @@ class Runner:
         while True:
             left = None if self._limit is None else self._limit - (time.monotonic() - began)
             if not pipe.poll(left if left is None else max(left, 0)):
-                return Record(error=f"it was not done after {self._limit:.0f} seconds")
+                return Record(error=f"the time limit of {self._limit:.0f} seconds, after which it was stopped")
             try:
                 message = pipe.recv()
             except EOFError:
@@ -128,7 +128,7 @@ class Runner:
         except SystemExit as error:
             recorder.record.ended = True
             if error.code not in (None, 0):
-                recorder.record.error = f"the script ended with sys.exit({error.code!r})"
+                recorder.record.error = f"SystemExit({error.code!r})"
         except BaseException as error:
             traceback.print_exc(file=log)
             text = str(error).strip()
