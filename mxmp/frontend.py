@@ -348,6 +348,10 @@ class StepRecorder(Protocol):
 
     def after_step(self, owner: Any, weights: Callable[[], Mapping[str, NDArray]]) -> None: ...
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether there was a step."""
+
     def leaves_out(self, owner: Any) -> bool:
         """Return whether the next step of ``owner`` is one that the run in low precision has skipped."""
 

@@ -39,7 +39,8 @@ class _Settled:
             self._setting = setting
 
     def _settle(self, drawn: bool) -> None:
-        if not self.binded:  # type: ignore[attr-defined]
+        # ``fit`` sets the parameters to themselves after each epoch.
+        if self.recorder.has_begun or not self.binded:  # type: ignore[attr-defined]
             return
         args, auxs = self.get_params()  # type: ignore[attr-defined]
         new = {name: self.recorder.settled(name, value, drawn) for name, value in args.items()}

@@ -114,6 +114,10 @@ class Recorder:
         if self.record.updates >= self._count:
             self._at_end()
 
+    @property
+    def has_begun(self) -> bool:
+        return any(self.record.steps)
+
     def leaves_out(self, owner: Any) -> bool:
         number = self._number(owner)
         return (number, len(self.record.steps[number])) in self._skips
@@ -126,7 +130,7 @@ class Recorder:
                 param.set_data(value)
 
     def settled(self, name: str, value: Any, drawn: bool) -> Any:
-        if any(self.record.steps) and not drawn:
+        if self.has_begun and not drawn:
             return value
         host = new = _host(value)
         if drawn:

@@ -19,7 +19,7 @@ def graph(length):
     return mx.sym.SoftmaxOutput(scores, mx.sym.reshape(label, (-1,)), name="softmax"), ("data",), ("softmax_label",)
 
 
-sentences = [list(np.random.randint(1, 30, np.random.randint(3, 9))) for _ in range(300)]
+sentences = [list(np.random.randint(1, 30, np.random.randint(3, 9))) for _ in range(100)]
 data = mx.rnn.BucketSentenceIter(sentences, 8, buckets=[4, 6, 8], invalid_label=0)
 module = mxmp.BucketingModule(graph, default_bucket_key=data.default_bucket_key, policy=policy)
 module.fit(
@@ -28,5 +28,5 @@ module.fit(
     optimizer="adam",
     optimizer_params={"learning_rate": 0.01},
     initializer=mx.init.Xavier(),
-    num_epoch=2,
+    num_epoch=4,
 )
