@@ -1,22 +1,18 @@
-"""How many ported programs ``mxmp.diagnose.verify`` answers right: those of tests/diagnose/programs, in both dtypes.
+"""How many ported programs ``mxmp.diagnose.verify`` answers right: those of scripts/support/ports, in both dtypes.
 
 A right port counts if it is called right, a wrong one if it is named. ``--seeds N`` tries N seeds. ``--out FILE``
-keeps the lines and goes on where an earlier run ended; ``--table FILE`` writes them as docs/verify.json has them. Ends
-with 1 where an answer is wrong.
+keeps the lines and goes on where an earlier run ended; ``--table FILE`` writes them as
+scripts/lab/results/verify.json has them. Ends with 1 where an answer is wrong.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import time
 from pathlib import Path
 
 from support.options import parse
-from support.results import ROOT
-
-sys.path[:0] = [str(ROOT / "tests" / "diagnose")]
+from support.ports import PORTS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out) if options.out else None
     known = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
     done = {(each["name"], each["dtype"], each["seed"]) for each in known}
-    for port in importlib.import_module("ports").PORTS:
+    for port in PORTS:
         for seed in range(options.seeds):
             if options.only not in port.name or (port.name, port.dtype, seed) in done:
                 continue
@@ -56,7 +52,3 @@ def main(arguments: list[str] | None = None) -> int:
         text = ",\n".join(json.dumps(each) for each in known)
         Path(options.table).write_text(f"[\n{text}\n]\n")
     return int(not all(each["answered"] for each in known))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

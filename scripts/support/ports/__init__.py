@@ -1,4 +1,4 @@
-"""Ported programs, right and wrong ones, and what ``verify`` is to say of each; programs/ has them."""
+"""Ported programs, right and wrong ones, and what ``verify`` is to say of each; in right/ and wrong/."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mxmp.diagnose import Verification, verify
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parent
 DTYPES = ["float16", "bfloat16"]
 RIGHT = sorted(path.stem for path in (PROGRAMS / "right").glob("*.py"))
 # What is said of each wrong port; a plant that only float16 shows is right in bfloat16.
