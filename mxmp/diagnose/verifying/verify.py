@@ -226,8 +226,8 @@ def _judged(
     times = f"{found['noise_ratio']:.1f} times the noise"
     skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""
     if found["skipped"] >= low.updates and low.updates <= _SEARCH:
-        verdict = f"Cannot say: {agree} over {updates}, and {dtype} skipped them all to find its loss scale: compare more steps"
-        return Verification(None, verdict, **found)
+        why = f"{agree} over {updates}, and {dtype} skipped them all to find its loss scale: compare more steps"
+        return Verification(None, f"Cannot say: {why}", **found)
     if found["skipped"] >= low.updates:
         verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
         return Verification(False, verdict, _OVERFLOWS, **found)
