@@ -140,7 +140,9 @@ def _verified(runner: Runner) -> Verification:
     judged = _judged(plain, reference, low, noise, note, found)
     left = judged.low_departure
     if left is not None and of_draws and _alike_on_average(runner, job, Job("low"), left):
-        return replace(judged, right=True, verdict=f"The port is right: {note}, of {dtype} too", low_departure=None)
+        return replace(
+            judged, right=True, verdict=f"The port is right: {note}, of {dtype} too", low_departure=None, reasons=()
+        )
     return judged
 
 
