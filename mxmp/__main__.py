@@ -5,9 +5,9 @@ python -m mxmp explain net-symbol.json --shape data=1,3,224,224
 python -m mxmp tune net-symbol.json --shape data=8,3,224,224 --out plan.json
 python -m mxmp optimize net-symbol.json net-0010.params data.npy net-fast
 python -m mxmp audit net-symbol.json net-0010.params batch.npz
+python -m mxmp verify train.py --steps 20
 python -m mxmp advise net-symbol.json --shape data=128,3,224,224 --device v100
 python -m mxmp profile report.sqlite
-python -m mxmp verify train.py --steps 20
 python -m mxmp launch --workers 2 -- python train.py
 """
 
@@ -187,16 +187,18 @@ def parser() -> argparse.ArgumentParser:
         "--worst", type=int, default=10, metavar="N", help="how many operators to name at most (default: %(default)s)"
     )
 
+    check = add(_verify, "say whether a ported training script still does the same")
+    check.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="how many updates to compare (default: %(default)s)"
+    )
+    check.add_argument("--seed", type=int, default=0, metavar="N", help="of all random numbers (default: %(default)s)")
+    check.add_argument("--plot", metavar="PICTURE", help="draw loss and gradients: .png, .svg or .pdf")
+    check.add_argument("script", metavar="SCRIPT", help="the script; its own arguments stand at the end, after --")
+
     shapes = add(_advise, "say which shapes miss the Tensor Cores", "float16")
     shapes.add_argument("--device", choices=tuple(GPUS), default="v100", help="on which GPU (default: %(default)s)")
     read = add(_profile, "say what ran on Tensor Cores, from what Nsight Systems recorded")
     read.add_argument("file", metavar="FILE", help="what nsys export --type sqlite wrote")
-
-    check = add(_verify, "say whether a ported training script still does the same")
-    check.add_argument("--steps", type=int, default=20, help="how many updates to compare (default: %(default)s)")
-    check.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
-    check.add_argument("--plot", metavar="PICTURE", help="draw loss and gradients: .png, .svg or .pdf")
-    check.add_argument("script", help="the script; its own arguments stand at the end, after --")
 
     job = add(_launch, "run a training script as a distributed job on this machine")
     job.add_argument("--workers", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
