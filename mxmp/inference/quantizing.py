@@ -77,6 +77,8 @@ def quantize(
     )
     names = _quantized_names(Graph.from_symbol(made))
     fused, params = _fused(made), {**arguments, **auxiliary}
+    # MXNet's pass for ranges has removed the copies of ``_quantized`` already, but not that of MXNet 1.8.
+    fused.heads = [head.node.inputs[0] if head.node.op == "_copy" else head for head in fused.heads]
     _check_ranges(fused, params)
     _repair_relus(fused, params)
     _repair_sums(fused, params)
@@ -112,7 +114,7 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
     low = [node.name for node, dtype in zip(nodes, types) if dtype not in (np.float32, None)]
     other_rnns = [node.name for node in nodes if node.op == "RNN" and node.attrs["mode"] != "lstm"]
     # MXNet's pass takes a wrong tensor for an output of the graph that an operator in FP32 reads, too. With a copy as
-    # the output it takes the right one; its next pass removes the copies.
+    # the output it takes the right one.
     copies = [
         Entry(Node("_copy", f"{head.node.name}_head{index}", inputs=[head])) for index, head in enumerate(graph.heads)
     ]
