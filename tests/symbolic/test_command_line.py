@@ -256,7 +256,7 @@ def stopped(capsys, *arguments):
     return ended.value.code, capsys.readouterr()
 
 
-COMMANDS = ["cast", "explain", "tune", "optimize", "audit", "advise", "profile", "launch"]
+COMMANDS = ["cast", "explain", "tune", "optimize", "audit", "verify", "advise", "profile", "launch"]
 
 
 @pytest.mark.parametrize(
