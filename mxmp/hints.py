@@ -57,6 +57,11 @@ _MODULE = {
 }
 
 
+def class_of(value: object) -> str:
+    """Return the class of a value with its module, for a message: ``"mxnet.gluon.trainer.Trainer"``, ``"list"``."""
+    return f"{type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of a message about a name that is none of ``known``, ``"; did you mean 'policy'?"``, or ``""``."""
     near = get_close_matches(name, known, n=1, cutoff=cutoff)

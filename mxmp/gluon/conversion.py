@@ -15,7 +15,7 @@ from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..hints import warn_user
+from ..hints import class_of, warn_user
 from ..kernels.fit import device_of
 from ..pipeline import Conversion, Decider
 from ..policy import Policy
@@ -121,7 +121,7 @@ class NetConversion(Conversion):
             return
         self._warned = True
         warn_user(
-            f"a net computes in float16 and is trained by a {type(trainer).__module__}.{type(trainer).__name__}, "
+            f"a net computes in float16 and is trained by a {class_of(trainer)}, "
             "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
             "trainer.backward(loss), or convert to bfloat16, which needs no scaling",
         )

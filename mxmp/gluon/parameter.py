@@ -10,6 +10,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from ..hints import class_of
 from ..step._mxnet import is_called_by_user
 from ..step.masters import Masters, Weight
 from . import _mxnet
@@ -180,7 +181,7 @@ def _check_trainer(param: gluon.Parameter, trainer: gluon.Trainer | None, dtype:
     if trainer is not None and not is_scaling(trainer):
         raise TypeError(
             f"Parameter {param.name!r} is stored in {dtype} with an FP32 master, which a "
-            f"{type(trainer).__module__}.{type(trainer).__name__} would not update: use mxmp.Trainer, or keep the "
+            f"{class_of(trainer)} would not update: use mxmp.Trainer, or keep the "
             "parameters in FP32 with Policy(params='float32')"
         )
 

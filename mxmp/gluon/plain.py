@@ -130,7 +130,7 @@ class _PlainTrainer(PlainStep, gluon.Trainer):
 
 
 class _RecordedTrainer(_Losses, Trainer):
-    """Records what each step of an mxmp.Trainer applies."""
+    """Records what each step of an mxmp.Trainer applies, as an observer of its own steps."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         if self._applies():
@@ -141,17 +141,14 @@ class _RecordedTrainer(_Losses, Trainer):
             super().update(*args, **kwargs)
 
     def _applies(self) -> bool:
-        self._observe()
+        if self not in self.scaled_step.observers:
+            self.scaled_step.observers.append(self)
         applies = not self.recorder.leaves_out(self)
         if not applies:
             self.recorder.before_step(self, (), 1.0, _values(self._params), skipped=True)
             self.discard()
             self.after_step()
         return applies
-
-    def _observe(self) -> None:
-        if not any(isinstance(each, _Observer) for each in self.scaled_step.observers):
-            self.scaled_step.observers.append(_Observer(self))
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         factor = self._gradient_factor * self._optimizer.rescale_grad
@@ -160,11 +157,6 @@ class _RecordedTrainer(_Losses, Trainer):
 
     def after_step(self) -> None:
         self.recorder.after_step(self, lambda: _values(self._params))
-
-
-class _Observer:
-    def __init__(self, trainer: _RecordedTrainer) -> None:
-        self.before_update, self.after_step = trainer.before_update, trainer.after_step
 
 
 def _values(params: Sequence[gluon.Parameter]) -> Mapping[str, NDArray]:

@@ -15,7 +15,7 @@ from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
 from ..frontend import listed
-from ..hints import warn_user
+from ..hints import class_of, warn_user
 from ..step import gradients as grads
 from ..step import states
 from ..step.ledger import Event, Ledger, ScalerGroup
@@ -541,7 +541,7 @@ class Trainer(StepView, gluon.Trainer):
             if last is not None and not is_scaling(last):
                 self._warned = True
                 warn_user(
-                    f"a {type(last).__module__}.{type(last).__name__} was made over {param.name!r} after this "
+                    f"a {class_of(last)} was made over {param.name!r} after this "
                     "mxmp.Trainer: its step does not unscale the gradients of this trainer's backward, so call "
                     "step of this one",
                 )
@@ -782,7 +782,7 @@ class BatchProcessor(estimator.BatchProcessor):
         if not isinstance(estimator.trainer, Trainer):
             raise TypeError(
                 f"mxmp.BatchProcessor scales the loss through an mxmp.Trainer, and the Estimator has a "
-                f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
+                f"{class_of(estimator.trainer)}: pass "
                 'Estimator(..., trainer=mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}))'
             )
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)

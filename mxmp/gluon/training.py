@@ -11,6 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
 from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, listed, restored, unchanged
+from ..hints import class_of
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight
@@ -31,9 +32,9 @@ class TrainedNet:
 
     def __init__(self, net: Block, trainer: Any) -> None:
         if not isinstance(trainer, Trainer):
-            got = "" if trainer is None else f", got {type(trainer).__module__}.{type(trainer).__name__}"
+            got = "" if trainer is None else f", got {class_of(trainer)}"
             raise TypeError(
-                f"pass the net's mxmp.Trainer too{got.replace('builtins.', '')}: the net comes first, then the "
+                f"pass the net's mxmp.Trainer too{got}: the net comes first, then the "
                 "trainer, as in watch(net, trainer)"
             )
         self._net = net

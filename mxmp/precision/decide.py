@@ -85,11 +85,12 @@ def _planned(operators: Operators, needs: Needs, device: str) -> Plan:
 def doubtful(graph: Graph, plan: Plan) -> dict[str, str]:
     """Return what ``plan`` has in low precision and the rules under its policy would not, or the device has no kernel
     for, with the reasons, by name. Raises ``ValueError`` for an operator that no policy may have in low precision."""
+
+    def operators(*, any_kernel: bool) -> Operators:
+        return Operators(graph, plan.policy, plan.device, Options(any_kernel=any_kernel, slow_too=True))
+
     found: dict[str, str] = {}
-    by_rule, on_device = (
-        Operators(graph, plan.policy, plan.device, Options(any_kernel=anywhere, slow_too=True))
-        for anywhere in (True, False)
-    )
+    on_device, by_rule = operators(any_kernel=False), None
     for node, name in on_device.names.items():
         if node.is_variable or name not in plan.decisions:
             continue
@@ -99,6 +100,7 @@ def doubtful(graph: Graph, plan: Plan) -> dict[str, str]:
         kind, reason = on_device.kind(node)
         if not plan.decisions[name].low or kind in (Kind.LOW, Kind.FOLLOW):
             continue
+        by_rule = by_rule or operators(any_kernel=True)
         if by_rule.kind(node)[0] in (Kind.HEAD, Kind.ALONE):
             raise ValueError(
                 f"the plan has {name!r} in {plan.policy.compute}, and {node.op} cannot compute in it: {reason}"

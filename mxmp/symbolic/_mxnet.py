@@ -130,17 +130,10 @@ def executing(module: mx.mod.BaseModule) -> mx.mod.Module:
     return module._curr_module if isinstance(module, mx.mod.BucketingModule) else module
 
 
-def start_plainly(module: mx.mod.Module, arg_params: dict, aux_params: dict, states: str | None) -> None:
-    """Do what ``mx.mod.Module.load`` does to a new module."""
-    module._arg_params, module._aux_params, module.params_initialized = arg_params, aux_params, True
-    module._preload_opt_states = states
-
-
-def started_buckets(module: mx.mod.BucketingModule, arg_params: dict, aux_params: dict, states: str | None) -> Any:
-    """Do what ``mx.mod.BucketingModule.load`` does to a new module, and return it."""
+def default_bucket(module: mx.mod.BucketingModule) -> mx.mod.Module:
+    """Make the module of the default bucket, as ``mx.mod.BucketingModule.load`` does, and return it."""
     symbol, data_names, label_names = module._call_sym_gen(module._default_bucket_key)
     default = mx.mod.Module(symbol, data_names, label_names, context=module._context)
-    start_plainly(default, arg_params, aux_params, states)
     module._buckets[module._default_bucket_key] = module._curr_module = default
     module.params_initialized = True
-    return module
+    return default

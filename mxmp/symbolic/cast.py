@@ -57,9 +57,10 @@ def cast_symbol(
     if not isinstance(sym, mx.sym.Symbol):
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}{instead(sym, True)}")
     requested, override = read_policy(policy, exclude)
-    graph, plan = low_graph(Graph.from_symbol(sym), override or requested, device_of(ctx), keep_output_names=True)
+    original = strip(Graph.from_symbol(sym))
+    graph, plan = low_graph(original, override or requested, device_of(ctx), keep_output_names=True)
     if override is not None:
-        warn_of_plan(strip(Graph.from_symbol(sym)), override, set())
+        warn_of_plan(original, override, set())
     warn_of_unmatched(plan)
     useless = message_if_nothing_low(plan)
     if useless:

@@ -13,7 +13,6 @@ from ..step.gradients import Gradient
 from . import _mxnet
 from .bucketing import BucketingModule
 from .cast import cast_symbol
-from .checkpoint import read_symbol, read_values
 from .module import Module
 
 
@@ -89,28 +88,15 @@ def _sum(arrays: Sequence[NDArray]) -> NDArray:
 
 
 class _PlainSingle(_PlainModule, mx.mod.Module):
-    @classmethod
-    def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
-        symbol, args, auxs = read_symbol(f"{prefix}-symbol.json"), *read_values(f"{prefix}-{epoch:04d}.params")
-        module = cls(symbol, **kwargs)
-        _mxnet.start_plainly(module, args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
-        return module
+    load: Any = classmethod(Module.load.__func__)  # type: ignore[attr-defined]
+    start_from = Module.start_from
 
 
 class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
-    @classmethod
-    def load(
-        cls,
-        prefix: str,
-        epoch: int,
-        sym_gen: Any = None,
-        default_bucket_key: Any = None,
-        load_optimizer_states: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        args, auxs = read_values(f"{prefix}-{epoch:04d}.params")
-        states = f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None
-        return _mxnet.started_buckets(cls(sym_gen, default_bucket_key, **kwargs), args, auxs, states)
+    load: Any = classmethod(BucketingModule.load.__func__)  # type: ignore[attr-defined]
+
+    def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
+        Module.start_from(_mxnet.default_bucket(self), arg_params, aux_params, states)
 
 
 class _InFull:
@@ -125,10 +111,11 @@ class _InFull:
 
 
 class _RecordedModule(_InFull, _Settled, Module):
-    """Records what each update of an mxmp.Module applies; all buckets are one."""
+    """Records what each update of an mxmp.Module applies, as an observer of it; all buckets are one."""
 
     def update(self) -> None:
-        self._core_observers()
+        observers = self.scaled_step.observers
+        observers[:] = [each for each in observers if not isinstance(each, _RecordedModule)] + [self]
         self.recorder.note_outputs(self.core, self.get_outputs())
         if self.recorder.leaves_out(self.core):
             self.recorder.before_step(self.core, (), 1.0, _values(self), skipped=True)
@@ -137,10 +124,6 @@ class _RecordedModule(_InFull, _Settled, Module):
         else:
             super().update()
 
-    def _core_observers(self) -> None:
-        observers = self.scaled_step.observers
-        observers[:] = [each for each in observers if not isinstance(each, _Observer)] + [_Observer(self)]
-
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         factor = self._optimizer.rescale_grad / self.loss_scale
         skipped = bool(self.scaled_step.overflow_params)
@@ -148,11 +131,6 @@ class _RecordedModule(_InFull, _Settled, Module):
 
     def after_step(self) -> None:
         self.recorder.after_step(self.core, lambda: _values(self))
-
-
-class _Observer:
-    def __init__(self, module: _RecordedModule) -> None:
-        self.before_update, self.after_step = module.before_update, module.after_step
 
 
 def _values(module: Any) -> Mapping[str, NDArray]:

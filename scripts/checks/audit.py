@@ -8,29 +8,19 @@ where more than 5 in 100 plants fail, where "nothing stands out" of one, or wher
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from support.options import parse
 from support.plants import healthy as trained
 from support.plants import kinds, programs
+from support.results import carried_on, write_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(__doc__, arguments, out=("", "JSON lines to go on from"), table=("", "the file to write"))
-    out = Path(options.out) if options.out else None
-    known = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
-    done = {(each["kind"], each["name"], each["dtype"]) for each in known}
-    for kind, name, dtype, run in cases():
-        if (kind, name, dtype) not in done:
-            known.append({"kind": kind, "name": name, "dtype": dtype, **run()})
-            print(json.dumps(known[-1]), flush=True)
-            if out:
-                with out.open("a") as file:
-                    file.write(json.dumps(known[-1]) + "\n")
+    known = carried_on(options.out, cases())
     plants = [each for each in known if each["kind"] != "healthy"]
     healthy = [each for each in known if each["kind"] == "healthy"]
     right, quiet = sum(each["right"] for each in plants), sum(each["right"] for each in healthy)
@@ -38,19 +28,20 @@ def main(arguments: list[str] | None = None) -> int:
     number, networks = (len({(each["kind"], each["name"]) for each in of}) for of in (plants, healthy))
     print(f"{right} of {len(plants)} first ({number} plants), nothing stands out of {unseen};")
     print(f"{quiet} of {len(healthy)} quiet ({networks} healthy networks)")
-    if options.table:
-        lines = ",\n".join(json.dumps(each) for each in known)
-        Path(options.table).write_text(f"[\n{lines}\n]\n")
+    write_lines(options.table, known)
     return int(right < 0.95 * len(plants) or unseen > 0 or quiet < len(healthy))
 
 
-def cases() -> Iterator[tuple[str, str, str, Callable[[], dict[str, Any]]]]:
+def cases() -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     """Yield kind, name and dtype of each audit, and what runs it."""
+
+    def named(kind: str, name: str, dtype: str) -> dict[str, Any]:
+        return {"kind": kind, "name": name, "dtype": dtype}
 
     def run_plant(plant: Any, dtype: str) -> dict[str, Any]:
         found = kinds.audited(plant, dtype)
-        named = found.findings[0].name if found.findings else "nothing"
-        return said(found, named, bool(found.findings) and kinds.is_beside(plant, named))
+        first = found.findings[0].name if found.findings else "nothing"
+        return said(found, first, bool(found.findings) and kinds.is_beside(plant, first))
 
     def run_healthy(audit: Callable, name: str, dtype: str) -> dict[str, Any]:
         found = audit(name, dtype)
@@ -58,11 +49,11 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[], dict[str, Any]]]]:
 
     for plant in [*kinds.PLANTS, *programs.MORE]:
         for dtype in plant.dtypes:
-            yield plant.kind, plant.name, dtype, partial(run_plant, plant, dtype)
+            yield named(plant.kind, plant.name, dtype), partial(run_plant, plant, dtype)
     of_zoo = [(kinds.healthy, name) for name in kinds.HEALTHY]
     for audit, name in [*of_zoo, *((trained.healthy_too, name) for name in trained.HEALTHY_TOO)]:
         for dtype in kinds.BOTH:
-            yield "healthy", name, dtype, partial(run_healthy, audit, name, dtype)
+            yield named("healthy", name, dtype), partial(run_healthy, audit, name, dtype)
 
 
 def said(found: Any, named: str, right: bool) -> dict[str, Any]:

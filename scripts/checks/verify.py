@@ -7,48 +7,42 @@ scripts/lab/results/verify.json has them. Ends with 1 where an answer is wrong.
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 from support.options import parse
-from support.ports import PORTS
+from support.ports import PORTS, Port
+from support.results import carried_on, write_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(
         __doc__, arguments, seeds=1, out=("", "JSON lines to go on from"), table=("", "the file to write"), only=""
     )
-    out = Path(options.out) if options.out else None
-    known = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
-    done = {(each["name"], each["dtype"], each["seed"]) for each in known}
-    for port in PORTS:
-        for seed in range(options.seeds):
-            if options.only not in port.name or (port.name, port.dtype, seed) in done:
-                continue
-            began = time.monotonic()
-            found = port.verified(seed)
-            known.append(
-                {
-                    "name": port.name,
-                    "kind": port.kind,
-                    "dtype": port.dtype,
-                    "seed": seed,
-                    "right": found.right,
-                    "answered": port.is_answered(found),
-                    "verdict": found.verdict,
-                    "seconds": round(time.monotonic() - began, 1),
-                }
-            )
-            print(json.dumps(known[-1]), flush=True)
-            if out:
-                with out.open("a") as file:
-                    file.write(json.dumps(known[-1]) + "\n")
+    known = carried_on(
+        options.out,
+        (
+            ({"name": port.name, "kind": port.kind, "dtype": port.dtype, "seed": seed}, partial(answer, port, seed))
+            for port in PORTS
+            for seed in range(options.seeds)
+            if options.only in port.name
+        ),
+    )
     for kind in ("right", "wrong"):
         lines = [each for each in known if each["kind"] == kind]
         programs = len({each["name"] for each in lines})
         print(f"{sum(each['answered'] for each in lines)} of {len(lines)} answered, {programs} {kind} ports")
-    if options.table:
-        text = ",\n".join(json.dumps(each) for each in known)
-        Path(options.table).write_text(f"[\n{text}\n]\n")
+    write_lines(options.table, known)
     return int(not all(each["answered"] for each in known))
+
+
+def answer(port: Port, seed: int) -> dict[str, Any]:
+    began = time.monotonic()
+    found = port.verified(seed)
+    return {
+        "right": found.right,
+        "answered": port.is_answered(found),
+        "verdict": found.verdict,
+        "seconds": round(time.monotonic() - began, 1),
+    }

@@ -22,6 +22,27 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
+def carried_on(out: str, todo: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Return a result for each item of ``todo``: what names it, and what its function returns. New ones are printed.
+    ``out`` is a file of JSON lines that keeps them, and goes on where an earlier run ended; empty for no file."""
+    path = Path(out) if out else None
+    known = [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+    for names, run in todo:
+        if not any(names.items() <= each.items() for each in known):
+            known.append({**names, **run()})
+            print(json.dumps(known[-1]), flush=True)
+            if path:
+                with path.open("a") as file:
+                    file.write(json.dumps(known[-1]) + "\n")
+    return known
+
+
+def write_lines(path: str, results: Iterable[dict[str, Any]]) -> None:
+    """Write a list of results as JSON, a line for each; nothing for an empty path."""
+    if path:
+        Path(path).write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n")
+
+
 def write(path: Path, results: dict[str, Any], depth: int = 1) -> None:
     """Write the file completely or not at all; ``depth``: how many names deep a result stands."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from ...gluon.blocks import blocks_of, with_names_of
 from ...gluon.plain import stand_ins as gluon_stand_ins
 from ...gluon.replaying import ReplayedNet
 from ...gluon.training import TrainedNet
+from ...hints import class_of
 from ...policy import Policy
 from ...precision.graph import check_shapes
 from ...precision.plan import Plan, read_policy
@@ -32,7 +33,7 @@ def is_network(target: Any) -> bool:
 
 def kind_of(target: Any) -> str:
     """Return the class of an object of the wrong kind, with a hint at what to pass instead."""
-    return f"{type(target).__module__}.{type(target).__name__}{instead(target)}".replace("builtins.", "")
+    return f"{class_of(target)}{instead(target)}"
 
 
 def check_positive(**values: int) -> None:

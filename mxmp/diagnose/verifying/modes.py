@@ -17,7 +17,6 @@ from ...step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from ...tuning import tune
 from ..shared.targets import stand_ins
 
-MODES = ("plain", "graph", "low")
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
 
 

@@ -49,7 +49,6 @@ class Record:
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
     outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
-    ended: bool = False  # by itself, before the last step
 
     @property
     def updates(self) -> int:

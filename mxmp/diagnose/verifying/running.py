@@ -124,9 +124,7 @@ class Runner:
             else:
                 self._run()
             mx.nd.waitall()
-            recorder.record.ended = True
         except SystemExit as error:
-            recorder.record.ended = True
             if error.code not in (None, 0):
                 recorder.record.error = f"SystemExit({error.code!r})"
         except BaseException as error:

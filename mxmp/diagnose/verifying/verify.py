@@ -65,7 +65,7 @@ def verify(
     Returns
     -------
     Verification
-        ``right`` and ``verdict``; ``print`` shows them with likely reasons, ``plot`` draws.
+        ``right`` and ``verdict``; ``print`` shows them with likely reasons, ``plot_verification`` draws.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""Ported programs, right and wrong ones, and what ``verify`` is to say of each; in right/ and wrong/."""
+"""Ported programs, right and wrong ones, and what ``verify`` is to say of each; in right/ and wrong/.
+
+Each is a whole script, as a user writes it, that runs by itself. So they repeat what scripts repeat.
+"""
 
 from __future__ import annotations
 
