@@ -21,6 +21,61 @@ class Event(enum.Enum):
     UPDATE = "update"
 
 
+class State(enum.Enum):
+    """What the gradients of a trainer are, between two steps."""
+
+    NONE = "none to apply"
+    SCALED = "as a backward wrote them"
+    REDUCED = "summed over devices and workers"
+    CLIPPED = "summed, with a factor that clips them"
+    UNSCALED = "true ones, of each device"
+    UNSCALED_REDUCED = "true ones, summed"
+    UNSCALED_CLIPPED = "true ones, summed, with a factor that clips them"
+
+
+# What an event makes of them; one that is not here is refused. An update leads to NONE, from every other state.
+LEADS_TO = {
+    State.NONE: {Event.BACKWARD: State.SCALED, Event.REDUCE: State.NONE},
+    State.SCALED: {
+        Event.BACKWARD: State.SCALED,
+        Event.REDUCE: State.REDUCED,
+        Event.UNSCALE: State.UNSCALED,
+        Event.CLIP: State.CLIPPED,
+        Event.UPDATE: State.NONE,
+    },
+    State.REDUCED: {
+        Event.BACKWARD: State.SCALED,
+        Event.REDUCE: State.REDUCED,
+        Event.UNSCALE: State.UNSCALED_REDUCED,
+        Event.CLIP: State.CLIPPED,
+        Event.UPDATE: State.NONE,
+    },
+    State.CLIPPED: {
+        Event.REDUCE: State.CLIPPED,
+        Event.UNSCALE: State.UNSCALED_CLIPPED,
+        Event.CLIP: State.CLIPPED,
+        Event.UPDATE: State.NONE,
+    },
+    State.UNSCALED: {
+        Event.REDUCE: State.UNSCALED_REDUCED,
+        Event.CLIP: State.UNSCALED_CLIPPED,
+        Event.UPDATE: State.NONE,
+    },
+    State.UNSCALED_REDUCED: {
+        Event.REDUCE: State.UNSCALED_REDUCED,
+        Event.CLIP: State.UNSCALED_CLIPPED,
+        Event.UPDATE: State.NONE,
+    },
+    State.UNSCALED_CLIPPED: {
+        Event.REDUCE: State.UNSCALED_CLIPPED,
+        Event.CLIP: State.UNSCALED_CLIPPED,
+        Event.UPDATE: State.NONE,
+    },
+}
+_ON_EACH_DEVICE = (State.NONE, State.SCALED, State.UNSCALED)
+_UNSCALED = (State.UNSCALED, State.UNSCALED_REDUCED, State.UNSCALED_CLIPPED)
+
+
 class Ledger:
     """What a trainer or module knows of its gradients since its last step; refuses method calls in a wrong order."""
 
@@ -36,12 +91,9 @@ class Ledger:
 
     def clear(self) -> None:
         """Note that no gradient is there to apply: they were applied or skipped, or are dropped."""
-        self.pending = False  # whether a backward has run whose gradients no step has applied
-        self.scaled = False  # whether ``scale`` is in them, and not 1 as in those of a plain backward
+        self.state = State.NONE
+        self.scaled = False  # whether ``scale`` is in the gradients, and not 1 as in those of a plain backward
         self.awaited = False  # whether the scaler is adjusted only after their step
-        self.summed = False  # over devices and workers
-        self.unscaled = False
-        self.clipped = False
         self.inputs_overflowed = False  # whether a user has seen an inf or NaN in the gradient of an input
         self.clip = 1.0  # the factor by which the update multiplies the gradients to clip their norm
         # Whether gradients are summed and one has ``grad_req="add"``, so that another backward would add to its sum.
@@ -51,6 +103,19 @@ class Ledger:
         # If a trainer with another scaler ran the last backward, its loss scale.
         self.scale_of_other: float | None = None
         self.written: dict[int, Any] = {}  # by ``id``: arrays of weights whose gradients it knows
+
+    @property
+    def pending(self) -> bool:
+        """Whether a backward has run whose gradients no step has applied."""
+        return self.state is not State.NONE
+
+    @property
+    def summed(self) -> bool:
+        return self.state not in _ON_EACH_DEVICE
+
+    @property
+    def unscaled(self) -> bool:
+        return self.state in _UNSCALED
 
     def note_scale(self, scale: float, *, awaited: bool) -> None:
         self.scale, self.scaled, self.awaited = scale, True, awaited
@@ -69,22 +134,15 @@ class Ledger:
 
     @property
     def refuses_backward(self) -> bool:
-        return self.unscaled or self.clipped or (self.summed and self.accumulates)
+        return Event.BACKWARD not in LEADS_TO[self.state] or (self.summed and self.accumulates)
 
     def check(self, event: Event, loss_scale: float, *, called: str = "", fresh: bool = True) -> None:
         """Raise ``RuntimeError`` if the user may not call ``event`` now, which the message calls ``called``.
         ``fresh``: a plain ``loss.backward()`` may have written gradients."""
         if event is Event.BACKWARD:
-            leave_out = "or trainer.discard() to leave this step out"
-            if self.unscaled or self.clipped:
-                raise RuntimeError(
-                    f"backward after unscale() or clip_global_norm(): step first, then continue, {leave_out}"
-                )
             if self.refuses_backward:
-                raise RuntimeError(
-                    f"backward after allreduce_grads() would add to reduced gradients: update first, {leave_out}"
-                )
-        elif event is Event.UNSCALE and self.unscaled:
+                raise RuntimeError(f"{self._step_first()}, or trainer.discard() to leave this step out")
+        elif self.pending and event not in LEADS_TO[self.state]:
             raise RuntimeError(f"{event.value}() was already called since the last step: the gradients are true ones")
         elif event is not Event.REDUCE and not self._has_some(loss_scale, fresh):
             name = called or event.value
@@ -103,26 +161,23 @@ class Ledger:
                 f"be divided by the loss scale {loss_scale:g}"
             )
 
+    def _step_first(self) -> str:
+        if Event.BACKWARD in LEADS_TO[self.state]:
+            return "backward after allreduce_grads() would add to reduced gradients: update first"
+        return "backward after unscale() or clip_global_norm(): step first, then continue"
+
     def note(self, event: Event, loss_scale: float) -> None:
         """Record ``event``, which ``check`` has permitted."""
         if event is Event.BACKWARD:
             self.scale_of_other = None
-        self.pending = event is Event.BACKWARD or self._has_any(loss_scale)
-        if event is Event.BACKWARD:
-            self.summed = False
-        elif self.pending:
-            self.summed = self.summed or event in (Event.REDUCE, Event.CLIP)
-            self.unscaled = self.unscaled or event is Event.UNSCALE
-            self.clipped = self.clipped or event is Event.CLIP
+        if not self.pending and loss_scale == 1.0:
+            self.state = State.SCALED  # a plain ``loss.backward()``, which the Trainer does not notice, may have run
+        self.state = LEADS_TO[self.state].get(event, self.state)
 
     def _has_some(self, loss_scale: float, fresh: bool) -> bool:
         if loss_scale != 1.0:
             return self.pending
         return fresh or (self.pending and bool(self.written))
-
-    def _has_any(self, loss_scale: float) -> bool:
-        # A plain ``loss.backward()``, which the Trainer does not notice, has the same gradients at a loss scale of 1.
-        return self.pending or loss_scale == 1.0
 
 
 class ScalerGroup:
