@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from copy import copy as shallow_copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
@@ -81,6 +81,24 @@ def emulated(how: Policy | Plan, device: str) -> Policy | Plan:
     return how
 
 
+@dataclass(frozen=True)
+class Use:
+    """How a network uses one of its graphs. All names are of the graph's variables."""
+
+    device: str  # "cpu" or "gpu"
+    parameters: Collection[str]
+    stored: Mapping[str, bool] = field(default_factory=dict)  # True for float16: decided, also by nets that share them
+    fixed: Collection[str] = ()  # parameters that stay in FP32, unless ``stored`` has them
+    constants: Collection[str] = ()  # parameters that never train, and stay in FP32
+    grad_req: Mapping[str, str] = field(default_factory=dict)  # without those that are not known
+    training_shapes: Mapping[str, tuple] = field(default_factory=dict)  # of the inputs; empty for inference too
+    sparse: Mapping[str, str] = field(default_factory=dict)  # with sparse arrays or gradients, and the reasons
+    reads_data: bool = True  # False: the inputs may be features, which another graph computed
+    large_inputs: bool = False  # see ``emitted``
+    keep_output_names: bool = False
+    strict: bool = False  # a plan must fit this graph; otherwise the rules decide for what it lacks
+
+
 _Conversion = TypeVar("_Conversion", bound="Conversion")
 
 
@@ -117,96 +135,57 @@ class Conversion:
         made.exclude(nodes)
         return made
 
-    def build(
-        self,
-        graph: Graph,
-        device: str,
-        parameters: Iterable[str],
-        *,
-        stored: Mapping[str, bool],  # decided already: True for float16; also by nets that share parameters
-        strict: bool,  # a plan must fit this graph; otherwise the rules decide for what it lacks
-        fixed: Collection[str] = (),  # parameters that stay in FP32, unless ``stored`` has them
-        constants: Collection[str] = (),  # parameters that never train, and stay in FP32
-        reads_data: bool = True,  # False: the inputs may be features, which another graph computed
-        keep_output_names: bool = False,
-        grad_req: Mapping[str, str] = UNKNOWN,
-        large_inputs: bool = False,
-        training_shapes: Mapping[str, tuple] = UNKNOWN,
-        sparse: Mapping[str, str] = UNKNOWN,  # variables with sparse arrays or gradients, and the reasons
-    ) -> tuple[Graph, Plan]:
+    def build(self, graph: Graph, use: Use) -> tuple[Graph, Plan]:
         """Return the graph in low precision for an FP32 graph, and the plan that it follows. Raises ``ValueError`` as
         ``decide`` does, and if the plan is of another network or device. Records in ``stored_low`` how each parameter
         is to be stored; the caller stores it so."""
-        original, names = strip(graph), list(parameters)
-        learned = {*names}.difference(constants)
-        options = Options(
-            keep_output_names=keep_output_names,
-            training_shapes=training_shapes,
-            learned=learned if reads_data else None,
-            non_fp32=sparse,
-        )
-        plan = self._plan(original, device, learned.difference(fixed), stored, options, strict=strict)
+        original = strip(graph)
+        plan = self._plan(original, use)
         if self.plan is not None:
             warn_of_plan(original, self.plan, self._warned_of)
-        made = emitted(original, plan, grad_req, large_inputs=large_inputs).graph
-        for each in names:
-            self.stored_low.setdefault(each, stored.get(each, each in plan.low_variables))
-        self._warn_of_control_flow(original, grad_req)
-        if device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
+        made = emitted(original, plan, use.grad_req, large_inputs=use.large_inputs).graph
+        for each in use.parameters:
+            self.stored_low.setdefault(each, use.stored.get(each, each in plan.low_variables))
+        self._warn_of_control_flow(original, use.grad_req)
+        if use.device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
             _log_that_float16_is_emulated()
-        if device == "gpu":
+        if use.device == "gpu":
             self._warn_of_norms(original)
         return made, plan
 
-    def preview(
-        self,
-        graph: Graph,
-        device: str,
-        parameters: Iterable[str],
-        *,
-        reads_data: bool = True,
-        keep_output_names: bool = False,
-        training_shapes: Mapping[str, tuple] = UNKNOWN,
-    ) -> Plan:
-        """Return the plan that ``build`` would follow, and record nothing; ``parameters`` are without constants."""
-        names = {*parameters}
+    def preview(self, graph: Graph, use: Use) -> Plan:
+        """Return the plan that ``build`` would follow, with parameters as they are stored here; record nothing."""
+        names = {*use.parameters}
         stored = {name: low for name, low in self.stored_low.items() if name in names}
-        options = Options(
-            keep_output_names=keep_output_names,
-            training_shapes=training_shapes,
-            learned=names if reads_data else None,
-        )
-        return self._plan(strip(graph), device, names, stored, options)
+        return self._plan(strip(graph), replace(use, stored=stored))
 
-    def _plan(
-        self,
-        graph: Graph,
-        device: str,
-        storable: set[str],  # parameters that may be stored in float16, if ``stored`` has not decided it
-        stored: Mapping[str, bool],
-        options: Options,
-        *,
-        strict: bool = False,
-    ) -> Plan:
+    def _plan(self, graph: Graph, use: Use) -> Plan:
         """Return the plan of one FP32 graph; where this conversion follows a plan, the rules decide for what it lacks,
-        but not if it is ``strict``."""
+        but not if the use is ``strict``."""
         if self.plan is not None:
-            _check_device(self.plan, device)
-            if strict:
+            _check_device(self.plan, use.device)
+            if use.strict:
                 check_fit(graph.names(), self.plan)
+        learned = {*use.parameters}.difference(use.constants)
+        options = Options(
+            keep_output_names=use.keep_output_names,
+            training_shapes=use.training_shapes,
+            learned=learned if use.reads_data else None,
+            non_fp32=use.sparse,
+        )
 
         def decided(how: Policy | Plan, undecided: set[str], low: set[str]) -> Plan:
             known = replace(options, parameters=undecided, stored_low=low)
             if not isinstance(how, Plan):
-                return decide(graph, how, device, known)
+                return decide(graph, how, use.device, known)
             given = summed_in_fp32(how).decisions
-            plan = decide(graph, how.policy, device, replace(known, decided=given))
+            plan = decide(graph, how.policy, use.device, replace(known, decided=given))
             if not plan.decisions.keys() & given.keys():
                 check_fit(graph.names(), how)
             return replace(plan, tuned=how.tuned)
 
-        low = {name for name, is_low in stored.items() if is_low}
-        return self._decide(decided, device, storable - stored.keys(), low)
+        low = {name for name, is_low in use.stored.items() if is_low}
+        return self._decide(decided, use.device, learned.difference(use.fixed, use.stored), low)
 
     def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
         found = self._not_warned_of(wrongly_differentiated(graph, grad_req))

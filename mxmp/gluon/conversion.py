@@ -17,7 +17,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..hints import class_of, warn_user
 from ..kernels.fit import device_of
-from ..pipeline import Conversion, Decider
+from ..pipeline import Conversion, Decider, Use
 from ..policy import Policy
 from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
@@ -173,27 +173,27 @@ class NetConversion(Conversion):
         conversions = {name: [*reversed(conversions_of([param])), self] for name, param in params.items()}
         stored = {name: c.stored_low[name] for name in params for c in conversions[name] if name in c.stored_low}
         of_inputs = {} if adds_to_inputs else dict.fromkeys(inputs, "null")
-        low, planned = self.build(
-            graph,
+        use = Use(
             device,
             params,
             stored=stored,
             fixed={name for name, p in params.items() if overridden(p)} | self._fp32,
             constants={name for name, p in params.items() if isinstance(p, Constant)},
-            reads_data=self.reads_data(block),
-            strict=strict,
             grad_req={**of_inputs, **{name: requested_gradient(param) for name, param in params.items()}},
-            large_inputs=large_inputs,
             training_shapes={name: a.shape for name, a in inputs.items()} if autograd.is_training() else {},
             sparse={
                 **{name: SPARSE for name, array in inputs.items() if isinstance(array, BaseSparseNDArray)},
                 **{name: SPARSE_GRADIENT for name, p in params.items() if _mxnet.gradient_storage(p) != "default"},
             },
+            reads_data=self.reads_data(block),
+            large_inputs=large_inputs,
+            strict=strict,
         )
+        low, planned = self.build(graph, use)
         self._fits = self._fits or strict
         if self.plan is not None and not self._fits and self.starts_at(block):
             self._log_undecided(planned)
-        if self.reads_data(block):
+        if use.reads_data:
             self.inputs.look_at(inputs, lambda: graph, planned)
         for name, param in params.items():
             if self.stored_low[name]:

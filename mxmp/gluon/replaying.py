@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..frontend import GraphRunner, ReplayedGraph, listed, unchanged
 from ..kernels.fit import device_of
-from ..pipeline import Conversion, emulated
+from ..pipeline import Conversion, Use, emulated
 from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.plan import Plan
@@ -82,12 +82,15 @@ class ReplayedNet:
         reads_data = hook is None or hook.conversion.reads_data(block)
         fixed = frozenset(name for name, param in call.params.items() if isinstance(param, Constant))
 
+        use = Use(
+            device_of(ctx),
+            call.params.keys() - fixed,
+            training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
+            reads_data=reads_data,
+        )
+
         def planned(conversion: Conversion) -> Plan:
-            return conversion.preview(
-                *(Graph.from_symbol(call.symbol), device_of(ctx), call.params.keys() - fixed),
-                reads_data=reads_data,
-                training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
-            )
+            return conversion.preview(Graph.from_symbol(call.symbol), use)
 
         trained = frozenset(name for name, param in call.params.items() if param.grad_req != "null")
         values = {name: _value(param, ctx) for name, param in call.params.items()}

@@ -50,6 +50,7 @@ def warn_of_reads(params: Iterable[Parameter], trainer: Any) -> None:
 
 def stop_warning(params: Iterable[Parameter]) -> None:
     for param in params:
+        own = vars(param)
         for name in _METHODS:
-            if isinstance(vars(param).get(name), _Read):
-                del vars(param)[name]
+            if name in own and isinstance(own[name], _Read):
+                del own[name]

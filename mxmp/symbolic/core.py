@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -12,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from ..frontend import Listeners
 from ..hints import warn_user
-from ..pipeline import Conversion
+from ..pipeline import Conversion, Use
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
@@ -24,6 +25,14 @@ from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
 from ..step.updater import Updaters
 from .cast import message_if_nothing_low, warn_of_unmatched
+
+
+class Inputs(NamedTuple):
+    """Data and labels that a module is bound with, by name."""
+
+    shapes: Mapping[str, tuple]
+    dtypes: Mapping[str, Any]  # of those that have one
+    parts: Mapping[str, tuple] | None  # the shapes on one of the devices; None without a GPU
 
 
 class Core:
@@ -65,32 +74,16 @@ class Core:
         return {name for name, low in self.conversion.stored_low.items() if low}
 
     def low_symbol(
-        self,
-        symbol: mx.sym.Symbol,
-        device: str,
-        parameters: Collection[str],
-        for_training: bool,
-        grad_req: Mapping[str, str],  # of parameters, data and labels; empty if not known
-        shapes: Mapping[str, tuple],  # of data and labels
-        dtypes: Mapping[str, Any],
-        gpu_shapes: Mapping[str, tuple] | None,  # of their parts on one device; None without a GPU
+        self, symbol: mx.sym.Symbol, use: Use, inputs: Inputs, *, for_training: bool
     ) -> tuple[mx.sym.Symbol, Plan]:
         """Return the Symbol with casts that executors are to run for an FP32 Symbol, and the plan that it follows.
         The first call, and the first after ``conversion.exclude``, decides which parameters are stored in float16."""
         if SCALE_NAME in symbol.list_inputs():
             raise ValueError(f"the Symbol has an input {SCALE_NAME!r}, the name of mxmp's own: give it another name")
-        stored = self.conversion.stored_low
-        graph, plan = self.conversion.build(
-            Graph.from_symbol(symbol),
-            device,
-            parameters,
-            # All buckets share the master weights, so the first graph decides how parameters are stored.
-            stored={name: stored.get(name, False) for name in parameters} if stored else {},
-            keep_output_names=True,
-            grad_req=grad_req,
-            strict=not stored,
-            training_shapes=shapes if for_training else {},
-        )
+        # All buckets share the master weights, so the first graph decides how parameters are stored.
+        known = self.conversion.stored_low
+        stored = {name: known.get(name, False) for name in use.parameters} if known else {}
+        graph, plan = self.conversion.build(Graph.from_symbol(symbol), replace(use, stored=stored, strict=not known))
         if not self._warned:
             self._warned = True
             warn_of_unmatched(plan)
@@ -98,10 +91,10 @@ class Core:
             if useless:
                 warn_user(useless)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
-            scale_heads(graph, dtypes)
-        declare_full(graph, {name: dtypes.get(name, np.float32) for name in shapes})
-        if gpu_shapes is not None:
-            _declare_parameters(graph, symbol, parameters, gpu_shapes, dtypes)
+            scale_heads(graph, inputs.dtypes)
+        declare_full(graph, {name: inputs.dtypes.get(name, np.float32) for name in inputs.shapes})
+        if inputs.parts is not None:
+            _declare_parameters(graph, symbol, use.parameters, inputs.parts, inputs.dtypes)
         return graph.to_symbol(), plan
 
     def look_at(self, data: Mapping[str, NDArray], symbol: mx.sym.Symbol, plan: Plan) -> None:

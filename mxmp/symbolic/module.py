@@ -18,6 +18,7 @@ from ..frontend import dtypes_explained, instead
 from ..hints import unknown_keyword
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
+from ..pipeline import Use
 from ..policy import Policy, is_policy_text
 from ..precision.casts import UNKNOWN
 from ..precision.decide import check_policy
@@ -41,7 +42,7 @@ from ..step.stores import (
 from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
 from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
-from .core import Core, NamedUpdaters
+from .core import Core, Inputs, NamedUpdaters
 from .inference import InferenceExecutor, InferenceGraph
 from .parameters import check_values
 
@@ -193,36 +194,25 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         data_shapes, label_shapes = list(data_shapes), None if label_shapes is None else list(label_shapes)
         fresh, binds = self._arg_params is None, force_rebind or not self.binded
-        if binds and isinstance(grad_req, (list, tuple)):
-            arguments = self._symbol.list_arguments()
-            if len(grad_req) != len(arguments):
-                raise ValueError(
-                    f"grad_req has {len(grad_req)} values for the {len(arguments)} arguments of the Symbol "
-                    f"({', '.join(arguments[:5])}, ...): give one for each, in the order of list_arguments()"
-                )
-            grad_req = dict(zip(arguments, grad_req))  # executors have one argument more, the loss scale
-        if shared_module is not None and binds:
-            if not isinstance(shared_module, Module):
-                raise ValueError(f"shared_module: got {type(shared_module)}; expected an mxmp.Module, for its policy")
-            self.core = shared_module.core
-            self.core.shared = True
-        elif binds and self.binded and self.params_initialized and self._params_dirty:
-            self._sync_params_from_devices()  # MXNet would bind the values from before the last steps
         original = self._symbol
         if binds:
+            grad_req = self._named_requests(grad_req)
+            if shared_module is not None:
+                self._share(shared_module)
+            elif self.binded and self.params_initialized and self._params_dirty:
+                self._sync_params_from_devices()  # MXNet would bind the values from before the last steps
             self.core.trains = self.core.trains or for_training
-            names, fixed, is_one = self._param_names, self._fixed_param_names, isinstance(grad_req, str)
-            inputs = [*data_shapes, *(label_shapes or ())]
-            shapes = {desc[0]: tuple(desc[1]) for desc in inputs}
-            wanted = {*names, *(desc[0] for desc in data_shapes if inputs_need_grad)} - {*fixed}
-            known = {each: grad_req if each in wanted else "null" for each in (*names, *shapes)}
-            self.requested_gradients = requested = known if is_one else UNKNOWN
-            dtypes = {desc.name: desc.dtype for desc in inputs if isinstance(desc, mx.io.DataDesc)}
-            on_gpu = any(device_of(ctx) == "gpu" for ctx in self._context)
-            parts = _parts_of_batch(inputs, len(self._context)) if on_gpu else None
-            low, self.plan = self.core.low_symbol(
-                original, self._device, names, for_training, requested, shapes, dtypes, parts
+            inputs = _inputs([*data_shapes, *(label_shapes or ())], self._context)
+            wanted = {*self._param_names, *(desc[0] for desc in data_shapes if inputs_need_grad)}
+            self.requested_gradients = self._requests(grad_req, wanted, inputs)
+            use = Use(
+                self._device,
+                self._param_names,
+                grad_req=self.requested_gradients,
+                training_shapes=inputs.shapes if for_training else {},
+                keep_output_names=True,
             )
+            low, self.plan = self.core.low_symbol(original, use, inputs, for_training=for_training)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
             fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
@@ -246,6 +236,31 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self._monitored = False
             self._inference_graphs = self._make_inference_graphs()
             self._fuse_inference()
+
+    def _named_requests(self, grad_req: Any) -> Any:
+        """Return ``grad_req``, a list as a dict by argument: executors have one argument more, the loss scale."""
+        if not isinstance(grad_req, (list, tuple)):
+            return grad_req
+        arguments = self._symbol.list_arguments()
+        if len(grad_req) != len(arguments):
+            raise ValueError(
+                f"grad_req has {len(grad_req)} values for the {len(arguments)} arguments of the Symbol "
+                f"({', '.join(arguments[:5])}, ...): give one for each, in the order of list_arguments()"
+            )
+        return dict(zip(arguments, grad_req))
+
+    def _share(self, other: Any) -> None:
+        if not isinstance(other, Module):
+            raise ValueError(f"shared_module: got {type(other)}; expected an mxmp.Module, for its policy")
+        self.core = other.core
+        self.core.shared = True
+
+    def _requests(self, grad_req: Any, wanted: Collection[str], inputs: Inputs) -> Mapping[str, str]:
+        """Return the ``grad_req`` of parameters, data and labels; empty where it is not one for all."""
+        if not isinstance(grad_req, str):
+            return UNKNOWN
+        trained = {*wanted}.difference(self._fixed_param_names)
+        return {name: grad_req if name in trained else "null" for name in (*self._param_names, *inputs.shapes)}
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``; ``plan`` stays."""
@@ -818,6 +833,15 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
         raise RuntimeError(
             f"call {' and '.join(filter(None, (', '.join(missing[:-1]), missing[-1])))} first, as fit() does"
         )
+
+
+def _inputs(descs: Sequence[Any], contexts: Sequence[mx.Context]) -> Inputs:
+    on_gpu = any(device_of(ctx) == "gpu" for ctx in contexts)
+    return Inputs(
+        shapes={desc[0]: tuple(desc[1]) for desc in descs},
+        dtypes={desc.name: desc.dtype for desc in descs if isinstance(desc, mx.io.DataDesc)},
+        parts=_parts_of_batch(descs, len(contexts)) if on_gpu else None,
+    )
 
 
 def _parts_of_batch(inputs: Sequence[Any], devices: int) -> dict[str, tuple]:

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, listed
 from ..kernels.fit import device_of
-from ..pipeline import Conversion, emulated
+from ..pipeline import Conversion, Use, emulated
 from ..policy import Policy
 from ..precision.graph import Graph
 from ..precision.heads import has_loss_head
@@ -74,14 +74,15 @@ class ReplayedModule(ReplayedSymbol):
         ctx = next(iter(values.values())).ctx if values else batch.data[0].ctx
         inputs = {name: array.as_in_context(ctx) for name, array in named if name in read}
         trained = frozenset(name for name, array in executor.grad_dict.items() if array is not None and name in values)
-        shapes = {name: array.shape for name, array in inputs.items()} if module.for_training else {}
+        use = Use(
+            device_of(ctx),
+            module.symbol.list_arguments(),
+            training_shapes={name: array.shape for name, array in inputs.items()} if module.for_training else {},
+            keep_output_names=True,
+        )
 
         def excluding(names: Collection[str]) -> Plan:
-            return module.core.conversion.excluding(names).preview(
-                *(Graph.from_symbol(module.symbol), device_of(ctx), module.symbol.list_arguments()),
-                keep_output_names=True,
-                training_shapes=shapes,
-            )
+            return module.core.conversion.excluding(names).preview(Graph.from_symbol(module.symbol), use)
 
         graph = ReplayedGraph(
             *(0, module.symbol, plan, values, trained, frozenset(), module.for_training), excluding=excluding
@@ -111,15 +112,17 @@ def replayed_symbol(
     inputs = {name: batch[name] for name in symbol.list_inputs() if name in batch}
     values = {name: values[name] for name in symbol.list_inputs() if name not in inputs}
     training = loss is not None or has_loss_head(Graph.from_symbol(symbol))
-    shapes = {name: array.shape for name, array in inputs.items()} if training else {}
     ctx = next(iter({**inputs, **values}.values())).ctx
-    device = device_of(ctx)
-    conversion = Conversion(emulated(how, device))
+    use = Use(
+        device_of(ctx),
+        symbol.list_arguments(),
+        training_shapes={name: array.shape for name, array in inputs.items()} if training else {},
+        keep_output_names=True,
+    )
+    conversion = Conversion(emulated(how, use.device))
 
     def planned(conversion: Conversion) -> Plan:
-        return conversion.preview(
-            Graph.from_symbol(symbol), device, symbol.list_arguments(), keep_output_names=True, training_shapes=shapes
-        )
+        return conversion.preview(Graph.from_symbol(symbol), use)
 
     trained = frozenset(symbol.list_arguments()) & values.keys()
     graph = ReplayedGraph(

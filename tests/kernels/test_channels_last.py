@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.kernels.channels_last import norms_over_rows
-from mxmp.pipeline import Conversion
+from mxmp.pipeline import Conversion, Use
 from mxmp.precision.graph import Graph
 
 
@@ -54,7 +54,7 @@ def test_the_first_graph_for_a_gpu_logs_it_once(caplog):
     with caplog.at_level(logging.WARNING, "mxmp"):
         for device in ("cpu", "gpu", "gpu"):
             graph = Graph.from_symbol(symbol)
-            conversion.build(graph, device, symbol.list_arguments()[1:], stored={}, strict=False)
+            conversion.build(graph, Use(device, symbol.list_arguments()[1:]))
     assert len([r for r in caplog.records if "norm: BatchNorm with another axis than 1" in r.getMessage()]) == 1
 
 
