@@ -33,7 +33,7 @@ from . import __version__
 from .callbacks import last_line
 from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
-from .diagnose.explaining.report import Explanation
+from .diagnose.explaining import Explanation
 from .files import check_writable, kind_of, near_name, picture_format, replacing_all
 from .hints import did_you_mean
 from .inference import optimize_for_inference

@@ -19,7 +19,7 @@ from tuning.measuring import FEW, measured_here
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
-from mxmp.diagnose.shared.targets import trained_network
+from mxmp.diagnose.networks import trained_network
 from mxmp.precision.graph import Graph
 from mxmp.probe import Probe
 from mxmp.tuning import search

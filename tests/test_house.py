@@ -80,14 +80,11 @@ HOUSE = {
         *("calibration", "quantizing", "report", "worker", "runner", "prepared", "targets", "search", "optimize"),
         "__init__",
     ],
-    "diagnose/shared": ["report", "targets", "__init__"],
-    "diagnose/explaining": ["report", "explain", "__init__"],
+    "diagnose, shared": ["text", "networks"],
     "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
     "diagnose/auditing": ["report", "arrays", "lost", "still", "segments", "replays", "audit", "__init__"],
     "diagnose/blaming": ["report", "verdict", "recording", "cure", "blame", "__init__"],
-    "diagnose/guarding": ["guard", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
-    "diagnose/profiling": ["report", "profile", "__init__"],
     "diagnose/verifying": [
         "recording",
         "folder",
@@ -99,9 +96,11 @@ HOUSE = {
         "verify",
         "__init__",
     ],
-    "diagnose": ["plots", "__init__"],
+    "diagnose": ["explaining", "profiling", "guarding", "plots", "__init__"],
     "top": ["checkpoint", "__init__", "__main__"],
 }
+# Folders whose files are of several rooms.
+PARTS = {"": ("", "spine", "protocol", "top"), "diagnose": ("diagnose, shared", "diagnose")}
 DOORS = {"gluon", "symbolic"}
 WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"]
 WITHOUT_MXNET += ["workers/sitecustomize"]
@@ -109,16 +108,15 @@ WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missin
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]
 WITHOUT_MXNET += [f"diagnose/watching/{name}" for name in ("histogram", "snapshot")]
 WITHOUT_MXNET += ["inference/report"]
-WITHOUT_MXNET += ["diagnose/shared/report", "diagnose/explaining/report", "diagnose/auditing/report", "diagnose/plots"]
+WITHOUT_MXNET += ["diagnose/auditing/report", *(f"diagnose/{name}" for name in ("text", "profiling", "plots"))]
 WITHOUT_MXNET += [f"diagnose/advising/{name}" for name in ("gemm", "gpus", "machine", "advice")]
-WITHOUT_MXNET += [f"diagnose/profiling/{name}" for name in ("report", "profile")]
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def place(module: str) -> tuple[str, str]:
     """Room and file of a module such as ``step/scaler``."""
-    room, _, name = module.rpartition("/")
-    return room or next(room for room in ("", "spine", "protocol", "top") if name in HOUSE[room]), name
+    folder, _, name = module.rpartition("/")
+    return next((room for room in PARTS.get(folder, ()) if name in HOUSE[room]), folder), name
 
 
 @lru_cache(maxsize=None)
@@ -164,7 +162,7 @@ def test_imports_point_up_the_house(module):
         assert "mxnet" not in others
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("diagnose/") and m != "diagnose/shared/targets"])
+@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("diagnose/") and m != "diagnose/networks"])
 def test_diagnose_knows_a_network_only_by_the_protocol(module):
     """``frontend.py`` says what it may know; one file of ``diagnose`` knows which frontend a network is of."""
     assert {(room, name) for room, name in imports(module)[0] if room in DOORS} == set()

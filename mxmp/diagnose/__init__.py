@@ -9,12 +9,10 @@ from .auditing.audit import audit
 from .auditing.report import Audit, Change, Finding
 from .blaming.blame import blame
 from .blaming.report import Blame, Range
-from .explaining.explain import explain
-from .explaining.report import Explanation, GraphReport
-from .guarding.guard import Guard, Moved, guard
+from .explaining import Explanation, GraphReport, explain
+from .guarding import Guard, Moved, guard
 from .plots import plot_histograms, plot_loss_scale, plot_verification
-from .profiling.profile import profile
-from .profiling.report import Profile
+from .profiling import Profile, profile
 from .verifying.judging import Course, Departure
 from .verifying.report import Verification
 from .verifying.verify import verify

@@ -184,8 +184,8 @@ FAULTS = (
     ),
     Fault("diagnose/blaming/verdict.py", "if not found.finite:", "if found.finite:", "diagnose/test_blame.py"),
     Fault("diagnose/auditing/audit.py", "if changed.times_noise <= THRESHOLD:", "if True:", "diagnose/test_audit.py"),
-    Fault("diagnose/guarding/guard.py", " or self._has_large_gradients(records)", "", "diagnose/test_guard.py"),
-    Fault("diagnose/guarding/guard.py", "self._step.restart_floor_count()", "pass", "diagnose/test_guard.py"),
+    Fault("diagnose/guarding.py", " or self._has_large_gradients(records)", "", "diagnose/test_guard.py"),
+    Fault("diagnose/guarding.py", "self._step.restart_floor_count()", "pass", "diagnose/test_guard.py"),
     Fault(
         "diagnose/advising/gemm.py",
         "gemms.append(Gemm(directions, steps * batch, wide, width))",
@@ -193,7 +193,7 @@ FAULTS = (
         "diagnose/test_advise.py",
     ),
     Fault(
-        "diagnose/profiling/profile.py",
+        "diagnose/profiling.py",
         "if kind != TENSOR and is_cast(operator):",
         "if False:",
         "diagnose/test_profile.py",

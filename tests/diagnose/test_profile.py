@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from mxmp.diagnose import profile
-from mxmp.diagnose.profiling.report import is_cast, kind_of_kernel, reads_low_precision
+from mxmp.diagnose.profiling import is_cast, kind_of_kernel, reads_low_precision
 
 HALF_CAST = (
     "void mshadow::cuda::MapPlanKernel<mshadow::sv::saveto, (int)8, mshadow::expr::Plan<mshadow::Tensor<mshadow::gpu, "

@@ -64,7 +64,7 @@ def test_public_are_the_names_of_the_api_with_what_they_hold_and_inherit():
     assert all(public.values())
     for module, name in [
         ("mxmp.gluon.trainer", "Trainer.step"),
-        ("mxmp.diagnose.explaining.report", "NodeReport"),  # a field of a report
+        ("mxmp.diagnose.explaining", "NodeReport"),  # a field of a report
         ("mxmp.diagnose.advising.advice", "MatrixReport.paddings"),
         ("mxmp.probe", "StepObserver.close"),  # inherited by Watch
     ]:

@@ -7,7 +7,7 @@ from math import prod
 from typing import Iterator, Sequence
 
 from ...kernels.channels_last import WHY_SLOW
-from ..shared.report import grouped, section, some, table
+from ..text import grouped, section, some, table
 from .gemm import Gemm, Size
 from .gpus import Gpu, gpu_named
 

@@ -17,8 +17,8 @@ from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, data_inputs, wanted_shapes
 from ...precision.operators import Options
 from ...precision.plan import Plan
-from ..shared.report import grouped
-from ..shared.targets import called_graphs, policy_for
+from ..networks import called_graphs, policy_for
+from ..text import grouped
 from .advice import Advice, Joinable, MatrixReport
 from .flops import ShapedNode, Tensor, shaped_nodes
 from .gemm import Products

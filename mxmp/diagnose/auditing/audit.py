@@ -16,7 +16,7 @@ from ...policy import Policy, pattern_for
 from ...precision.casts import strip
 from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
-from ..shared.targets import Network, check_positive, replayed_network
+from ..networks import Network, check_positive, replayed_network
 from .lost import ROUNDOFF, what_was_lost
 from .replays import THRESHOLD, Candidate, Noise, Replays
 from .report import Audit, Change, Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..shared.report import some, table
+from ..text import some, table
 
 # What a finding's ``lost`` may be, with what it means.
 LOST = {

@@ -10,7 +10,7 @@ from mxnet.gluon import Block
 
 from ...observed import ObservedGraph
 from ...probe import Probe
-from ..shared.targets import Network, replayed_network, trained_network
+from ..networks import Network, replayed_network, trained_network
 from .cure import tried
 from .recording import Recording
 from .report import Blame

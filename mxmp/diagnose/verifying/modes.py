@@ -15,7 +15,7 @@ from ...frontend import Inert, PlainScaler, StepRecorder
 from ...step.adaptive import AdaptiveLossScaler
 from ...step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from ...tuning import tune
-from ..shared.targets import stand_ins
+from ..networks import stand_ins
 
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
 

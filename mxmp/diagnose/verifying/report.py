@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..shared.report import section, some
+from ..text import section, some
 from .judging import Departure
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Iterable
 
-from ..shared.report import table
+from ..text import table
 from .histogram import FORMATS, Format, Histogram
 
 KINDS = ("activation", "gradient", "parameter gradient", "weight", "update")

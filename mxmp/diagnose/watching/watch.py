@@ -15,7 +15,7 @@ from ...observed import Observed
 from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ..shared.targets import Network, Trainer, check_positive, trained_network
+from ..networks import Network, Trainer, check_positive, trained_network
 from .histogram import FORMATS, Histogram
 from .snapshot import Snapshot, TensorReport, merged, with_lost
 

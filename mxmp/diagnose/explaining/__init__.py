@@ -1,1 +1,0 @@
-"""The decisions of a conversion, and their reasons."""

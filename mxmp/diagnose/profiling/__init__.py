@@ -1,1 +1,0 @@
-"""A GPU's kernels, from a recording of Nsight Systems."""

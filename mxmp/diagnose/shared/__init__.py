@@ -1,1 +1,0 @@
-"""What the diagnostics share: the texts of their reports, and the networks of both frontends."""
