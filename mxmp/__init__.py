@@ -20,8 +20,8 @@ from . import versions as _versions  # isort: skip  # refuses another version be
 from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
-from .hints import error_of as _error_of
 from .inference import optimize_for_inference
+from .messages import error_of as _error_of
 from .policy import Policy
 from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler

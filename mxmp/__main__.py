@@ -34,14 +34,13 @@ from .callbacks import last_line
 from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining import Explanation
-from .files import check_writable, kind_of, near_name, picture_format, replacing_all
-from .hints import did_you_mean
+from .files import check_writable, picture_format, replacing_all
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
+from .messages import check_shapes, did_you_mean, kind_of, near_name
 from .policy import Policy
 from .precision import safe_sums
-from .precision.graph import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import read_parameters, read_symbol, write_arrays, write_symbol
 from .symbolic.parameters import cast_parameters, check_parameters

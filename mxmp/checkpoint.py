@@ -12,9 +12,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from .files import near_name, read_json, replacing_all
-from .frontend import instead
+from .files import read_json, replacing_all
 from .gluon import Trainer
+from .messages import instead, near_name
 from .symbolic import BucketingModule, Module
 from .symbolic.checkpoint import incomplete_if_it_fails
 from .symbolic.module import require

@@ -6,16 +6,13 @@ return ``ConvertedGraph`` and ``CalledGraph``.
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from dataclasses import replace
-from os import PathLike
 from typing import (
     Any,
     Callable,
     Collection,
     ContextManager,
-    Iterable,
     Iterator,
     Mapping,
     NamedTuple,
@@ -24,12 +21,10 @@ from typing import (
 )
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from .callbacks import last_line
 from .policy import Policy
 from .precision.casts import UNKNOWN
 from .precision.monitoring import GraphListener
@@ -48,47 +43,6 @@ OTHER_WORKERS = (
 Listener = Callable[[str, NDArray], None]
 # Called with a name and an array that no operator of the network made: an input, the loss, its gradient.
 Note = Callable[[str, NDArray], None]
-
-
-def instead(got: Any, wants_symbol: bool = False) -> str:
-    """Return the end of a message about ``got``, which is no network of the right kind; ``""`` if nothing is known."""
-    if isinstance(got, type):
-        return f": that is a class, make an object of it, {got.__name__}(...)"
-    if isinstance(got, mx.sym.Symbol):
-        return ": for a Symbol use mxmp.cast_symbol, or mxmp.Module to train it"
-    if isinstance(got, mx.gluon.Block):
-        return ": for a Block use mxmp.convert and mxmp.Trainer"
-    if isinstance(got, mx.mod.BaseModule):
-        return ": a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is .symbol"
-    if isinstance(got, mx.gluon.Trainer):
-        return ": that is a trainer, pass the network that it trains"
-    if isinstance(got, mx.gluon.ParameterDict):
-        return ": those are parameters, pass the net itself"
-    if isinstance(got, (str, PathLike)):
-        load = "mx.sym.load(file)" if wants_symbol else "gluon.SymbolBlock.imports(symbol_file, ['data'], params_file)"
-        return f": load it from its files first, {load}"
-    if isinstance(got, (list, tuple, set, dict)):
-        return ": call it for each network"
-    if isinstance(got, (NDArray, np.ndarray)):
-        return ": that is an array, the network comes first"
-    return ""
-
-
-@contextmanager
-def dtypes_explained(inputs: Iterable[Any]) -> Iterator[None]:
-    """Say what to do where MXNet refuses inputs, arrays or DataDescs, beside FP32 weights, such as float64 data."""
-    try:
-        yield
-    except RuntimeError as error:  # MXNetError is one, and ``simple_bind`` raises others
-        odd = sorted({np.dtype(each.dtype).name for each in inputs} - {"float32"})
-        said = last_line(error)
-        mixed = re.search(r"expected (\w+), got (\w+)", said)
-        if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):
-            raise
-        raise mx.MXNetError(
-            f"an input is {' or '.join(odd)}, and an operator multiplies it by weights of another dtype: call "
-            f"x.astype('float32') first. MXNet says: {said}"
-        ) from error
 
 
 def listed(value: Any) -> list:

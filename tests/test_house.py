@@ -21,7 +21,7 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["versions", "cpu", "files", "callbacks", "child", "launch", "hints", "policy"],
+    "": ["versions", "cpu", "files", "callbacks", "child", "launch", "policy", "messages"],
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
@@ -102,7 +102,7 @@ HOUSE = {
 # Folders whose files are of several rooms.
 PARTS = {"": ("", "spine", "protocol", "top"), "diagnose": ("diagnose, shared", "diagnose")}
 DOORS = {"gluon", "symbolic"}
-WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "hints", "policy"]
+WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "policy"]
 WITHOUT_MXNET += ["workers/sitecustomize"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]

@@ -12,11 +12,12 @@ from ..callbacks import last_line
 from ..frontend import ConvertedGraph
 from ..kernels.channels_last import WHY_SLOW, norms_over_rows
 from ..kernels.fit import device_of
+from ..messages import check_shapes
 from ..pipeline import emitted, warn_of_plan
 from ..policy import Policy
 from ..precision.casts import LowGraph, strip
 from ..precision.decide import decide
-from ..precision.graph import Graph, Node, check_shapes
+from ..precision.graph import Graph, Node
 from ..precision.operators import Options
 from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32
 from ..precision.rules import Kind

@@ -7,16 +7,15 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..frontend import CalledGraph, ConvertedGraph, ReplayedNetwork, StepRecorder, TrainedNetwork, instead, listed
+from ..frontend import CalledGraph, ConvertedGraph, ReplayedNetwork, StepRecorder, TrainedNetwork, listed
 from ..gluon import Trainer
 from ..gluon import reading as of_nets
 from ..gluon.blocks import blocks_of, with_names_of
 from ..gluon.plain import stand_ins as gluon_stand_ins
 from ..gluon.replaying import ReplayedNet
 from ..gluon.training import TrainedNet
-from ..hints import class_of
+from ..messages import check_shapes, class_of, instead
 from ..policy import Policy
-from ..precision.graph import check_shapes
 from ..precision.plan import Plan, read_policy
 from ..symbolic import BucketingModule, Module
 from ..symbolic.plain import stand_ins as symbolic_stand_ins

@@ -15,8 +15,8 @@ from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..hints import class_of, warn_user
 from ..kernels.fit import device_of
+from ..messages import class_of, warn_user
 from ..pipeline import Conversion, Decider, Use
 from ..policy import Policy
 from ..precision._mxnet import BFLOAT16

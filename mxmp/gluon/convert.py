@@ -7,7 +7,7 @@ from typing import Callable, Iterable
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..frontend import instead
+from ..messages import instead
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet

@@ -17,14 +17,14 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..callbacks import hold_interrupts
-from ..hints import warn_user
 from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
+from ..messages import as_shape, warn_user
 from ..observed import with_gradients_of_outputs
 from ..policy import is_policy_text
 from ..precision.casts import inserted
-from ..precision.graph import Graph, as_shape
+from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
 from ..precision.monitoring import GraphListener, NetworkView

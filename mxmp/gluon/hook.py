@@ -17,8 +17,8 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
-from ..frontend import dtypes_explained
 from ..kernels.fit import device_of
+from ..messages import dtypes_explained
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion

@@ -15,7 +15,7 @@ from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
 from ..frontend import listed
-from ..hints import class_of, warn_user
+from ..messages import class_of, warn_user
 from ..step import gradients as grads
 from ..step import states
 from ..step.ledger import Event, Ledger, ScalerGroup

@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
 from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, listed, restored, unchanged
-from ..hints import class_of
+from ..messages import class_of
 from ..policy import Policy
 from ..step.gradients import Gradient
 from ..step.masters import Weight

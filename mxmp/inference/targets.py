@@ -16,10 +16,10 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import last_line
 from ..files import replacing_all
-from ..frontend import instead
 from ..gluon.graphs import traced_call
 from ..gluon.parameter import weight_of
 from ..kernels.memory import keep_memory_apart
+from ..messages import instead
 from ..precision._mxnet import dtype_name
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes

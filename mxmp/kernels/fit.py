@@ -8,7 +8,7 @@ from functools import lru_cache
 import mxnet as mx
 
 from .. import cpu
-from ..hints import warn_user
+from ..messages import warn_user
 from ..precision.casts import LowGraph
 from .table import WORKAROUNDS
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import mxnet as mx
 
-from ..hints import warn_user
+from ..messages import warn_user
 from ..precision.casts import is_ours
 from ..precision.graph import Graph, Node
 from ..precision.subgraphs import control_flow

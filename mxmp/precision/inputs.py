@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..hints import warn_user
+from ..messages import warn_user
 from .graph import Graph, Node
 from .plan import Plan, rule_under
 from .rule import Role

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from glob import escape
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
-from ..files import kind_of, near_name, replacing
+from ..files import replacing
+from ..messages import kind_of, near_name
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from . import safe_sums
 from .graph import Entry, Graph, Node

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol,
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..hints import missing_method
+from ..messages import missing_method
 from .floor import FORWARD_FAILED, cure
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of

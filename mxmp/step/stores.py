@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..hints import warn_user
+from ..messages import warn_user
 
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
 _DISTRIBUTED = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")

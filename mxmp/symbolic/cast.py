@@ -6,9 +6,8 @@ from typing import Iterable
 
 import mxnet as mx
 
-from ..frontend import instead
-from ..hints import warn_user
 from ..kernels.fit import device_of
+from ..messages import instead, warn_user
 from ..pipeline import low_graph, warn_of_plan
 from ..policy import Policy
 from ..precision.casts import declare_full, strip

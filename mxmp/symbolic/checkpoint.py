@@ -14,7 +14,8 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..callbacks import last_line
-from ..files import kind_of, near_name, read_json, replacing
+from ..files import read_json, replacing
+from ..messages import kind_of, near_name
 from ..versions import NOW
 
 

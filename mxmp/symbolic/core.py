@@ -12,7 +12,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ..frontend import Listeners
-from ..hints import warn_user
+from ..messages import warn_user
 from ..pipeline import Conversion, Use
 from ..policy import Policy
 from ..precision.casts import declare_full, strip

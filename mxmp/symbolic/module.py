@@ -14,10 +14,9 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..files import replacing
-from ..frontend import dtypes_explained, instead
-from ..hints import unknown_keyword
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
+from ..messages import dtypes_explained, instead, unknown_keyword
 from ..pipeline import Use
 from ..policy import Policy, is_policy_text
 from ..precision.casts import UNKNOWN

@@ -12,11 +12,12 @@ import mxnet as mx
 from ..callbacks import last_line
 from ..kernels.fit import device_of
 from ..kernels.norms import casts_inside
+from ..messages import wanted_shapes
 from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import UNKNOWN, strip
 from ..precision.decide import decide, may_compute_low
-from ..precision.graph import Entry, Graph, Node, data_inputs, wanted_shapes
+from ..precision.graph import Entry, Graph, Node, data_inputs
 from ..precision.operators import Options
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule

@@ -9,13 +9,12 @@ import mxnet as mx
 from mxnet.gluon import Block, Constant, HybridBlock
 from mxnet.ndarray import NDArray
 
-from ..frontend import instead
 from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_call
+from ..messages import as_shape, instead
 from ..policy import Policy
 from ..precision._mxnet import is_numpy
-from ..precision.graph import as_shape
 from .stand_ins import described
 
 

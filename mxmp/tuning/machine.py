@@ -13,8 +13,8 @@ import mxnet as mx
 
 from .. import cpu
 from ..files import check_writable, read_json, replacing
-from ..hints import warn_user
 from ..kernels.fit import SWITCH
+from ..messages import warn_user
 from ..precision import safe_sums
 
 CAST = " -> "  # in the keys of casts only

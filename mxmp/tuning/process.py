@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 
 from ..child import Child, ChildEndedError, code_of, from_parent, to_parent
-from ..hints import warn_user
+from ..messages import warn_user
 from ..precision.plan import Plan
 from .job import Crash, Job
 from .search import measured

@@ -11,8 +11,8 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ..child import showing
-from ..hints import warn_user
 from ..kernels.fit import device_of
+from ..messages import warn_user
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy

@@ -140,7 +140,7 @@ FAULTS = (
         "frontend.py",
         'if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):',
         "if True:",
-        "docs/test_messages.py",
+        "test_messages.py",
     ),
     Fault("gluon/nesting.py", "(i, type(each), repr(each),", "(i, repr(each),", "gluon/test_python_values.py"),
     Fault(

@@ -10,11 +10,12 @@ from mxnet.gluon import Block
 from ...callbacks import last_line
 from ...frontend import CalledGraph
 from ...kernels.channels_last import has_norm, norms_over_rows
+from ...messages import wanted_shapes
 from ...policy import Policy
 from ...precision._mxnet import dtype_name
 from ...precision.casts import strip
 from ...precision.decide import check_policy, decide
-from ...precision.graph import Graph, data_inputs, wanted_shapes
+from ...precision.graph import Graph, data_inputs
 from ...precision.operators import Options
 from ...precision.plan import Plan
 from ..networks import called_graphs, policy_for

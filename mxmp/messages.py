@@ -1,14 +1,27 @@
-"""What to write for names that do not exist: of other libraries, as ``mxmp.NAME`` or ``trainer.NAME``, or misspelt.
-Also warnings, which name the user's line."""
+"""What to say of what a user wrote: a name, a network, a file, a shape, a dtype. And whose line a warning names."""
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
+import zipfile
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import currentframe
+from math import prod
+from numbers import Integral
 from types import FrameType
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .callbacks import last_line
+from .files import read_json
+from .policy import Policy, is_policy_text
 
 _INSIDE = ("mxnet", "mxmp", "contextlib")
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
@@ -55,6 +68,14 @@ _MODULE = {
     "module.save_optimizer_states(file), or mxmp.save_checkpoint(path, module)": "state_dict save_states save",
     "module.load_optimizer_states(file), or mxmp.load_checkpoint(path, module)": "load_state_dict load_states",
 }
+# By their first bytes. MXNet's number of a list of arrays: kMXAPINDArrayListMagic, src/ndarray/ndarray.cc.
+_BEGINNINGS = {
+    b"SQLite format 3\0": "an SQLite database",
+    b"\x93NUMPY": "an array of NumPy, as in a .npy file",
+    b"\x12\x01\0\0\0\0\0\0": "parameters of MXNet",
+    b"\x80": "a pickle, as in a file of optimizer states",
+}
+_KEYS = {"nodes": "a Symbol in JSON", "operators": "a precision plan, as Plan.save writes it"}
 
 
 def class_of(value: object) -> str:
@@ -66,6 +87,127 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of a message about a name that is none of ``known``, ``"; did you mean 'policy'?"``, or ``""``."""
     near = get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def instead(got: Any, wants_symbol: bool = False) -> str:
+    """Return the end of a message about ``got``, which is no network of the right kind; ``""`` if nothing is known."""
+    if isinstance(got, type):
+        return f": that is a class, make an object of it, {got.__name__}(...)"
+    if isinstance(got, mx.sym.Symbol):
+        return ": for a Symbol use mxmp.cast_symbol, or mxmp.Module to train it"
+    if isinstance(got, mx.gluon.Block):
+        return ": for a Block use mxmp.convert and mxmp.Trainer"
+    if isinstance(got, mx.mod.BaseModule):
+        return ": a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is .symbol"
+    if isinstance(got, mx.gluon.Trainer):
+        return ": that is a trainer, pass the network that it trains"
+    if isinstance(got, mx.gluon.ParameterDict):
+        return ": those are parameters, pass the net itself"
+    if isinstance(got, (str, os.PathLike)):
+        load = "mx.sym.load(file)" if wants_symbol else "gluon.SymbolBlock.imports(symbol_file, ['data'], params_file)"
+        return f": load it from its files first, {load}"
+    if isinstance(got, (list, tuple, set, dict)):
+        return ": call it for each network"
+    if isinstance(got, (NDArray, np.ndarray)):
+        return ": that is an array, the network comes first"
+    return ""
+
+
+def kind_of(path: str, unless: str = "") -> str:
+    """Return the end of a message, ``"it holds a Symbol in JSON"``; ``""`` if not known, or of the kind ``unless``."""
+    if os.path.isdir(path):
+        return "it is a folder"
+    with open(path, "rb") as file:
+        begin = file.read(1024)
+    found = next((kind for first, kind in _BEGINNINGS.items() if begin.startswith(first)), "")
+    if not begin:
+        return "it is empty"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            is_states = {"tree.npy", "digest.npy"} <= set(archive.namelist())
+        found = "optimizer states of mxmp" if is_states else "arrays of NumPy, as in a .npz file"
+    elif not found:
+        try:
+            raw = read_json(path)
+            keys = raw if isinstance(raw, dict) else ()
+            found = next((kind for key, kind in _KEYS.items() if key in keys), "JSON of another kind")
+        except UnicodeDecodeError:
+            return ""
+        except ValueError:
+            found = "text that is no JSON"
+    return "" if unless and found.startswith(unless) else f"it holds {found}"
+
+
+def near_name(path: str, ending: str = "") -> str:
+    """Return the end of a message about a missing file, such as ``"; did you mean 'net-0010.params'?"``.
+    Without a near name it lists files of the folder whose names have the ``ending`` of the kind, if there are any."""
+    folder, name = os.path.split(path)
+    try:
+        there = os.listdir(folder or ".")
+    except OSError:
+        return f"; there is no folder {folder!r}"
+    near = get_close_matches(name, there, n=1, cutoff=0.8)
+    if near:
+        return f"; did you mean {os.path.join(folder, near[0])!r}?"
+    same = sorted(each for each in there if ending and each.endswith(ending))[:3]
+    return f"; there is {' or '.join(repr(os.path.join(folder, each)) for each in same)}" if same else ""
+
+
+def as_shape(value: Any, name: str = "") -> tuple[int, ...]:
+    """Return a shape that a user wrote for the input ``name`` as a tuple of int; raise ``ValueError`` if it is none."""
+    start = f"{name}=" if name else ""
+    if isinstance(value, (tuple, list)):
+        sizes = tuple(int(size) for size in value if isinstance(size, Integral) and not isinstance(size, bool))
+        if sizes and len(sizes) == len(value) and min(sizes) > 0:
+            return sizes
+        hint = "every size, that of the batch too, must be a positive integer"
+    elif isinstance(value, np.ndarray):
+        raise ValueError(f"{start}a NumPy array: give mx.nd.array(x), or its shape {value.shape}")
+    else:
+        hint = "a shape is a tuple, such as (32, 3, 224, 224)"
+        if isinstance(value, Policy) or (isinstance(value, str) and is_policy_text(value)):
+            hint = f"a policy is given by name, policy={str(value)!r}"
+    raise ValueError(f"{start}{value!r} is neither an MXNet array nor a shape: {hint}")
+
+
+def wanted_shapes(names: Sequence[str]) -> str:
+    """Return the end of a message about inputs whose shapes are not known."""
+    return (
+        f"{', '.join(names[:5])}: give those of all inputs, such as {names[0]}=(32, 3, 224, 224), or "
+        f"--shape {names[0]}=32,3,224,224 on the command line"
+    )
+
+
+def check_shapes(shapes: dict[str, tuple], inputs: list[str], keywords: Sequence[str] = ()) -> None:
+    """Raise ``ValueError`` if a name or shape that a user wrote is wrong; ``keywords`` is what else may be meant."""
+    largest = 2**63 - 1 if mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE") else 2**31 - 1
+    for name, shape in shapes.items():
+        if name not in inputs:
+            close = get_close_matches(name, [*inputs, *keywords], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inputs[:5])}, ..."
+            raise ValueError(f"the Symbol has no input {name!r}; {hint}")
+        as_shape(shape, name)
+        if any(size > largest for size in shape) or prod(shape) > 2**63 - 1:
+            raise ValueError(
+                f"{name}={shape} is too large for MXNet: a size is at most {largest:,}, all at most 2**63 - 1"
+            )
+
+
+@contextmanager
+def dtypes_explained(inputs: Iterable[Any]) -> Iterator[None]:
+    """Say what to do where MXNet refuses inputs, arrays or DataDescs, beside FP32 weights, such as float64 data."""
+    try:
+        yield
+    except RuntimeError as error:  # MXNetError is one, and ``simple_bind`` raises others
+        odd = sorted({np.dtype(each.dtype).name for each in inputs} - {"float32"})
+        said = last_line(error)
+        mixed = re.search(r"expected (\w+), got (\w+)", said)
+        if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):
+            raise
+        raise mx.MXNetError(
+            f"an input is {' or '.join(odd)}, and an operator multiplies it by weights of another dtype: call "
+            f"x.astype('float32') first. MXNet says: {said}"
+        ) from error
 
 
 def missing_method(owner: object, name: str) -> str:
