@@ -6,11 +6,14 @@ from checks.fault_table import FAULTS, Fault
 from support.results import ROOT
 
 
-def test_the_files_and_tests_of_the_table_exist_and_each_fault_has_a_name_of_its_own():
+def test_each_fault_has_a_name_of_its_own():
     assert len({faults.name_of(fault) for fault in FAULTS}) == len(FAULTS)
-    for fault in FAULTS:
-        assert (ROOT / "mxmp" / fault.file).is_file()
-        assert all((ROOT / "tests" / name).is_file() for name in fault.tests.split())
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=faults.name_of)
+def test_a_fault_can_be_planted_in_the_file_of_today_and_its_tests_exist(fault):
+    assert (ROOT / "mxmp" / fault.file).read_text(encoding="utf-8").count(fault.old) == 1
+    assert all((ROOT / "tests" / name).is_file() for name in fault.tests.split())
 
 
 @pytest.mark.parametrize(
