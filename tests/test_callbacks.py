@@ -19,9 +19,9 @@ from tuning.measuring import FEW, measured_here
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
-from mxmp.diagnose.networks import trained_network
+from mxmp.diagnose.networks.frontends import trained_network
+from mxmp.diagnose.networks.probe import Probe
 from mxmp.precision.graph import Graph
-from mxmp.probe import Probe
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task
 from mxmp.tuning.clock import Arrays, Timed

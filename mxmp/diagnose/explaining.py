@@ -9,7 +9,6 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ..callbacks import last_line
-from ..frontend import ConvertedGraph
 from ..kernels.channels_last import WHY_SLOW, norms_over_rows
 from ..kernels.fit import device_of
 from ..messages import check_shapes
@@ -22,7 +21,8 @@ from ..precision.operators import Options
 from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32
 from ..precision.rules import Kind
 from ..precision.traffic import CastSize, cast_sizes
-from .networks import Network, converted_graphs, is_network, kind_of
+from .networks.frontends import Network, converted_graphs, is_network, kind_of
+from .networks.protocol import ConvertedGraph
 from .text import grouped, section, some, table
 
 

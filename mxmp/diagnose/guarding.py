@@ -8,20 +8,20 @@ from typing import Collection, Iterable, NamedTuple, Sequence
 
 from mxnet.ndarray import NDArray
 
-from ..frontend import TrainedNetwork
 from ..observed import Observed, ObservedGraph
 from ..policy import Policy
 from ..precision.graph import Entry, Node
 from ..precision.plan import rule_under
 from ..precision.rules import Kind
-from ..probe import StepObserver
 from ..step.floor import lower_scale_fits
 from ..step.gradients import Gradient
 from ..step.scaler import check_count, check_scale
 from .blaming.recording import Recording
 from .blaming.report import Blame, Range
 from .blaming.verdict import Record, verdict
-from .networks import Network, Trainer, trained_network
+from .networks.frontends import Network, Trainer, trained_network
+from .networks.probe import StepObserver
+from .networks.protocol import TrainedNetwork
 from .text import some
 
 logger = logging.getLogger("mxmp")

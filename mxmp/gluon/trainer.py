@@ -14,10 +14,10 @@ from mxnet.gluon import Parameter
 from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
-from ..frontend import listed
 from ..messages import class_of, warn_user
 from ..step import gradients as grads
 from ..step import states
+from ..step.gradients import listed
 from ..step.ledger import Event, Ledger, ScalerGroup
 from ..step.masters import Weight, share_drawn, share_initial
 from ..step.scaler import as_positive, as_scaler

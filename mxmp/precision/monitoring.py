@@ -20,6 +20,8 @@ from .graph import Entry, Graph, Node
 from .heads import SCALE_NAME
 from .plan import Plan, rule_under
 
+# Called with the monitor's name of a tensor, and the tensor.
+Listener = Callable[[str, NDArray], None]
 # The names under which a monitor reports MXNet's own sums of gradients, of a tensor that several operators read.
 SUMS = re.compile(r"_?(sum|add)_grad")
 # What follows a node's name where the tensor is an output: ``_output``, ``_output1``, ``_1``.
@@ -222,3 +224,34 @@ def _changes(entry: Entry) -> Iterator[Node]:
         if entry.node.op not in _COPIES:
             yield entry.node
         entry = passed_on(entry)
+
+
+class Listeners(GraphListener):
+    """A callback for MXNet's monitor that passes each tensor on to any number of listeners."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def __bool__(self) -> bool:
+        return True  # MXNet asks whether there is a callback
+
+    def __reduce__(self) -> tuple:
+        """Return how to copy it: as None, so that a copy of a watched block is not watched."""
+        return type(None), ()
+
+    @property
+    def idle(self) -> bool:
+        return not self._listeners
+
+    def add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def remove(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
+
+    def __call__(self, name: Any, *operator_and_handle: Any) -> None:
+        """Call all listeners; a block, not an executor, passes the operator's name before the array's handle."""
+        # MXNet calls one callback, with a handle that must be freed exactly once: one NDArray for all listeners.
+        array = NDArray(NDArrayHandle(operator_and_handle[-1]), writable=False)  # frees the handle
+        for listener in list(self._listeners):
+            listener(name.decode() if isinstance(name, bytes) else name, array)

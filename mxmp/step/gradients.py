@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from operator import is_
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -117,6 +117,11 @@ def _of_each(gradients: Sequence[Gradient], *functions: Callable[[NDArray], NDAr
         for group, function in zip(found, functions):
             group.append((function(values) if values.size else mx.nd.zeros(1, values.ctx), [i]))
     return found
+
+
+def listed(value: Any) -> list:
+    """Return one loss, or a list of losses such as one per device, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def largest_on_cpu(arrays: Sequence[NDArray], least: int) -> list[int]:

@@ -11,13 +11,13 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..frontend import Listeners
 from ..messages import warn_user
 from ..pipeline import Conversion, Use
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
+from ..precision.monitoring import Listeners
 from ..precision.plan import Plan, read_policy
 from ..step.masters import Masters, Weight
 from ..step.scaler import NoLossScaler, as_scaler

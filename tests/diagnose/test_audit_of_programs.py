@@ -172,7 +172,7 @@ def test_gradients_through_python_code_between_graphs_are_those_of_the_whole():
     expected = {name: param.grad().asnumpy() for name, param in net.collect_params().items()}
     mxmp.convert(net, "float16")
     from mxmp.diagnose.auditing.replays import Replays
-    from mxmp.diagnose.networks import replayed_network
+    from mxmp.diagnose.networks.frontends import replayed_network
 
     network = replayed_network(net, lambda y: (y**2).mean(), (x, []), None, None)
     with network.unchanged():

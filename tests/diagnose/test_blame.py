@@ -26,8 +26,8 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import blame
-from mxmp.gluon.training import TrainedNet
-from mxmp.symbolic.training import TrainedModule
+from mxmp.diagnose.networks.of_gluon.training import TrainedNet
+from mxmp.diagnose.networks.of_symbolic.training import TrainedModule
 
 DOORS = ["gluon", "module"]
 

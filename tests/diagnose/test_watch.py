@@ -31,7 +31,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import guard, watch
-from mxmp.frontend import Listeners
+from mxmp.precision.monitoring import Listeners
 
 IMAGE = (4, 3, 6, 6)
 FLAGS = [{}, {"static_alloc": True, "static_shape": True}]

@@ -18,7 +18,7 @@ from mxnet.gluon import nn
 from support.optimizers import options
 
 import mxmp
-from mxmp.gluon.training import TrainedNet
+from mxmp.diagnose.networks.of_gluon.training import TrainedNet
 
 SCALE = 2.0**10
 

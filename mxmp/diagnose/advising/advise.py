@@ -8,7 +8,6 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ...callbacks import last_line
-from ...frontend import CalledGraph
 from ...kernels.channels_last import has_norm, norms_over_rows
 from ...messages import wanted_shapes
 from ...policy import Policy
@@ -18,7 +17,8 @@ from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, data_inputs
 from ...precision.operators import Options
 from ...precision.plan import Plan
-from ..networks import called_graphs, policy_for
+from ..networks.frontends import called_graphs, policy_for
+from ..networks.protocol import CalledGraph
 from ..text import grouped
 from .advice import Advice, Joinable, MatrixReport
 from .flops import ShapedNode, Tensor, shaped_nodes

@@ -11,12 +11,12 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ...frontend import ReplayedGraph
 from ...policy import Policy, pattern_for
 from ...precision.casts import strip
 from ...precision.graph import Graph
 from ...precision.plan import Plan, read_policy
-from ..networks import Network, check_positive, replayed_network
+from ..networks.frontends import Network, check_positive, replayed_network
+from ..networks.protocol import ReplayedGraph
 from .lost import ROUNDOFF, what_was_lost
 from .replays import THRESHOLD, Candidate, Noise, Replays
 from .report import Audit, Change, Finding

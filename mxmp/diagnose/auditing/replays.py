@@ -10,12 +10,12 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ...frontend import ReplayedGraph, ReplayedNetwork
 from ...pipeline import emitted
 from ...precision.graph import Entry, Graph, Node
 from ...precision.heads import SCALE_NAME, scale_heads
 from ...precision.plan import Plan
 from ...step.scaler import MIN_SCALE
+from ..networks.protocol import ReplayedGraph, ReplayedNetwork
 from .arrays import full, is_float
 from .lost import Around, loses_digits
 from .report import Change

@@ -9,12 +9,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ...frontend import ReplayedGraph
 from ...precision.casts import strip
 from ...precision.graph import Entry, Graph, Node, output_shapes
 from ...precision.plan import Plan
 from ...precision.rule import numbers_in
 from ...precision.subgraphs import bodies, control_flow, set_bodies
+from ..networks.protocol import ReplayedGraph
 
 _UNIFORM = {"_random_uniform", "random_uniform", "uniform", "_random_uniform_like"}
 _NORMAL = {"_random_normal", "random_normal", "normal", "_random_normal_like"}

@@ -9,8 +9,8 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from ...observed import ObservedGraph
-from ...probe import Probe
-from ..networks import Network, replayed_network, trained_network
+from ..networks.frontends import Network, replayed_network, trained_network
+from ..networks.probe import Probe
 from .cure import tried
 from .recording import Recording
 from .report import Blame

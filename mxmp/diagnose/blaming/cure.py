@@ -6,9 +6,9 @@ from typing import Callable, Collection, NamedTuple, Sequence
 
 import mxnet as mx
 
-from ...frontend import ReplayedNetwork
 from ...policy import pattern_for
 from ..auditing.replays import Candidate, Replays
+from ..networks.protocol import ReplayedNetwork
 
 
 class Tried(NamedTuple):

@@ -12,9 +12,9 @@ from mxnet.ndarray import NDArray
 
 from ...observed import Observed
 from ...precision._mxnet import dtype_name
-from ...probe import values_of
 from ...step.gradients import Gradient, is_finite
 from ...step.masters import Weight
+from ..networks.probe import values_of
 from .report import Range
 from .verdict import Record
 

@@ -11,11 +11,11 @@ from typing import Any, Callable
 import numpy as np
 
 from ...files import replacing_all
-from ...frontend import Inert, PlainScaler, StepRecorder
 from ...step.adaptive import AdaptiveLossScaler
 from ...step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from ...tuning import tune
-from ..networks import stand_ins
+from ..networks.frontends import stand_ins
+from ..networks.stand_ins import Inert, PlainScaler, StepRecorder
 
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
 

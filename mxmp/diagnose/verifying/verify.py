@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Callable, NamedTuple, Sequence
 
 from ...child import showing
-from ..networks import check_positive
+from ..networks.frontends import check_positive
 from .judging import LOW_TIMES, OWN, Course, Departure, course, departure, spread_apart
 from .reasons import reasons
 from .recording import Record

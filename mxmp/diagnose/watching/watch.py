@@ -10,12 +10,12 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ...frontend import TrainedNetwork
 from ...observed import Observed
-from ...probe import StepObserver, values_of
 from ...step.gradients import Gradient
 from ...step.masters import Weight
-from ..networks import Network, Trainer, check_positive, trained_network
+from ..networks.frontends import Network, Trainer, check_positive, trained_network
+from ..networks.probe import StepObserver, values_of
+from ..networks.protocol import TrainedNetwork
 from .histogram import FORMATS, Histogram
 from .snapshot import Snapshot, TensorReport, merged, with_lost
 

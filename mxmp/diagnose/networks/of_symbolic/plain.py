@@ -7,13 +7,13 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..frontend import Inert, PlainStep, StepRecorder, in_full_precision
-from ..precision.plan import read_policy
-from ..step.gradients import Gradient
-from . import _mxnet
-from .bucketing import BucketingModule
-from .cast import cast_symbol
-from .module import Module
+from ....precision.plan import read_policy
+from ....step.gradients import Gradient
+from ....symbolic import _mxnet
+from ....symbolic.bucketing import BucketingModule
+from ....symbolic.cast import cast_symbol
+from ....symbolic.module import Module
+from ..stand_ins import Inert, PlainStep, StepRecorder, in_full_precision
 
 
 class _Settled:

@@ -1,13 +1,12 @@
 """One protocol for both frontends: all that ``diagnose`` needs of a network.
 
-``gluon.training`` and ``symbolic.training`` implement ``TrainedNetwork``; ``gluon.reading`` and ``symbolic.reading``
-return ``ConvertedGraph`` and ``CalledGraph``.
+``of_gluon.training`` and ``of_symbolic.training`` implement ``TrainedNetwork``; ``reading`` of each returns
+``ConvertedGraph`` and ``CalledGraph``.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import (
     Any,
     Callable,
@@ -22,16 +21,15 @@ from typing import (
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from .policy import Policy
-from .precision.casts import UNKNOWN
-from .precision.monitoring import GraphListener
-from .precision.plan import Plan
-from .step.gradients import Gradient
-from .step.masters import Weight
-from .step.step import ScaledStep
+from ...policy import Policy
+from ...precision.casts import UNKNOWN
+from ...precision.monitoring import Listener
+from ...precision.plan import Plan
+from ...step.gradients import Gradient
+from ...step.masters import Weight
+from ...step.step import ScaledStep
 
 # Why ``TrainedNetwork.check_excludable`` refuses a distributed job.
 OTHER_WORKERS = (
@@ -39,15 +37,8 @@ OTHER_WORKERS = (
     "its policy to all"
 )
 
-# Called with the monitor's name of a tensor, and the tensor.
-Listener = Callable[[str, NDArray], None]
 # Called with a name and an array that no operator of the network made: an input, the loss, its gradient.
 Note = Callable[[str, NDArray], None]
-
-
-def listed(value: Any) -> list:
-    """Return one loss, or a list of losses such as one per device, as a list."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 class ConvertedGraph(NamedTuple):
@@ -218,37 +209,6 @@ def in_training(listener: Listener, is_training: Callable[[], bool]) -> Listener
     return called
 
 
-class Listeners(GraphListener):
-    """A callback for MXNet's monitor that passes each tensor on to any number of listeners."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Listener] = []
-
-    def __bool__(self) -> bool:
-        return True  # MXNet asks whether there is a callback
-
-    def __reduce__(self) -> tuple:
-        """Return how to copy it: as None, so that a copy of a watched block is not watched."""
-        return type(None), ()
-
-    @property
-    def idle(self) -> bool:
-        return not self._listeners
-
-    def add(self, listener: Listener) -> None:
-        self._listeners.append(listener)
-
-    def remove(self, listener: Listener) -> None:
-        self._listeners.remove(listener)
-
-    def __call__(self, name: Any, *operator_and_handle: Any) -> None:
-        """Call all listeners; a block, not an executor, passes the operator's name before the array's handle."""
-        # MXNet calls one callback, with a handle that must be freed exactly once: one NDArray for all listeners.
-        array = NDArray(NDArrayHandle(operator_and_handle[-1]), writable=False)  # frees the handle
-        for listener in list(self._listeners):
-            listener(name.decode() if isinstance(name, bytes) else name, array)
-
-
 @contextmanager
 def restored(arrays: Sequence[NDArray], wanted: Callable[[NDArray], bool] = lambda array: True) -> Iterator[None]:
     """Give those of ``arrays`` that are ``wanted`` at the end of the block the values from before it."""
@@ -276,136 +236,3 @@ def unchanged(gradients: Sequence[NDArray], states: Sequence[NDArray]) -> Iterat
             yield
         finally:
             mx.nd.waitall()
-
-
-# -- Runs of ``verify`` ------------------------------------------------------------------------------
-
-
-class StepRecorder(Protocol):
-    """What the stand-ins for a frontend's public names tell ``verify``; ``owner`` is what steps."""
-
-    def note_policy(self, policy: Policy) -> None: ...
-
-    def note_losses(self, owner: Any, losses: Sequence[NDArray]) -> None: ...
-
-    def note_outputs(self, owner: Any, outputs: Sequence[NDArray]) -> None: ...
-
-    def before_step(
-        self,
-        owner: Any,
-        gradients: Sequence[Gradient],
-        factor: float,  # of the gradients in the update
-        weights: Mapping[str, NDArray],
-        *,
-        skipped: bool = False,
-    ) -> None: ...
-
-    def after_step(self, owner: Any, weights: Callable[[], Mapping[str, NDArray]]) -> None: ...
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether there was a step."""
-
-    def leaves_out(self, owner: Any) -> bool:
-        """Return whether the next step of ``owner`` is one that the run in low precision has skipped."""
-
-    def initial_value(self, param: Any, drawn: bool) -> None:
-        """Give a gluon Parameter that has got values those with which all runs begin."""
-
-    def settled(self, name: str, value: NDArray, drawn: bool) -> NDArray:
-        """Return the value with which all runs begin, ``value`` itself if it is that."""
-
-
-def in_full_precision(policy: Policy) -> Policy:
-    """Return the policy under which mxmp does all that it does, and every operator computes in FP32."""
-    return replace(policy, exclude=(*policy.exclude, "*"), low_ops=())
-
-
-class Inert:
-    """Stands in for what plain MXNet does not have: it can be called, read, entered and printed, and does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, key: Any) -> Any:
-        return self
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        pass
-
-    def __str__(self) -> str:
-        return ""
-
-    def __float__(self) -> float:
-        return 0.0
-
-
-class PlainScaler:
-    """Stands in for any scaler: a loss scale of 1."""
-
-    loss_scale = property(lambda self: 1.0, lambda self, value: None)
-    at_floor = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def scale(self, value: Any) -> Any:
-        return value
-
-    unscale = scale
-
-    def adjust(self, finite: bool) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, "scale": 1.0}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
-
-
-class PlainStep:
-    """What a StepView has, of a plain trainer or module."""
-
-    recorder: StepRecorder
-    loss_scale = 1.0
-    last_step_skipped = False
-    skipped_steps = 0
-    overflow_params: tuple[str, ...] = ()
-    scale_history: Sequence[Any] = ()
-    scaled_step = ledger = Inert()
-    has_other_workers = False
-    updates_masters = True
-
-    @property
-    def scaler(self) -> PlainScaler:
-        return PlainScaler()
-
-    @contextmanager
-    def plain_step(
-        self, gradients: Sequence[Gradient], factor: float, weights: Callable[[], Mapping[str, NDArray]]
-    ) -> Iterator[bool]:
-        """Record the update within the block; yield whether it is to be applied."""
-        skipped = self.recorder.leaves_out(self)
-        self.recorder.before_step(self, gradients, factor, weights(), skipped=skipped)
-        yield not skipped
-        self.last_step_skipped = skipped
-        self.skipped_steps += skipped
-        self.recorder.after_step(self, weights)

@@ -9,21 +9,22 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ..callbacks import hold_interrupts
-from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, listed, restored, unchanged
-from ..messages import class_of
-from ..policy import Policy
-from ..step.gradients import Gradient
-from ..step.masters import Weight
-from ..step.step import ScaledStep
-from . import _mxnet
-from .blocks import blocks_of
-from .conversion import NetConversion
-from .hook import Hook, conversions_in, exclude_more, hooks
-from .nesting import joined, nested, nesting_of, split
-from .parameter import conversions_of, weight_of
-from .scaling import Record, head_gradient, heads_scaled_by, living_trainers, recorded_name
-from .trainer import Trainer
+from ....callbacks import hold_interrupts
+from ....gluon import _mxnet
+from ....gluon.blocks import blocks_of
+from ....gluon.conversion import NetConversion
+from ....gluon.hook import Hook, conversions_in, exclude_more, hooks
+from ....gluon.nesting import joined, nested, nesting_of, split
+from ....gluon.parameter import conversions_of, weight_of
+from ....gluon.scaling import Record, head_gradient, heads_scaled_by, living_trainers, recorded_name
+from ....gluon.trainer import Trainer
+from ....messages import class_of
+from ....policy import Policy
+from ....precision.monitoring import Listener, Listeners
+from ....step.gradients import Gradient, listed
+from ....step.masters import Weight
+from ....step.step import ScaledStep
+from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unchanged
 
 
 class TrainedNet:

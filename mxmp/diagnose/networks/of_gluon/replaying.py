@@ -9,18 +9,19 @@ from mxnet import autograd
 from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ..frontend import GraphRunner, ReplayedGraph, listed, unchanged
-from ..kernels.fit import device_of
-from ..pipeline import Conversion, Use, emulated
-from ..policy import Policy
-from ..precision.graph import Graph
-from ..precision.plan import Plan
-from . import _mxnet
-from .blocks import blocks_of
-from .graphs import TracedCall, traced_call
-from .hook import Hook, hooks, standing_in
-from .nesting import key_of, split
-from .parameter import weight_of
+from ....gluon import _mxnet
+from ....gluon.blocks import blocks_of
+from ....gluon.graphs import TracedCall, traced_call
+from ....gluon.hook import Hook, hooks, standing_in
+from ....gluon.nesting import key_of, split
+from ....gluon.parameter import weight_of
+from ....kernels.fit import device_of
+from ....pipeline import Conversion, Use, emulated
+from ....policy import Policy
+from ....precision.graph import Graph
+from ....precision.plan import Plan
+from ....step.gradients import listed
+from ..protocol import GraphRunner, ReplayedGraph, unchanged
 from .training import check_exclusion, exclude_operators, trainers_of
 
 

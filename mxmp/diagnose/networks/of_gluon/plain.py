@@ -10,14 +10,14 @@ from mxnet.gluon import Block
 from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
-from ..frontend import PlainStep, StepRecorder, in_full_precision, listed
-from ..precision.plan import read_policy
-from ..step.gradients import Gradient
-from ..step.scaler import as_positive
-from . import _mxnet
-from .convert import convert, restore
-from .parameter import full_arrays
-from .trainer import BatchProcessor, Trainer
+from ....gluon import _mxnet
+from ....gluon.convert import convert, restore
+from ....gluon.parameter import full_arrays
+from ....gluon.trainer import BatchProcessor, Trainer
+from ....precision.plan import read_policy
+from ....step.gradients import Gradient, listed
+from ....step.scaler import as_positive
+from ..stand_ins import PlainStep, StepRecorder, in_full_precision
 
 
 class _Losses:

@@ -10,16 +10,17 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..frontend import OTHER_WORKERS, GraphRunner, ReplayedGraph, listed
-from ..kernels.fit import device_of
-from ..pipeline import Conversion, Use, emulated
-from ..policy import Policy
-from ..precision.graph import Graph
-from ..precision.heads import has_loss_head
-from ..precision.plan import Plan
-from . import _mxnet
-from .bucketing import BucketingModule
-from .module import Module
+from ....kernels.fit import device_of
+from ....pipeline import Conversion, Use, emulated
+from ....policy import Policy
+from ....precision.graph import Graph
+from ....precision.heads import has_loss_head
+from ....precision.plan import Plan
+from ....step.gradients import listed
+from ....symbolic import _mxnet
+from ....symbolic.bucketing import BucketingModule
+from ....symbolic.module import Module
+from ..protocol import OTHER_WORKERS, GraphRunner, ReplayedGraph
 from .training import exclude_operators
 
 

@@ -8,15 +8,16 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 
 import mxnet as mx
 
-from ..frontend import OTHER_WORKERS, GraphRun, Listener, Listeners, Note, in_training, unchanged
-from ..policy import Policy
-from ..step.gradients import Gradient
-from ..step.masters import Weight
-from ..step.python_operators import true_gradients
-from ..step.step import ScaledStep
-from . import _mxnet
-from .bucketing import BucketingModule
-from .module import Module
+from ....policy import Policy
+from ....precision.monitoring import Listener, Listeners
+from ....step.gradients import Gradient
+from ....step.masters import Weight
+from ....step.python_operators import true_gradients
+from ....step.step import ScaledStep
+from ....symbolic import _mxnet
+from ....symbolic.bucketing import BucketingModule
+from ....symbolic.module import Module
+from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, unchanged
 
 
 class TrainedModule:

@@ -15,10 +15,11 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .callbacks import KeptError, hold_interrupts
-from .frontend import Listener, TrainedNetwork
-from .observed import Observed, ObservedGraph
-from .step.step import Observer
+from ...callbacks import KeptError, hold_interrupts
+from ...observed import Observed, ObservedGraph
+from ...precision.monitoring import Listener
+from ...step.step import Observer
+from .protocol import TrainedNetwork
 
 _Observer = TypeVar("_Observer", bound="StepObserver")
 

@@ -7,21 +7,23 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..frontend import CalledGraph, ConvertedGraph, ReplayedNetwork, StepRecorder, TrainedNetwork, listed
-from ..gluon import Trainer
-from ..gluon import reading as of_nets
-from ..gluon.blocks import blocks_of, with_names_of
-from ..gluon.plain import stand_ins as gluon_stand_ins
-from ..gluon.replaying import ReplayedNet
-from ..gluon.training import TrainedNet
-from ..messages import check_shapes, class_of, instead
-from ..policy import Policy
-from ..precision.plan import Plan, read_policy
-from ..symbolic import BucketingModule, Module
-from ..symbolic.plain import stand_ins as symbolic_stand_ins
-from ..symbolic.reading import bound_graphs
-from ..symbolic.replaying import ReplayedModule, replayed_symbol
-from ..symbolic.training import TrainedModule
+from ...gluon import Trainer
+from ...gluon.blocks import blocks_of, with_names_of
+from ...messages import check_shapes, class_of, instead
+from ...policy import Policy
+from ...precision.plan import Plan, read_policy
+from ...step.gradients import listed
+from ...symbolic import BucketingModule, Module
+from .of_gluon import reading as of_nets
+from .of_gluon.plain import stand_ins as gluon_stand_ins
+from .of_gluon.replaying import ReplayedNet
+from .of_gluon.training import TrainedNet
+from .of_symbolic.plain import stand_ins as symbolic_stand_ins
+from .of_symbolic.reading import bound_graphs
+from .of_symbolic.replaying import ReplayedModule, replayed_symbol
+from .of_symbolic.training import TrainedModule
+from .protocol import CalledGraph, ConvertedGraph, ReplayedNetwork, TrainedNetwork
+from .stand_ins import StepRecorder
 
 Network = Union[Block, Module, BucketingModule]
 

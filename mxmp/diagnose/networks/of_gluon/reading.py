@@ -7,12 +7,12 @@ from typing import Any, Iterator, Sequence
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..frontend import CalledGraph, ConvertedGraph
-from ..policy import Policy
-from . import _mxnet
-from .blocks import hybrid_blocks
-from .graphs import read_inputs, traced_call
-from .hook import hook_of, hooks
+from ....gluon import _mxnet
+from ....gluon.blocks import hybrid_blocks
+from ....gluon.graphs import read_inputs, traced_call
+from ....gluon.hook import hook_of, hooks
+from ....policy import Policy
+from ..protocol import CalledGraph, ConvertedGraph
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..frontend import ConvertedGraph
-from .bucketing import BucketingModule
-from .module import Module
+from ....symbolic.bucketing import BucketingModule
+from ....symbolic.module import Module
+from ..protocol import ConvertedGraph
 
 
 def bound_graphs(target: Module | BucketingModule) -> list[ConvertedGraph]:

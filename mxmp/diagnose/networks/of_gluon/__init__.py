@@ -1,0 +1,1 @@
+"""The protocol for Gluon's nets and trainers."""
