@@ -63,6 +63,16 @@ def save_checkpoint(
         A module has no parameters or optimizer yet, or ``trainer`` is between a backward and its step.
     OSError
         A file cannot be written. All old files are then as they were.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, "float16")
+    >>> trainer = mxmp.Trainer(net.collect_params(), "adam")
+    >>> out = net(mx.nd.random.uniform(shape=(8, 4)))
+    >>> mxmp.save_checkpoint("run", net, trainer, epoch=3)
     """
     _check_kinds(path, net, trainer)
     if not isinstance(net, gluon.Block):
@@ -116,6 +126,18 @@ def load_checkpoint(path: str | os.PathLike, net: Any, trainer: Any = None) -> i
         A module is not bound, or has no optimizer; the checkpoint of a module lacks a parameter.
     OSError
         A file cannot be read. Nothing has changed.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, "float16")
+    >>> trainer = mxmp.Trainer(net.collect_params(), "adam")
+    >>> out = net(mx.nd.random.uniform(shape=(8, 4)))
+    >>> mxmp.save_checkpoint("run", net, trainer, epoch=3)
+    >>> mxmp.load_checkpoint("run", net, trainer)
+    3
     """
     _check_kinds(path, net, trainer)
     params, saved, rest = (os.fspath(path) + ending for ending in _ENDINGS)

@@ -66,11 +66,11 @@ class Policy:
 
     Examples
     --------
-    >>> str(Policy("float16", norm="compute"))
+    >>> str(mxmp.Policy("float16", norm="compute"))
     'compute=float16,norm=compute'
-    >>> Policy.parse("compute=float16,norm=compute") == Policy("float16", norm="compute")
+    >>> mxmp.Policy.parse("compute=float16,norm=compute") == mxmp.Policy("float16", norm="compute")
     True
-    >>> str(Policy.parse("float16-fast"))
+    >>> str(mxmp.Policy.parse("float16-fast"))
     'compute=float16,norm=compute'
     """
 

@@ -267,6 +267,15 @@ def explain(
         policy, Plan or shapes do not fit the Symbol.
     OSError
         The file of a Plan cannot be read.
+
+    Examples
+    --------
+    >>> data = mx.sym.var("data")
+    >>> out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), name="softmax")
+    >>> for node in mxmp.explain(out, policy="float16").graphs[0].nodes:
+    ...     print(node.name, node.dtype)
+    fc float16
+    softmax float32
     """
     if isinstance(target, mx.sym.Symbol):
         if inputs:

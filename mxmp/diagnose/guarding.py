@@ -218,6 +218,21 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
         of it has an op hook (``register_op_hook``); its parameters are stored in float16, and another net reads one of
         them or another trainer updates one; the module has no optimizer; ``patience`` or ``low_scale`` is
         out of range; or other workers take part in the training, who would each move layers of their own.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, "float16")
+    >>> trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=128.0)
+    >>> with mxmp.guard(net, trainer) as guarded:  # train in this block
+    ...     with autograd.record():
+    ...         loss = net(mx.nd.random.uniform(shape=(8, 4))).mean()
+    ...     trainer.backward(loss)
+    ...     trainer.step(8)
+    >>> guarded.moved  # the layers that overflowed again and again
+    []
     """
     patience, low_scale = check_count("patience", patience), check_scale("low_scale", low_scale)
     return Guard(trained_network(target, trainer), patience, low_scale)

@@ -60,6 +60,16 @@ def convert(
         The file of a Plan cannot be read.
     RuntimeError
         ``amp.init()`` of ``mxnet.contrib.amp`` was called in this process.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, "float16")
+    >>> x = mx.nd.random.uniform(shape=(8, 4))
+    >>> net(x).dtype  # what a net returns is FP32
+    <class 'numpy.float32'>
     """
     if not isinstance(net, Block):
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{instead(net)}")
@@ -91,6 +101,17 @@ def restore(net: Block) -> Block:
     ValueError
         ``net`` was converted only as a part of a larger net, or through a block that it shares with another net.
         Restore the larger or the other net.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> x = mx.nd.random.uniform(shape=(8, 4))
+    >>> before = net(x)
+    >>> low = mxmp.convert(net, "float16")(x)
+    >>> bool((mxmp.restore(net)(x) == before).min())
+    True
     """
     if not isinstance(net, Block):
         hint = ": cast_symbol and Module leave the FP32 Symbol as it is" if isinstance(net, _SYMBOLIC) else instead(net)

@@ -97,6 +97,21 @@ class Trainer(StepView, gluon.Trainer):
         The optimizer takes no such parameter.
     ImportError
         ``kvstore="horovod"`` without Horovod; the message says how to install it.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, "float16")
+    >>> trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
+    >>> x, y = mx.nd.random.uniform(shape=(8, 4)), mx.nd.zeros(8)
+    >>> with autograd.record():
+    ...     loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
+    >>> trainer.backward(loss)  # in place of loss.backward()
+    >>> trainer.step(batch_size=8)
+    >>> trainer.last_step_skipped, trainer.loss_scale
+    (False, 128.0)
     """
 
     updates_masters = True  # LowParameter refuses every other Trainer
@@ -770,6 +785,22 @@ class BatchProcessor(estimator.BatchProcessor):
 
     Only the forward and backward of a training batch are replaced. Event handlers, metrics and evaluation stay. The
     Estimator's ``GradientUpdateHandler`` still makes the update, with ``trainer.step``.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> from mxnet.gluon.contrib.estimator import Estimator
+    >>> net = mxmp.convert(net, "float16")
+    >>> trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
+    >>> loss, accuracy = gluon.loss.SoftmaxCrossEntropyLoss(), mx.metric.Accuracy()
+    >>> train = Estimator(net, loss, accuracy, trainer=trainer, batch_processor=mxmp.BatchProcessor())
+    >>> data = gluon.data.ArrayDataset(mx.nd.random.uniform(shape=(32, 4)), mx.nd.zeros(32))
+    >>> train.fit(gluon.data.DataLoader(data, batch_size=8), epochs=1)  # doctest: +ELLIPSIS
+    Training begin: ...
+    >>> trainer.skipped_steps
+    0
     """
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple:

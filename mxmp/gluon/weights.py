@@ -40,6 +40,20 @@ def master_weights(net: Any) -> dict[str, NDArray]:
         ``net`` is none of the above. A Module has ``get_params()``, which returns FP32 weights.
     ValueError
         A Parameter has no values yet: ``initialize`` was not called, or no forward has told its shape.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, mxmp.Policy("float16", params="float16"))
+    >>> out = net(mx.nd.random.uniform(shape=(8, 4)))
+    >>> for name, value in mxmp.master_weights(net).items():
+    ...     print(name, value.shape, value.dtype.__name__)
+    0.weight (16, 4) float32
+    0.bias (16,) float32
+    1.weight (2, 16) float32
+    1.bias (2,) float32
     """
     return {name: _copy(param) for name, param in _initialized(net).items()}
 
@@ -62,6 +76,16 @@ def set_master_weights(net: Any, weights: Mapping[str, Any]) -> None:
     TypeError, ValueError
         As ``master_weights``; also ``ValueError`` for a name that the net does not have, or a value of another shape.
         Nothing has changed then.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net = mxmp.convert(net, "float16")
+    >>> out = net(mx.nd.random.uniform(shape=(8, 4)))
+    >>> weights = mxmp.master_weights(net)
+    >>> mxmp.set_master_weights(net, {name: 0.5 * value for name, value in weights.items()})
     """
     params = _initialized(net)
     for name, value in weights.items():

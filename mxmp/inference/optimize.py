@@ -102,6 +102,17 @@ def optimize_for_inference(
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError
         The network itself, in FP32, fails on the calibration data.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> batches = [mx.nd.random.uniform(shape=(8, 4)) for _ in range(4)]
+    >>> out = net(batches[0])  # gives the parameters their shapes
+    >>> served = mxmp.optimize_for_inference(net, batches, dtypes="bfloat16")
+    >>> served(batches[0]).shape
+    (8, 2)
     """
     requested = _checked(dtypes)
     _check_limits(evaluate, max_drop, min_sqnr)

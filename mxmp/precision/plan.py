@@ -66,6 +66,16 @@ class Plan:
     blocks : tuple of str
         For a Gluon net, the name prefixes of its blocks, outermost first: ``("net0_", "net0_dense0_")``. With them the
         plan can be used for a net of the same code whose blocks have other numbers. Empty for a Symbol.
+
+    Examples
+    --------
+    >>> out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    >>> module = mxmp.Module(out, label_names=None, policy="float16")
+    >>> module.bind([("data", (8, 4))])
+    >>> module.plan.decisions["fc"].low
+    True
+    >>> module.plan.save("fc-plan.json")
+    >>> module = mxmp.Module(out, label_names=None, policy=mxmp.Plan.load("fc-plan.json"))
     """
 
     policy: Policy

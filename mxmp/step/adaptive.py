@@ -74,6 +74,16 @@ class AdaptiveLossScaler(DynamicLossScaler):
     ------
     ValueError
         An argument is out of range; the message names it and says what it must be.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> scaler = mxmp.AdaptiveLossScaler()
+    >>> trainer = mxmp.Trainer(mxmp.convert(net, "float16").collect_params(), "adam", loss_scale=scaler)
+    >>> scaler.loss_scale
+    65536.0
     """
 
     ARGUMENTS = (*DynamicLossScaler.ARGUMENTS, "max_zeros", "margin", "measure_interval")

@@ -92,6 +92,13 @@ class StaticLossScaler:
         after the scale, each kept in an attribute of this name. COUNTERS: the names of values that change while
         training, each kept in an attribute of this name after an underscore; and for each a function of name and
         loaded value, which returns the value or raises ``ValueError``.
+
+    Examples
+    --------
+    >>> scaler = mxmp.StaticLossScaler(128.0)
+    >>> scaler.adjust(False)  # the step is skipped all the same
+    >>> scaler.loss_scale
+    128.0
     """
 
     ARGUMENTS: tuple[str, ...] = ()
@@ -184,7 +191,13 @@ class StaticLossScaler:
 
 
 class NoLossScaler(StaticLossScaler):
-    """A loss scale of 1, for bfloat16 and FP32, whose range needs no scaling. A step with an overflow is skipped."""
+    """A loss scale of 1, for bfloat16 and FP32, whose range needs no scaling. A step with an overflow is skipped.
+
+    Examples
+    --------
+    >>> mxmp.NoLossScaler().loss_scale
+    1.0
+    """
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -228,6 +241,16 @@ class DynamicLossScaler(StaticLossScaler):
     ------
     ValueError
         An argument is out of range; the message names it and says what it must be.
+
+    Examples
+    --------
+    >>> scaler = mxmp.DynamicLossScaler(init_scale=1024.0, growth_interval=2)
+    >>> for finite in (False, True, True):  # as trainers call it, once a step
+    ...     scaler.adjust(finite)
+    ...     print(scaler.loss_scale)
+    512.0
+    512.0
+    1024.0
     """
 
     ARGUMENTS: tuple[str, ...] = (

@@ -49,6 +49,18 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         GPU).
     OSError
         The file of a Plan cannot be read.
+
+    Examples
+    --------
+    >>> def unrolled(length):
+    ...     word = mx.sym.Embedding(mx.sym.var("data"), input_dim=10, output_dim=4, name="embed")
+    ...     out = mx.sym.FullyConnected(mx.sym.mean(word, axis=1), num_hidden=2, name="fc")
+    ...     return mx.sym.SoftmaxOutput(out, name="softmax"), ["data"], ["softmax_label"]
+    >>> module = mxmp.BucketingModule(unrolled, default_bucket_key=20, policy="float16")
+    >>> module.bind([("data", (8, 20))], [("softmax_label", (8,))])
+    >>> module.init_params()
+    >>> module.loss_scale
+    65536.0
     """
 
     def __init__(

@@ -52,6 +52,16 @@ def cast_symbol(
         of another Symbol or device, or no operator would compute in low precision.
     OSError
         The file of a Plan cannot be read.
+
+    Examples
+    --------
+    >>> data = mx.sym.var("data")
+    >>> out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), name="softmax")
+    >>> low = mxmp.cast_symbol(out, "float16", ctx=mx.gpu())  # for a GPU; it need not be there
+    >>> low.list_arguments() == out.list_arguments()  # the parameters and their names stay
+    True
+    >>> [name for name in low.get_internals().list_outputs() if "_to_" in name]  # the casts
+    ['data_to_float16_output', 'fc_to_float32_output']
     """
     if not isinstance(sym, mx.sym.Symbol):
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}{instead(sym, True)}")

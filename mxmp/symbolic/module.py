@@ -97,6 +97,16 @@ class Module(SavesParams, StepView, mx.mod.Module):
         None, which would change gradients before they are checked.
     OSError
         The file of a Plan cannot be read.
+
+    Examples
+    --------
+    >>> data = mx.sym.var("data")
+    >>> out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), name="softmax")
+    >>> module = mxmp.Module(out, policy="float16", loss_scale=128.0)
+    >>> batches = mx.io.NDArrayIter(mx.nd.random.uniform(shape=(32, 4)), mx.nd.zeros(32), batch_size=8)
+    >>> module.fit(batches, num_epoch=1, optimizer_params={"learning_rate": 0.1})
+    >>> module.skipped_steps, module.loss_scale
+    (0, 128.0)
     """
 
     def __init__(

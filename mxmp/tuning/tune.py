@@ -106,6 +106,15 @@ def tune(
         The process for measuring cannot start, FP32 itself crashes in it, or it was killed, as when memory runs out.
     mxnet.MXNetError
         The network fails even in FP32.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(16, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> x = mx.nd.random.uniform(shape=(8, 4))
+    >>> plan = mxmp.tune(net, x, policy="bfloat16")
+    >>> net = mxmp.convert(net, plan)
     """
     policy, plan = read_policy(policy, exclude)
     if plan is not None:

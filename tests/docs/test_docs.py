@@ -88,7 +88,7 @@ def test_blocks_are_marked(page):
         assert flags in ("", "no-run"), f"line {line}: {flags!r}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "mxmp").rglob("*.md")], ids=name_of)
 def test_links_and_files_exist(page):
     text = page.read_text(encoding="utf-8")
     prose = CODE.sub("code", BLOCK.sub("", text))
