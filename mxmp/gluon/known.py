@@ -17,7 +17,6 @@ import mxnet as mx
 
 # Global: whether a trace runs on this thread, and what it knows, for attributes of Symbols, which hold nothing.
 _local = threading.local()
-_MISSING = re.compile(r"'_?Symbol' object has no attribute '(dtype|shape|ndim|size|context|ctx|stype|T)'")
 
 
 class Knowledge:
@@ -27,11 +26,6 @@ class Knowledge:
     def __init__(self, variables: Mapping[str, Any], ctx: mx.Context) -> None:
         self.variables, self.ctx = variables, ctx
         self.needs: set[str] = set()
-
-
-def asks_for_more(error: Exception) -> bool:
-    """Return whether ``error`` says that a Symbol lacks an attribute which ``knowing`` Symbols have."""
-    return isinstance(error, AttributeError) and _MISSING.search(str(error)) is not None
 
 
 @contextmanager
@@ -145,6 +139,7 @@ _ATTRIBUTES = {
     "stype": property(lambda self: "default"),
     "T": property(lambda self: known(mx.sym.transpose(self))),
 }
+_LACKS = re.compile(rf"'_?Symbol' object has no attribute '({'|'.join(_ATTRIBUTES)})'")
 _KEPT = {"__init__", "__new__", "__del__", "__reduce__", "__getstate__", "__setstate__", "__hash__", "__repr__"}
 
 
@@ -161,3 +156,8 @@ def _known_class(kind: type) -> type:
         methods["reshape"] = _reshape
     attributes = {name: get for name, get in _ATTRIBUTES.items() if not hasattr(kind, name)}
     return type(kind.__name__, (_Known, kind), {"__slots__": (), **methods, **attributes})
+
+
+def asks_for_more(error: Exception) -> bool:
+    """Return whether ``error`` says that a Symbol lacks an attribute which ``knowing`` Symbols have."""
+    return isinstance(error, AttributeError) and _LACKS.search(str(error)) is not None

@@ -16,7 +16,7 @@ from ..precision.graph import Graph
 from ..serving.folding import Params
 from .report import InferenceReport
 from .runner import Runner
-from .search import BFLOAT16, FLOAT16, INT8, Limits, Search
+from .search import BFLOAT16, FLOAT16, INT8, CandidateSearch, Limits
 from .targets import OptimizedBlock, OptimizedSymbol, read_target, served
 
 
@@ -131,7 +131,7 @@ def optimize_for_inference(
 
     limits = Limits(max_drop, min_sqnr, None if evaluate is None else score)
     with Runner(subject.batches) as runner, showing(progress) as tell:
-        search = Search(subject, runner, limits, tell)
+        search = CandidateSearch(subject, runner, limits, tell)
         if INT8 in requested and cpu.lacks(*cpu.VNNI):
             # INT8 kernels are slow then, and add two products of INT8 numbers in 16 bits, which may overflow.
             requested.remove(INT8)

@@ -66,7 +66,7 @@ class Limits(NamedTuple):
     evaluate: Callable[[Graph, Params], float] | None
 
 
-class Search:
+class CandidateSearch:
     """One search. Each graph that is tried is a candidate, with a name such as ``"int8, 3 in float32"``."""
 
     def __init__(self, subject: Subject, runner: Runner, limits: Limits, tell: Callable[[str], None]) -> None:

@@ -72,12 +72,12 @@ class InferenceExecutor:
         self,
         executor: mx.executor.Executor,
         graph: InferenceGraph,
-        is_safe: Callable[[], bool],  # whether all that can change the parameters calls ``forget``
+        knows_changes: Callable[[], bool],  # whether all that can change the parameters calls ``forget``
         forget: Callable[[], None],  # for all graphs with copies of the executor's arrays
     ) -> None:
         self._executor = executor
         self._graph = graph
-        self._is_safe = is_safe
+        self._knows_changes = knows_changes
         self._forget = forget
         self._fused: mx.executor.Executor | None = None
         self._latest = executor
@@ -93,7 +93,7 @@ class InferenceExecutor:
         if is_train:
             self._forget()  # running statistics may change
         self._latest = self._executor
-        if not is_train and not kwargs and self._is_safe():
+        if not is_train and not kwargs and self._knows_changes():
             self._latest = self._current()
         return self._latest.forward(is_train, **kwargs)
 
@@ -103,7 +103,7 @@ class InferenceExecutor:
             try:
                 self._fused = self._graph.bind(self._executor)
             except mx.MXNetError as error:
-                self._is_safe = lambda: False
+                self._knows_changes = lambda: False
                 why = last_line(error)
                 logger.warning("MXNet cannot fuse this module's graph: it predicts by that with casts: %s", why)
                 return self._executor

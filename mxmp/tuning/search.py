@@ -43,7 +43,7 @@ Tell = Callable[[str, Any], None]
 
 def measured(job: Job, tell: Tell) -> Plan:
     """Return the plan with the fastest steps, measured in this process, which a kernel may crash."""
-    return replace(Search(job, tell).run(), blocks=job.blocks)
+    return replace(PlanSearch(job, tell).run(), blocks=job.blocks)
 
 
 def fewest_bytes(job: Job) -> Plan:
@@ -57,7 +57,7 @@ def fewest_bytes(job: Job) -> Plan:
     return replace(plans[chosen], tuned=Tuned(chosen, job.training, cast_bytes=amounts), blocks=job.blocks)
 
 
-class Search:
+class PlanSearch:
     """One search; ``candidates`` has, by the name that a printed plan shows, the operators in low precision."""
 
     def __init__(self, job: Job, tell: Tell) -> None:

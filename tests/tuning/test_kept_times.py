@@ -160,13 +160,13 @@ def test_a_place_that_cannot_be_written_is_one_warning_before_anything_is_measur
 ):
     folder = arrange(tmp_path, good[0])
     before = sorted(os.listdir(tmp_path))
-    run, warned_before = search.Search.run, []
+    run, warned_before = search.PlanSearch.run, []
 
     def noting(self):
         warned_before.extend(own(caught))
         return run(self)
 
-    monkeypatch.setattr(search.Search, "run", noting)
+    monkeypatch.setattr(search.PlanSearch, "run", noting)
     with pytest.warns(UserWarning, match="tune") as caught:
         assert tuned(folder).tuned.steps
     assert len(own(caught)) == 1
@@ -184,14 +184,14 @@ def test_a_read_only_folder_is_read_and_not_written(good, tmp_path):
 
 
 def test_a_disk_that_fills_up_meanwhile_loses_no_plan(tmp_path, monkeypatch):
-    run = search.Search.run
+    run = search.PlanSearch.run
 
     def then_the_folder_goes(self):
         found = run(self)
         tmp_path.rename(tmp_path.with_name("moved"))
         return found
 
-    monkeypatch.setattr(search.Search, "run", then_the_folder_goes)
+    monkeypatch.setattr(search.PlanSearch, "run", then_the_folder_goes)
     with pytest.warns(UserWarning, match="could not keep its times.*No such file"):
         assert tuned(tmp_path).tuned.steps
 

@@ -134,7 +134,7 @@ def test_errors_of_the_process_are_raised_here(monkeypatch):
 
 
 def test_an_error_of_no_known_kind_comes_with_its_traceback(monkeypatch):
-    add_to_start(monkeypatch, "from mxmp.tuning import search; search.Search.run = lambda self: [][0]")
+    add_to_start(monkeypatch, "from mxmp.tuning import search; search.PlanSearch.run = lambda self: [][0]")
     with pytest.raises(RuntimeError, match="IndexError: list index out of range"):
         tuned()
 
@@ -149,7 +149,7 @@ def test_a_process_that_cannot_start_is_an_error(monkeypatch):
 
 
 def test_a_process_that_is_killed_is_an_error_and_no_crash_of_a_kernel(monkeypatch):
-    code = "from mxmp.tuning import search; import os; search.Search._learn = lambda *_: os.kill(os.getpid(), 9)"
+    code = "from mxmp.tuning import search; import os; search.PlanSearch._learn = lambda *_: os.kill(os.getpid(), 9)"
     add_to_start(monkeypatch, code)
     with pytest.raises(RuntimeError, match="ended by SIGKILL: perhaps memory ran out"):
         tuned()
@@ -158,9 +158,9 @@ def test_a_process_that_is_killed_is_an_error_and_no_crash_of_a_kernel(monkeypat
 def test_its_warnings_are_issued_here_and_what_it_prints_is_no_message(monkeypatch, capfd):
     add_to_start(
         monkeypatch,
-        "from mxmp.tuning import search; import os, warnings; run = search.Search.run\n"
+        "from mxmp.tuning import search; import os, warnings; run = search.PlanSearch.run\n"
         "def saying(self):\n    os.write(1, b'a line of C++'); warnings.warn('slow here', UserWarning)\n"
-        "    return run(self)\nsearch.Search.run = saying",
+        "    return run(self)\nsearch.PlanSearch.run = saying",
     )
     with pytest.warns(UserWarning, match="slow here") as caught:
         assert tuned().tuned.steps
@@ -321,13 +321,13 @@ def test_it_measures_with_the_threads_of_training(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     add_to_start(
         monkeypatch,
-        "from mxmp.tuning import search; import os\nrun = search.Search.run\n"
+        "from mxmp.tuning import search; import os\nrun = search.PlanSearch.run\n"
         "def counting(self):\n"
         "    before = len(os.listdir('/proc/self/task'))\n"
         "    import mxnet as mx, numpy as np; mx.nd.array(np.zeros(300_000)); mx.nd.waitall()\n"
         "    assert len(os.listdir('/proc/self/task')) == before, 'a team started'\n"
         "    return run(self)\n"
-        "search.Search.run = counting",
+        "search.PlanSearch.run = counting",
     )
     assert tuned().tuned.steps
 
@@ -355,7 +355,7 @@ def test_a_script_without_a_main_guard_is_not_run_twice(tmp_path):
 
 # -- The end ----------------------------------------------------------------------------------------
 
-WAITING = "from mxmp.tuning import search; import time; search.Search.run = lambda self: time.sleep(600)"
+WAITING = "from mxmp.tuning import search; import time; search.PlanSearch.run = lambda self: time.sleep(600)"
 
 
 @LINUX

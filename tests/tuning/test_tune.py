@@ -426,14 +426,14 @@ def test_times_of_earlier_runs_are_used(tmp_path):
 
 @pytest.mark.parametrize("low_fails", [True, False], ids=["low precision", "FP32 with workarounds"])
 def test_where_one_kind_of_plan_fails_the_other_is_still_compared_and_the_plan_says_so(low_fails, monkeypatch):
-    timed = search.Search._timed
+    timed = search.PlanSearch._timed
 
     def failing(self, low):
         if bool(low) == low_fails:
             raise mx.MXNetError("MXNetError: no such kernel")
         return timed(self, low)
 
-    monkeypatch.setattr(search.Search, "_timed", failing)
+    monkeypatch.setattr(search.PlanSearch, "_timed", failing)
     plan = mxmp.tune(mx.sym.clip(two(), 0, 6), data=(2, 6), cache=False)
     failed = "bfloat16" if low_fails else "float32, converted"
     assert f"{failed} fails here (MXNetError: no such kernel)" in str(plan)
@@ -453,10 +453,10 @@ def test_a_candidate_that_fails_in_a_later_round_is_left_out_and_named(monkeypat
         return step(self)
 
     compared = []
-    compare = search.Search._compare_steps
+    compare = search.PlanSearch._compare_steps
     step = Timed.step
     monkeypatch.setattr(Timed, "step", failing)
-    monkeypatch.setattr(search.Search, "_compare_steps", lambda self: compared.append(1) or compare(self))
+    monkeypatch.setattr(search.PlanSearch, "_compare_steps", lambda self: compared.append(1) or compare(self))
     plan = mxmp.tune(two(), data=(2, 6), cache=False)
     assert "rules fails here (MXNetError: out of memory)" in str(plan)
     assert "rules" not in plan.tuned.steps
