@@ -8,12 +8,13 @@ import warnings
 import zipfile
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import wraps
 from importlib.util import find_spec
-from inspect import currentframe
+from inspect import currentframe, signature
 from math import prod
 from numbers import Integral
 from types import FrameType
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -23,6 +24,7 @@ from .callbacks import last_line
 from .files import read_json
 from .policy import Policy, is_policy_text
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE = ("mxnet", "mxmp", "contextlib")
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
 _STEP = "trainer = mxmp.Trainer(...) scales the loss by trainer.backward(loss), and trainer.step(batch_size) unscales"
@@ -219,11 +221,27 @@ def missing_method(owner: object, name: str) -> str:
     return f"{type(owner).__name__!r} object has no attribute {name!r}{hint}"
 
 
-def unknown_keyword(function: str, name: str, known: Iterable[str]) -> str:
+def unknown_keyword(function: str, name: str, known: Collection[str]) -> str:
     """Return the message about ``function(name=...)``, which takes the keywords ``known``."""
-    is_dtype = name in ("dtype", "compute", "compute_dtype", "precision", "amp", "fp16")
-    hint = "; the dtype is the policy, policy='float16'" if is_dtype else did_you_mean(name, known)
+    hint = did_you_mean(name, known)
+    if name in ("dtype", "compute", "compute_dtype", "precision", "amp", "fp16", "policy") and not hint:
+        takes = "the dtype is the policy, policy='float16'"
+        hint = f"; {takes}" if "policy" in known else "; mxmp.convert(net, 'float16') says what a net computes in"
     return f"{function} takes no argument {name!r}{hint}"
+
+
+def checks_keywords(function: _Function) -> _Function:
+    """Let ``function`` say what was meant where it is given a keyword that it does not take."""
+    known = [name for name in signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(unknown_keyword(function.__qualname__.partition(".")[0], name, known))
+        return function(*args, **kwargs)
+
+    return called  # type: ignore[return-value]
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:

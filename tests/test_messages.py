@@ -168,6 +168,16 @@ WRONG = [
     ("bound(policy='full_ops=FullyConnected')", UserWarning, "stay in FP32 (the policy's full_ops names it)"),
     # keywords
     ("mxmp.Module(symbol, dtype='float16')", TypeError, "the dtype is the policy, policy='float16'"),
+    ("mxmp.convert(net, dtype='float16')", TypeError, "convert takes no argument 'dtype'; the dtype is the policy"),
+    ("mxmp.convert(net, polcy='float16')", TypeError, "did you mean 'policy'?"),
+    ("mxmp.cast_symbol(symbol, dtype='float16')", TypeError, "the dtype is the policy, policy='float16'"),
+    ("mxmp.Trainer({}, 'sgd', dtype='float16')", TypeError, "mxmp.convert(net, 'float16') says what a net computes in"),
+    (
+        "mxmp.Trainer({}, 'sgd', los_scale=8.0)",
+        TypeError,
+        "no argument 'los_scale'; did you mean 'loss_scale'?",
+    ),
+    ("mxmp.optimize_for_inference(net, [x], dtype='int8')", TypeError, "did you mean 'dtypes'?"),
     ("mxmp.Module(symbol, polcy='float16')", TypeError, "Module takes no argument 'polcy'; did you mean 'policy'?"),
     ("mxmp.Module(symbol, lable_names=None)", TypeError, "did you mean 'label_names'?"),
     ("mxmp.BucketingModule(None, 1, dtype='float16')", TypeError, "the dtype is the policy, policy='float16'"),

@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .. import cpu
 from ..child import showing
+from ..messages import checks_keywords
 from ..precision.graph import Graph
 from ..serving.folding import Params
 from .report import InferenceReport
@@ -20,6 +21,7 @@ from .search import BFLOAT16, FLOAT16, INT8, CandidateSearch, Limits
 from .targets import OptimizedBlock, OptimizedSymbol, read_target, served
 
 
+@checks_keywords
 def optimize_for_inference(
     target: HybridBlock | mx.sym.Symbol,
     calibration: Iterable[Any],
