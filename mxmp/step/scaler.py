@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Protocol, TypeVar
 
 T = TypeVar("T")
 # The default floor: true gradients of up to 1e9, as of a regression without normalized targets, then fit into float16.
@@ -321,7 +321,16 @@ class DynamicLossScaler(StaticLossScaler):
         return f"DynamicLossScaler({self._scale:g}, clean_steps={self._clean_steps}/{self.growth_interval})"
 
 
-Scaler = StaticLossScaler
+class Scaler(Protocol):
+    """What a step needs of a loss scaler, which may be of a user's own class."""
+
+    loss_scale: float
+
+    def adjust(self, finite: bool) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 def as_scaler(loss_scale: Any, *, only_bfloat16: bool = False) -> Scaler:
