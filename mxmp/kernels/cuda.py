@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Iterable
 
@@ -157,3 +158,28 @@ _PRODUCTS = ("FullyConnected", "Convolution", "dot", "batch_dot", "RNN")
 def _copy_of(node: Node, index: int = 0) -> Entry:
     # MXNet fuses neither this operator nor its backward.
     return beside(node)("_npi_concatenate", f"copy{index}", Entry(node, index), num_args="1", axis="0")
+
+
+# MXNet adds up to four gradients of a tensor by one kernel, and five to seven by a kernel for each, which rounds each
+# partial sum (src/operator/tensor/elemwise_sum.h). More are added inside cuDNN and cuBLAS.
+_ADDED_ONE_BY_ONE = range(5, 8)
+
+
+def sum_gradients_at_once(fitted: LowGraph) -> list[Node]:
+    """Let the five to seven operators that read a trained float16 weight read a copy of it; return these weights."""
+    readers, low = fitted.graph.consumers(), {node.name for node in fitted.planned.low_variables}
+    shared = [
+        node
+        for node in fitted.graph.nodes()
+        if node.name in low
+        and fitted.grad_req.get(node.name, "null") != "null"
+        and len(readers.get(Entry(node), ())) in _ADDED_ONE_BY_ONE
+    ]
+    # The fusion joins the sum with the copy's backward. A sum alone it leaves as it is.
+    fitted.graph.insert_behind(shared, lambda node: beside(node)("_copy", "shared", Entry(node)))
+    return shared
+
+
+def fuses() -> bool:
+    """Return whether MXNet's pointwise fusion is on, as it is by default."""
+    return os.environ.get("MXNET_USE_FUSION", "1").lower() not in ("0", "false")

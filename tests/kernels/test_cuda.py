@@ -12,9 +12,11 @@ from mxnet import symbol as S
 
 import mxmp
 from mxmp.kernels.fit import SWITCH
-from mxmp.pipeline import low_graph
+from mxmp.pipeline import emitted, low_graph
 from mxmp.precision.casts import strip
+from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
+from mxmp.precision.operators import Options
 from mxmp.precision.subgraphs import bodies
 
 
@@ -251,3 +253,34 @@ def test_the_rows_of_a_loop_in_fp32_are_not_copied_on_a_gpu():
     symbol = S.contrib.foreach(lambda x, h: (x * h, x * h), S.var("data"), S.ones((3, 6)))[0]
     low = S.FullyConnected(symbol, num_hidden=2)
     assert "_npi_concatenate" not in on_a_gpu(low).tojson(remove_amp_cast=False)
+
+
+def cell_with_shared_weights(times, request="write", policy="float16"):
+    """A dense layer applied so many times, as trained on a GPU: the FP32 graph, and the one to run."""
+    x, weight, bias = S.var("data"), S.var("weight"), S.var("bias")
+    for step in range(times):
+        x = S.tanh(S.FullyConnected(x, weight, bias, num_hidden=4, name=f"step{step}"))
+    graph, options = Graph.from_symbol(x), Options(parameters={"weight", "bias"}, learned={"weight", "bias"})
+    plan = decide(graph, mxmp.Policy.parse(policy), "gpu", options)
+    return graph, emitted(graph, plan, {"data": "null", "weight": request, "bias": request})
+
+
+def copied(low):
+    return {node.inputs[0].node.name for node in low.graph.nodes() if node.op == "_copy"}
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("times", range(3, 10))
+def test_five_to_seven_readers_of_a_float16_weight_read_a_copy_on_a_gpu(times, request_):
+    graph, low = cell_with_shared_weights(times, request_)
+    assert copied(low) == ({"weight", "bias"} if 5 <= times <= 7 else set())
+    assert len([node for node in low.graph.nodes() if node.op == "_copy"]) == len(copied(low))
+    assert low.workarounds.keys() >= ({"sums_of_gradients"} if copied(low) else set())
+    assert operators(strip(low.graph).to_symbol()) == operators(graph.to_symbol())
+
+
+def test_no_weight_is_copied_for_the_sum_of_its_gradients_where_none_is_fused(monkeypatch):
+    assert not copied(cell_with_shared_weights(5, "null")[1]), "inference, and frozen weights"
+    assert not copied(cell_with_shared_weights(5, policy="params=float32")[1]), "its cast is there to be joined"
+    monkeypatch.setenv("MXNET_USE_FUSION", "0")
+    assert not copied(cell_with_shared_weights(5)[1])
