@@ -146,10 +146,9 @@ def _as_text(number: np.float32) -> str:
 _NARROW = {np.dtype(np.float16): ("float16", 11), BFLOAT16: ("bfloat16", 8)}
 
 
-def head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> NDArray:
-    """Return the head gradient with which a backward of ``loss`` is one of ``loss * scale``; does not wait.
-    ``given`` is the user's, None for 1. Raises ``TypeError`` if one is no NDArray, and ``ValueError`` if the dtype of
-    the loss cannot hold ``scale`` exactly, or ``given`` does not fit the loss."""
+def check_head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> None:
+    """Raise ``TypeError`` if one of them is no NDArray, and ``ValueError`` if the dtype of the loss cannot hold
+    ``scale`` exactly, or ``given`` does not fit the loss."""
     if not isinstance(loss, NDArray):
         raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
     name, digits = _NARROW.get(np.dtype(loss.dtype), ("", 53))
@@ -162,14 +161,20 @@ def head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> 
             "(loss_fn(net(x).astype('float32'), y)), or use a power of two from 2**-14 to 2**15"
         )
     if given is None:
-        kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
-        return kind.ones_like(loss) * scale
+        return
     if not isinstance(given, NDArray):
         raise TypeError(f"out_grad must be an NDArray or a list of them, got {type(given).__name__}")
     wanted, got = ((each.shape, dtype_name(each.dtype), str(each.ctx)) for each in (loss, given))
     if wanted != got:
         raise ValueError(f"out_grad must have the shape, dtype and device of its loss, {wanted}, got {got}")
-    return given * scale
+
+
+def head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> NDArray:
+    """Return the head gradient with which a backward of ``loss`` is one of ``loss * scale``; does not wait.
+    ``given`` is the user's, None for 1. Raises as ``check_head_gradient``."""
+    check_head_gradient(loss, scale, given)
+    kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
+    return (kind.ones_like(loss) if given is None else given) * scale
 
 
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no

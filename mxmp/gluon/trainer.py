@@ -38,7 +38,7 @@ from .conversion import any_conversion, next_forward_number, running_statistics_
 from .graphs import engine_lock
 from .parameter import conversions_of, is_scaling, refuse_own_arrays, weight_of
 from .scaled_reads import stop_warning
-from .scaling import Record, head_gradient, living_trainers
+from .scaling import Record, check_head_gradient, head_gradient, living_trainers
 
 logger = logging.getLogger("mxmp")
 
@@ -541,7 +541,7 @@ class Trainer(StepView, gluon.Trainer):
             raise ValueError(f"got {len(gradients)} head gradients for {len(losses)} losses: give one for each")
         with autograd.pause():
             for item, gradient in zip(losses, gradients):  # before anything changes
-                head_gradient(item, self.loss_scale, gradient)
+                check_head_gradient(item, self.loss_scale, gradient)
             backward.discard_unused(self, record)
             heads = [head_gradient(item, self.loss_scale, gradient) for item, gradient in zip(losses, gradients)]
         self._warn_of_other_trainer()

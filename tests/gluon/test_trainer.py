@@ -44,6 +44,16 @@ def test_backward_gives_gradients_times_the_scale_and_leaves_the_loss_as_it_is()
         assert np.array_equal(p.grad().asnumpy(), q.grad().asnumpy() * SCALE)
 
 
+def test_a_backward_makes_one_head_gradient_for_each_loss(monkeypatch):
+    """Each is two operators, and on a GPU two launches."""
+    net, made, ones_like = two_layers(), [], mx.nd.ones_like
+    monkeypatch.setattr(mx.nd, "ones_like", lambda array: made.append(array) or ones_like(array))
+    losses = forward(net, 0) + forward(net, 1)
+    del made[:]
+    sgd(net).backward(losses)
+    assert len(made) == len(losses)
+
+
 def test_a_new_scale_applies_to_the_very_next_backward():
     net = two_layers()
     trainer = sgd(net, mxmp.DynamicLossScaler(init_scale=2.0**8, growth_interval=2))
