@@ -449,8 +449,8 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         name="sums_of_gradients",
         dtypes=_FLOAT16,
         effect="slow",
-        fault="where five to seven operators read a float16 weight, as in an unrolled cell, MXNet adds its gradients one "
-        "by one: a kernel for each, which rounds. Behind a copy of the weight, the pointwise fusion makes it one "
+        fault="where five to seven operators read a float16 weight, as in an unrolled cell, MXNet adds its gradients "
+        "one by one: a kernel for each, which rounds. Behind a copy of the weight, the pointwise fusion makes it one "
         "kernel, which rounds once; with MXNET_USE_FUSION=0 there is none",
         source="MXNet 1.9.1, src/operator/tensor/elemwise_sum.h; src/executor/graph_executor.cc: AggregateGradient",
         test=f"{_TESTS}/test_cuda.py::test_five_to_seven_readers_of_a_float16_weight_read_a_copy_on_a_gpu",
