@@ -4,17 +4,27 @@
 #
 #   bash scripts/test.sh --mxnet 1.7.0         # on another version of MXNet: every test that it can run, and no more
 #   bash scripts/test.sh --mxnet 1.8.0 --core  # its core, what trains and what is saved: about a minute
+#   bash scripts/test.sh --mxnet 1.8.0 --shown # what users are shown: README, tutorials, ImageNet examples, the demo
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
 if [ "${1:-}" = --mxnet ]; then
     MXMP_MXNET="${2:?a version, as in --mxnet 1.7.0}"
     shift 2
-    if [ "${1:-}" = --core ]; then
-        shift
-        set -- -m quick tests/test_versions.py tests/step/test_scaler.py tests/gluon/test_convert.py \
-            tests/symbolic/test_module.py "$@"
-    fi
+    case "${1:-}" in
+        --core)
+            shift
+            set -- -m quick tests/test_versions.py tests/step/test_scaler.py tests/gluon/test_convert.py \
+                tests/symbolic/test_module.py "$@"
+            ;;
+        --shown)
+            shift
+            page="tests/docs/test_docs.py::test_python_of_the_page_runs"
+            set -- "$page[README.md]" "$page[docs/tutorial-gluon.md]" "$page[docs/tutorial-symbolic.md]" \
+                tests/examples/test_imagenet_gluon.py tests/examples/test_imagenet_symbolic.py \
+                tests/scripts/test_demo.py "$@"
+            ;;
+    esac
     mxmp_setup
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
     exec python -m pytest -p no:cacheprovider -n 2 --dist worksteal --timeout 1200 --timeout-method thread \
