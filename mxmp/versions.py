@@ -18,10 +18,12 @@ class Version:
     clears_graph_arguments: bool = True
     # Whether ``infer_type_partial`` leaves open what inputs without a dtype do not tell; otherwise a loss head raises.
     infers_partly: bool = True
+    # Whether norms of volumes train: oneDNN computes none. Since 1.8.0 it does, and fails in blocked 3-D layouts.
+    trains_norms_of_volumes: bool = False
 
 
 _TABLE = {
-    (1, 7, 0): Version(clears_graph_arguments=False, infers_partly=False),
+    (1, 7, 0): Version(clears_graph_arguments=False, infers_partly=False, trains_norms_of_volumes=True),
     (1, 8, 0): Version(clears_graph_arguments=False),
     (1, 9, 0): Version(),
     (1, 9, 1): Version(),

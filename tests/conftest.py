@@ -14,6 +14,7 @@ from mxmp.versions import NUMBERS
 BAD_INPUT = "tests/symbolic/test_command_line.py::test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing"
 ONLY_1_7 = ((1, 7, 0),)
 BEFORE_1_9 = (*ONLY_1_7, (1, 8, 0))
+NO_NORM_WITH_RELU = "has no BatchNormWithReLU"
 NO_3D_DECONVOLUTION = "computes no Deconvolution over three axes on a CPU"
 UNKNOWN_SHAPE = "ends its shape inference in a failed check of BatchNorm where the shape of the data is not known"
 
@@ -58,6 +59,14 @@ FAULTS = (
         BEFORE_1_9,
         "rounds dot's sum of squares more than the test allows, in FP32",
     ),
+    *(
+        (f"tests/kernels/{test}", ONLY_1_7, NO_NORM_WITH_RELU)
+        for test in (
+            "test_cuda.py::test_batch_norm_with_relu_is_two_operators",
+            "test_cuda.py::test_a_norm_with_relu_of_low_input_has_no_casts",
+            "test_emulation.py::test_bfloat16_without_avx512_has_one_rounding_forward_and_backward[_contrib_BatchNormWithReLU]",
+        )
+    ),
     (f"{BAD_INPUT}[tune without shapes", ONLY_1_7, UNKNOWN_SHAPE),
     (f"{BAD_INPUT}[advise without shapes", ONLY_1_7, UNKNOWN_SHAPE),
     ("tests/symbolic/test_command_line.py::test_tune_names_what_it_lacks", ONLY_1_7, UNKNOWN_SHAPE),
@@ -79,7 +88,7 @@ FAULTS = (
     (
         "tests/scripts/test_sweep_operators.py::test_every_registered_name_is_measured_or_listed_with_the_reason",
         ONLY_1_7,
-        "has no BatchNormWithReLU",
+        NO_NORM_WITH_RELU,
     ),
 )
 

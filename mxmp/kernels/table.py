@@ -12,6 +12,7 @@ from typing import Callable, Sequence
 from .. import cpu
 from ..precision.casts import LowGraph
 from ..precision.graph import Node
+from ..versions import NOW
 from . import cuda, emulation, layouts, memory, norms, padding, rounding, unwritten
 
 _BFLOAT16 = ("bfloat16",)
@@ -41,7 +42,7 @@ class Workaround:
     devices: tuple[str, ...] = ("cpu",)
     # Applied only where ``MXMP_WITH`` names it.
     optional: bool = False
-    # Of a fault that not every machine has: whether this one has it. ``MXMP_WITH`` applies the workaround anyway.
+    # Of a fault that not every machine or MXNet has: whether this one has it. ``MXMP_WITH`` applies it anyway.
     here: Callable[[], bool] = lambda: True
 
 
@@ -270,6 +271,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         source='MXNet 1.9.1, src/operator/nn/mkldnn/mkldnn_batch_norm-inl.h: "Check failed: !is_view"',
         test=f"{_TESTS}/test_layouts.py::test_batch_norm_behind_a_volume_trains",
         rewrite=layouts.copy_around_norms,
+        here=lambda: not NOW.trains_norms_of_volumes,
     ),
     Workaround(
         name="unassigned_regions",
