@@ -37,6 +37,10 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
         "sweep.operators.run",
         "measures every operator that may compute low: results/kernels.json",
     ),
+    "sweep workarounds": (
+        "sweep.workarounds",
+        "finds which workarounds this MXNet needs: results/workarounds.json",
+    ),
     "sweep simulated": (
         "sweep.operators.simulated",
         "computes float16 kernels' machine code: results/kernels-gpu.json",

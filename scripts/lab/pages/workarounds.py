@@ -6,11 +6,11 @@ from typing import Any, Iterator
 
 from support.options import parse
 from support.pages import filled, table
-from support.results import DOCS
+from support.results import DOCS, FOLDER, read
 
 from mxmp.kernels.table import WORKAROUNDS
 
-_HEAD = "name | dtypes | what is wrong | where | without it | test"
+_HEAD = "name | dtypes | what is wrong | where | without it | MXNet | test"
 _EFFECTS = {"fails": "an error, or the process ends", "wrong": "wrong numbers", "slow": "slower"}
 
 
@@ -26,6 +26,7 @@ def render() -> str:
 
 
 def _rows(device: str) -> Iterator[tuple[Any, ...]]:
+    needed = read(FOLDER / "workarounds.json")
     for row in WORKAROUNDS:
         if device in row.devices:
             test = row.test.rpartition("::")[2]
@@ -35,5 +36,16 @@ def _rows(device: str) -> Iterator[tuple[Any, ...]]:
                 row.fault,
                 row.source,
                 _EFFECTS[row.effect],
+                _versions(row.name, needed) if device == "cpu" else "",
                 f"`{test}`",
             )
+
+
+def _versions(name: str, needed: dict[str, dict[str, bool]]) -> str:
+    """Return in which versions of MXNet the fault was seen, by name; empty where none was tried."""
+    tried = [version for version in needed if name in needed[version]]
+    seen = [version for version in tried if needed[version][name]]
+    if seen == tried:
+        return "all" if tried else ""
+    first, last = seen[0], seen[-1]
+    return f"since {first}" if last == tried[-1] else f"{first} to {last}"
