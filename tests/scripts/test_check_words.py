@@ -66,7 +66,7 @@ def test_public_are_the_names_of_the_api_with_what_they_hold_and_inherit():
         ("mxmp.gluon.trainer", "Trainer.step"),
         ("mxmp.diagnose.explaining", "NodeReport"),  # a field of a report
         ("mxmp.diagnose.advising.advice", "MatrixReport.paddings"),
-        ("mxmp.probe", "StepObserver.close"),  # inherited by Watch
+        ("mxmp.diagnose.networks.probe", "StepObserver.close"),  # inherited by Watch
     ]:
         assert (module, name) in public
     internal = {"mxmp.pipeline", "mxmp.precision.decide", "mxmp.kernels.fit", "mxmp.step.updater"}
