@@ -1,8 +1,9 @@
 """How many ported programs ``mxmp.diagnose.verify`` answers right: those of scripts/support/ports, in both dtypes.
 
-A right port counts if it is called right, a wrong one if it is named. ``--seeds N`` tries N seeds. ``--out FILE``
-keeps the lines and goes on where an earlier run ended; ``--table FILE`` writes them as
-scripts/lab/results/verify.json has them. Ends with 1 where an answer is wrong.
+A right port counts if it is called right, a wrong one if it is named. ``--seeds N`` tries N seeds, ``--only NAME`` the
+programs with this in their names, and ``--recipes`` those of examples/ instead, which are right. ``--out FILE`` keeps
+the lines and goes on where an earlier run ended; ``--table FILE`` writes them as scripts/lab/results/verify.json and,
+of recipes, verify_recipes.json have them. Ends with 1 where an answer is wrong.
 """
 
 from __future__ import annotations
@@ -12,24 +13,35 @@ from functools import partial
 from typing import Any
 
 from support.options import parse
-from support.ports import PORTS, Port
+from support.ports import DTYPES, PORTS, RECIPES, Port
 from support.results import carried_on, write_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(
-        __doc__, arguments, seeds=1, out=("", "JSON lines to go on from"), table=("", "the file to write"), only=""
+        __doc__,
+        arguments,
+        recipes=False,
+        seeds=1,
+        steps=20,
+        dtypes=(DTYPES, "", DTYPES),
+        only="",
+        out=("", "JSON lines to go on from"),
+        table=("", "the file to write"),
     )
     known = carried_on(
         options.out,
         (
-            ({"name": port.name, "kind": port.kind, "dtype": port.dtype, "seed": seed}, partial(answer, port, seed))
-            for port in PORTS
+            (
+                {"name": port.name, "kind": port.kind, "dtype": port.dtype, "seed": seed},
+                partial(answer, port, seed, options.steps),
+            )
+            for port in (RECIPES if options.recipes else PORTS)
             for seed in range(options.seeds)
-            if options.only in port.name
+            if options.only in port.name and port.dtype in options.dtypes
         ),
     )
-    for kind in ("right", "wrong"):
+    for kind in dict.fromkeys(each["kind"] for each in known):
         lines = [each for each in known if each["kind"] == kind]
         programs = len({each["name"] for each in lines})
         print(f"{sum(each['answered'] for each in lines)} of {len(lines)} answered, {programs} {kind} ports")
@@ -37,9 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not all(each["answered"] for each in known))
 
 
-def answer(port: Port, seed: int) -> dict[str, Any]:
+def answer(port: Port, seed: int, steps: int) -> dict[str, Any]:
     began = time.monotonic()
-    found = port.verified(seed)
+    found = port.verified(seed, steps)
     return {
         "right": found.right,
         "answered": port.is_answered(found),

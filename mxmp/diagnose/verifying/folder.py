@@ -79,8 +79,9 @@ def enter(folder: str, outside: list[str]) -> tuple[str, Callable[[Any], None]]:
 
 
 def in_mirror(path: str, source: str, inside: str) -> str:
-    """Return where a file of the former current folder is in the mirror; the path itself for any other file."""
-    relative = os.path.relpath(os.path.abspath(path), source)
+    """Return where a file of the former current folder, ``source``, is in the mirror; where any other file is."""
+    path = os.path.normpath(os.path.join(source, path))
+    relative = os.path.relpath(path, source)
     return path if relative.startswith(os.pardir) else str(Path(inside, relative))
 
 

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
-from inspect import isfunction
+from inspect import isfunction, signature
 from itertools import count
 from typing import Any, Callable
 
+import mxnet as mx
 import numpy as np
 
 from ...files import replacing_all
+from ...pipeline import emitted
+from ...precision.casts import LowGraph
+from ...precision.graph import Graph, Node
 from ...step.adaptive import AdaptiveLossScaler
 from ...step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from ...tuning import tune
 from ..networks.frontends import stand_ins
-from ..networks.stand_ins import Inert, PlainScaler, StepRecorder
+from ..networks.stand_ins import Inert, PlainScaler
+from .recording import Recorder
 
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
+_DRAWS = re.compile(
+    "_?(random|sample)_(?!pdf_)|_?shuffle$|_npi_(bernoulli|choice|exponential|gamma|gumbel|logistic|multinomial|normal|"
+    "pareto|powerd|rayleigh|uniform|weibull)"
+)
+_DROPOUT = [mx.nd.Dropout, mx.sym.Dropout, mx.nd.RNN, mx.sym.RNN]
+_DROPOUT += [
+    operator
+    for place in (mx.npx, mx.nd.numpy_extension, mx.sym.numpy_extension)
+    for operator in (place.dropout, place.rnn)
+]
 
 
-def enter(mode: str, recorder: StepRecorder, before_writing: Callable[[Any], None], *, imperative: bool) -> None:
-    """Let every public name of mxmp mean what it means in a run of ``mode``, whoever has imported it already."""
+def enter(
+    mode: str, recorder: Recorder, before_writing: Callable[[Any], None], *, imperative: bool, dropout: bool
+) -> None:
+    """Let every public name of mxmp mean what it means in a run of ``mode``, whoever has imported it already; and
+    MXNet's Dropout do nothing, if ``dropout`` is False."""
     new = stand_ins(mode, recorder, imperative=imperative)
     if mode == "plain":
         diagnose = sys.modules[__name__.rpartition(".verifying")[0]]
@@ -35,6 +54,15 @@ def enter(mode: str, recorder: StepRecorder, before_writing: Callable[[Any], Non
         return original(*paths)
 
     new[replacing_all] = replacing
+    build = emitted
+
+    def noting(graph: Graph, *args: Any, **kwargs: Any) -> LowGraph:
+        recorder.note_draws(node.op for node in graph.nodes() if _draws(node))
+        return build(graph, *args, **kwargs)
+
+    new[emitted] = noting
+    if not dropout:
+        new.update({old: _without(old) for old in _DROPOUT})
     if mode != "low":
         new[tune] = _untuned
     _replace({id(old): (old, instead) for old, instead in new.items()})
@@ -52,6 +80,24 @@ def _replace(by_id: dict[int, tuple[Any, Any]]) -> None:
         for derived in classes:
             if not derived.__module__.startswith("mxmp."):
                 derived.__bases__ = tuple(instead if base is old else base for base in derived.__bases__)
+
+
+def _draws(node: Node) -> bool:
+    if node.op in ("Dropout", "_npx_dropout", "RNN"):
+        return float(node.attrs.get("p", 0 if node.op == "RNN" else 0.5)) > 0
+    return bool(_DRAWS.match(node.op)) or node.attrs.get("act_type") == "rrelu"
+
+
+def _without(operator: Callable) -> Callable:
+    """Return a dropout operator, or one with dropout inside, whose share of dropped elements is 0."""
+    place = list(signature(operator).parameters).index("p")
+
+    def still(*args: Any, **kwargs: Any) -> Any:
+        if place < len(args):
+            return operator(*args[:place], 0, *args[place + 1 :], **kwargs)
+        return operator(*args, **{**kwargs, "p": 0})
+
+    return still
 
 
 def _untuned(*args: Any, policy: Any = "bfloat16", **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -46,6 +46,7 @@ class Record:
     ends: list[dict[str, Sketch]] = field(default_factory=list)  # the weights at the end
     initial: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: list[str] = field(default_factory=list)  # the compute dtypes that the script asks for
+    draws: list[str] = field(default_factory=list)  # the operators of mxmp's graphs that draw random numbers
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
     outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
@@ -87,6 +88,9 @@ class Recorder:
     def note_policy(self, policy: Any) -> None:
         if policy.compute not in self.record.dtypes:
             self.record.dtypes.append(policy.compute)
+
+    def note_draws(self, operators: Iterable[str]) -> None:
+        self.record.draws += [name for name in dict.fromkeys(operators) if name not in self.record.draws]
 
     def note_losses(self, owner: Any, losses: Sequence[Any]) -> None:
         self._losses.setdefault(id(owner), []).extend(losses)

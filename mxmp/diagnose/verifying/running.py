@@ -38,6 +38,7 @@ class Job(NamedTuple):
     skips: frozenset[tuple[int, int]] = frozenset()  # left out, by owner and step
     steps: int = 0  # fewer than those of the others
     imperative: bool = False  # whether ``hybridize`` does nothing
+    dropout: bool = True  # False: it drops nothing
 
 
 class Runner:
@@ -116,7 +117,7 @@ class Runner:
         _listen(recorder.record.said)
         here = os.getcwd()
         inside, before_writing = enter_folder(folder, recorder.record.outside)
-        enter(job.mode, recorder, before_writing, imperative=job.imperative)
+        enter(job.mode, recorder, before_writing, imperative=job.imperative, dropout=job.dropout)
         seed_all(self._seed, mx.random.seed, job.draws)
         try:
             if isinstance(self._run, Script):

@@ -19,6 +19,7 @@ from .running import Job, Runner, Script
 _SEEDS = 8
 _SEARCH = 11  # skips, from a loss scale of 65536 to 32
 _APART = 2.5  # standard errors
+_NOISE, _MORE_NOISE = (1, 2), (3, 4, 5, 6)  # runs; more where low precision leaves that of the first two
 # A gradient that low precision changes by less than this is none to speak of.
 _LEAST = 0.1
 # The least that one rounding changes gradients by: half a unit of the last digit.
@@ -121,23 +122,20 @@ def _verified(runner: Runner) -> Verification:
         found["courses"] = {name: course(plain, record) for name, record in runs.items()}
         verdict = (
             f"The port is not right: graph differs from plain from update {at.step} on, in FP32, so rounding is not "
-            f"the cause: {difference(at, len(plain.steps))}"
+            f"the cause: {difference(at, len(plain.steps))}" + (f", {note}" if note.startswith("without") else "")
         )
         return Verification(False, verdict, reasons(at), departure=at, **found)
     if low.error:
         return _ended(low, f"in {dtype}", found)
-    noise = [runner.run(job._replace(noise=number, dtype=dtype)) for number in (1, 2)]
-    runs = {"plain": plain, "graph": graph, "low": low, "noise 1": noise[0], "noise 2": noise[1]}
-    found["courses"] = {name: course(plain, record) for name, record in runs.items()}
+    found["courses"] = {name: course(plain, run) for name, run in (("plain", plain), ("graph", graph), ("low", low))}
     found["agreement"] = max(found["courses"]["graph"].gradients, default=0.0)
     if compared.unknown:
         return Verification(None, compared.unknown, departure=at, **found)
     of_draws = compared.draws
-    reference = graph if of_draws else plain
-    if low.skips:
-        reference = runner.run((Job("graph") if of_draws else job)._replace(skips=frozenset(low.skips)))
+    again = (Job("graph") if of_draws else job)._replace(dtype=dtype, skips=frozenset(low.skips))
+    reference = runner.run(again) if low.skips else graph if of_draws else plain
     found["skipped"] = len(low.skips)
-    judged = _judged(plain, reference, low, noise, note, found)
+    judged = _judged(runner, again, reference, low, note, found)
     left = judged.low_departure
     if left is not None and of_draws and _alike_on_average(runner, job, Job("low"), left):
         return replace(
@@ -185,10 +183,27 @@ def _compared(runner: Runner, job: Job, plain: Record, graph: Record, note: str)
         if not imperative.error and departure(imperative, graph, noise, loose=OWN) is None:
             note = f"plain MXNet was not hybridized, as its graph differs from its Python from update {at.step} on"
             return _Compared(imperative, other, None, note)
+    if not graph.draws:
+        return _Compared(plain, job, at, note)
+    left = _left_without_dropout(runner, job)
+    if left is not None:
+        return _Compared(plain, job, left, "without dropout, whose masks differ")
     if _draws_alike(runner, job, plain, at):
         note = f"their random draws differ, so the mean gradients over {_SEEDS} seeds were compared"
         return _Compared(plain, job, None, note, draws=True)
     return _Compared(plain, job, at, note)
+
+
+def _left_without_dropout(runner: Runner, job: Job) -> Departure | None:
+    """Return where graph leaves plain if both drop nothing; None, too, where graphs draw by other operators."""
+    job, other = job._replace(dropout=False), Job("graph", dropout=False)
+    graph = runner.run(other)
+    if graph.draws or graph.error:
+        return None
+    plain = runner.run(job)
+    if plain.error or departure(plain, graph) is None:
+        return None
+    return departure(plain, graph, [runner.run(job._replace(noise=number)) for number in _NOISE], loose=1e-5)
 
 
 def _draws_alike(runner: Runner, job: Job, plain: Record, at: Departure) -> bool:
@@ -212,14 +227,22 @@ def _updates(number: int) -> str:
 
 
 def _judged(
-    plain: Record, reference: Record, low: Record, noise: Sequence[Record], note: str, found: dict[str, Any]
+    runner: Runner, again: Job, reference: Record, low: Record, note: str, found: dict[str, Any]
 ) -> Verification:
+    """Judge ``low`` by ``reference``, the run of ``again``, and by runs of it that noise has moved."""
+    noise = [runner.run(again._replace(noise=number)) for number in _NOISE]
     for record in (reference, *noise):
         if record.error:
             return Verification(None, f"Cannot say: another plain run fails with {record.error}", **found)
-    away, bands = course(reference, low), [course(plain, each) for each in noise]
-    band = max(median([each.typical for each in bands]), _UNIT[found["dtype"]])
+    away, bands = course(reference, low), [course(reference, each) for each in noise]
+    left = _low_departure([away], bands)
+    if left is not None:  # one rounding may flip a ReLU or a near tie, in few runs, for good
+        moved = [runner.run(Job("low", number, found["dtype"])) for number in _NOISE]
+        bands += [course(reference, runner.run(again._replace(noise=number))) for number in _MORE_NOISE]
+        left = _low_departure([away, *(course(reference, each) for each in moved if _is_beside(each, low))], bands)
+    band = max(*(each.typical for each in bands), _UNIT[found["dtype"]])
     found["noise_ratio"] = away.typical / band
+    found["courses"].update({f"noise {number}": each for number, each in zip(_NOISE, bands)})
     found["courses"].update(low=away, reference=course(reference, reference))
     dtype, updates = found["dtype"], _updates(found["steps"])
     exact = "bit for bit" if found["agreement"] == 0 else f"to {found['agreement']:.0e}"
@@ -233,7 +256,6 @@ def _judged(
     if found["skipped"] >= low.updates:
         verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
         return Verification(False, verdict, _OVERFLOWS, **found)
-    left = _low_departure(away, bands)
     if left is not None:
         verdict = (
             f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves the "
@@ -248,9 +270,19 @@ _OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.d
 _TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
 
 
-def _low_departure(away: Course, bands: Sequence[Course]) -> Departure | None:
-    """Return where low precision leaves the noise for good: not where one flipped ReLU or near tie makes it large."""
+def _is_beside(run: Record, low: Record) -> bool:
+    """Return whether two runs have applied the same batches."""
+    return not run.error and run.skips == low.skips
+
+
+def _low_departure(runs: Sequence[Course], bands: Sequence[Course]) -> Departure | None:
+    """Return where the first of ``runs`` leaves the noise for good, as all of them do: one flip may make one large."""
     limit = max(_LEAST, LOW_TIMES * max(max(each.gradients, default=0.0) for each in bands))
-    sizes = [0.0 if isnan(size) else size for size in away.gradients]
-    left = [k for k, size in enumerate(sizes) if size > limit and median(filter(None, sizes[k:])) > limit]
-    return Departure(0, left[0] + 1, "gradients", size=sizes[left[0]]) if left else None
+    found = []
+    for run in runs:
+        sizes = [0.0 if isnan(size) else size for size in run.gradients]
+        left = [k for k, size in enumerate(sizes) if size > limit and median(filter(None, sizes[k:])) > limit]
+        if not left:
+            return None
+        found.append(Departure(0, left[0] + 1, "gradients", size=sizes[left[0]]))
+    return found[0]

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from mxmp.diagnose import Verification, verify
 
+from ..families import FAMILIES
+from ..results import ROOT
+
 PROGRAMS = Path(__file__).parent
 DTYPES = ["float16", "bfloat16"]
 RIGHT = sorted(path.stem for path in (PROGRAMS / "right").glob("*.py"))
@@ -51,6 +54,10 @@ WRONG: dict[str, tuple[str | None, ...]] = {
 }
 
 
+# Recipes and examples that are not in the table of families, with their arguments.
+EXAMPLES = ("arcface.py", "forecast.py", "weight_dropout.py", "../dcgan.py")
+
+
 class Port(NamedTuple):
     """A program in one dtype; ``expected`` is a part of what is said of a wrong one, None for a right one."""
 
@@ -58,13 +65,30 @@ class Port(NamedTuple):
     dtype: str
     expected: str | None
     kind: str
+    path: Path
+    arguments: tuple[str, ...] = ()
 
-    def verified(self, seed: int = 0) -> Verification:
-        return verify(PROGRAMS / self.kind / f"{self.name}.py", arguments=[self.dtype], seed=seed, progress=False)
+    def verified(self, seed: int = 0, steps: int = 20) -> Verification:
+        return verify(self.path, steps, arguments=self.arguments, seed=seed, progress=False)
 
     def is_answered(self, found: Verification) -> bool:
         return found.right is True if self.expected is None else found.right is False and self.expected in str(found)
 
 
-PORTS = [Port(name, dtype, None, "right") for name in RIGHT for dtype in DTYPES]
-PORTS += [Port(name, dtype, said, "wrong") for name in WRONG for dtype, said in zip(DTYPES, WRONG[name])]
+def _program(name: str, dtype: str, expected: str | None, kind: str) -> Port:
+    return Port(name, dtype, expected, kind, PROGRAMS / kind / f"{name}.py", (dtype,))
+
+
+def _recipe(command: str, dtype: str) -> Port:
+    script, *arguments = command.split()
+    path = (ROOT / "examples" / "recipes" / script).resolve()
+    name = " ".join([path.stem, *arguments])
+    option = "--policy" if path.parent.name == "examples" else "--dtype"
+    return Port(name, dtype, None, "recipe", path, (*arguments, option, dtype))
+
+
+PORTS = [_program(name, dtype, None, "right") for name in RIGHT for dtype in DTYPES]
+PORTS += [_program(name, dtype, said, "wrong") for name in WRONG for dtype, said in zip(DTYPES, WRONG[name])]
+RECIPES = [
+    _recipe(command, dtype) for command in (*EXAMPLES, *(each.recipe for each in FAMILIES.values())) for dtype in DTYPES
+]
