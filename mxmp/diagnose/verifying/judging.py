@@ -115,6 +115,7 @@ class Course:
     losses: tuple[float, ...]  # the first trainer's that has any
     # The norm of the difference of all gradients, over that of the plain run's; nan for a skipped update.
     gradients: tuple[float, ...]
+    moved: float = 0.0  # how far the ways apart are that the weights have gone, over the plain run's way
 
     @property
     def typical(self) -> float:
@@ -124,7 +125,24 @@ class Course:
 
 def course(plain: Record, other: Record) -> Course:
     losses = next(([sum(s.losses) for s in steps] for steps in other.steps if any(s.losses for s in steps)), [])
-    return Course(tuple(losses), tuple(_distances(plain, other)))
+    return Course(tuple(losses), tuple(_distances(plain, other)), _apart(_ways(plain), _ways(other)))
+
+
+def _ways(record: Record) -> dict[tuple[int, str], np.ndarray]:
+    """Return, by owner and name, what has been added to each weight that has a gradient, as the sums of a sketch."""
+    found = {}
+    for owner, (steps, ends) in enumerate(zip(record.steps, record.ends)):
+        for name in {name for step in steps for name in step.gradients} if steps else ():
+            first, last = steps[0].weights.get(name), ends.get(name)
+            if first is not None and last is not None and first.sums.shape == last.sums.shape:
+                found[owner, name] = last.sums - first.sums
+    return found
+
+
+def _apart(a: Mapping[Any, np.ndarray], b: Mapping[Any, np.ndarray]) -> float:
+    both = [(a[key], b[key]) for key in a if key in b and a[key].shape == b[key].shape]
+    whole = sqrt(sum(float((mine**2).sum()) for mine, _ in both))
+    return sqrt(sum(float(((mine - its) ** 2).sum()) for mine, its in both)) / whole if whole else 0.0
 
 
 def _distances(plain: Record, other: Record) -> Iterable[float]:

@@ -56,9 +56,26 @@ class Record:
         return max(map(len, self.steps), default=0)
 
     @property
+    def ends_at(self) -> int:
+        """Return the update from which on, to the end, gradients are not finite; 0 for none."""
+        lost = [k for steps in self.steps for k in _lost(steps)]
+        return min(lost, default=0)
+
+    @property
     def skips(self) -> set[tuple[int, int]]:
         """Return owner and step of each skipped step."""
         return {(i, k) for i, steps in enumerate(self.steps) for k, step in enumerate(steps) if step.skipped}
+
+
+def _lost(steps: Sequence[Step]) -> Iterable[int]:
+    """Yield the update of one trainer from which on nothing is finite, if there is one."""
+    lost = 0
+    for step in reversed(steps):
+        if np.isfinite([each.norm for each in step.gradients.values()]).all():
+            break
+        lost += 1
+    if lost:
+        yield len(steps) - lost + 1
 
 
 class Recorder:

@@ -22,6 +22,7 @@ _APART = 2.5  # standard errors
 _NOISE, _MORE_NOISE = (1, 2), (3, 4, 5, 6)  # runs; more where low precision leaves that of the first two
 # A gradient that low precision changes by less than this is none to speak of.
 _LEAST = 0.1
+_LEAST_MOVED = 0.3  # of the way of the weights
 # The least that one rounding changes gradients by: half a unit of the last digit.
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 # What mxmp logs of a port that is right, too.
@@ -108,6 +109,9 @@ def _verified(runner: Runner) -> Verification:
         return Verification(None, "Cannot say: it makes no update by an mxmp.Trainer or mxmp.Module")
     if not plain.dtypes:
         return Verification(None, "Cannot say: nothing is converted. Call mxmp.convert(net), or train an mxmp.Module")
+    if plain.ends_at:
+        ends = f"from update {plain.ends_at} on, plain MXNet's own gradients are inf or NaN"
+        return Verification(None, f"Cannot say: {ends}", steps=plain.updates)
     dtype = "bfloat16" if "bfloat16" in plain.dtypes else "float16"
     graph, low = runner.run(Job("graph")), runner.run(Job("low"))
     said = tuple(text for text in dict.fromkeys(low.said) if text not in plain.said and not text.startswith(_NO_NEWS))
@@ -259,14 +263,19 @@ def _judged(
     if left is not None:
         verdict = (
             f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves the "
-            f"noise at update {left.step}, where its gradients differ by {left.size:.0%} ({times} over all){skips}"
+            f"noise {_where(left)} ({times} over all){skips}"
         )
-        return Verification(False, verdict + beside, _TOO_LOW, low_departure=left, **found)
+        reasons_ = (_STORED,) * (left.what == "weights") + _TOO_LOW
+        return Verification(False, verdict + beside, reasons_, low_departure=left, **found)
     verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{skips}"
     return Verification(True, verdict + beside, **found)
 
 
 _OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.diagnose.blame",)
+_STORED = (
+    "the script reads weights and writes them back, and what it reads is rounded where they are stored in float16: "
+    "mxmp.master_weights(net) has them in FP32, and mxmp.set_master_weights sets them"
+)
 _TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
 
 
@@ -278,11 +287,21 @@ def _is_beside(run: Record, low: Record) -> bool:
 def _low_departure(runs: Sequence[Course], bands: Sequence[Course]) -> Departure | None:
     """Return where the first of ``runs`` leaves the noise for good, as all of them do: one flip may make one large."""
     limit = max(_LEAST, LOW_TIMES * max(max(each.gradients, default=0.0) for each in bands))
+    way = max(_LEAST_MOVED, LOW_TIMES * max(each.moved for each in bands))
     found = []
     for run in runs:
         sizes = [0.0 if isnan(size) else size for size in run.gradients]
         left = [k for k, size in enumerate(sizes) if size > limit and median(filter(None, sizes[k:])) > limit]
-        if not left:
+        if left:
+            found.append(Departure(0, left[0] + 1, "gradients", size=sizes[left[0]]))
+        elif run.moved > way:
+            found.append(Departure(0, len(sizes), "weights", size=run.moved))
+        else:
             return None
-        found.append(Departure(0, left[0] + 1, "gradients", size=sizes[left[0]]))
     return found[0]
+
+
+def _where(left: Departure) -> str:
+    if left.what == "gradients":
+        return f"at update {left.step}, where its gradients differ by {left.size:.0%}"
+    return f"with its weights: what they have moved by differs by {left.size:.0%}"
