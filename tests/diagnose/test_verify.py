@@ -19,6 +19,8 @@ import mxmp
 from mxmp import Trainer, convert
 from mxmp.__main__ import main
 from mxmp.diagnose import plot_verification, verify
+from mxmp.diagnose.verifying.judging import Course
+from mxmp.diagnose.verifying.verify import _low_departure
 
 
 def test_the_table_has_every_wrong_program():
@@ -102,6 +104,10 @@ UNKNOWN = {
     "it is not reproducible": (
         training(scaled, draw=unseeded),
         "two plain runs with the same seeds differ from update 1",
+    ),
+    "plain MXNet is NaN": (
+        training(scaled, draw=lambda *shape: np.full(shape, 1e30)),
+        "from update 1 on, plain MXNet's own gradients are inf or NaN",
     ),
 }
 
@@ -233,6 +239,31 @@ def test_whatever_a_script_changes_in_its_folder_stays_as_it_was(tmp_path, monke
     found = verify("script.py", progress=False)
     assert "makes no update" in found.verdict, found.verdict  # and no assertion has failed
     assert state() == before
+
+
+@pytest.mark.slow
+def test_a_script_beside_the_current_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = os.path.relpath(PROGRAMS / "right" / "mlp.py")
+    assert script.startswith(os.pardir)
+    found = verify(script, 2, arguments=["bfloat16"], progress=False)
+    assert found.right, str(found)
+
+
+def test_low_precision_leaves_the_noise_for_good_or_not_at_all():
+    nan = float("nan")
+    noise = [Course((), (nan, 0.01, 0.02, 0.01), 0.01)]
+
+    def leaves(*runs):
+        found = _low_departure([Course((), *run) for run in runs], noise)
+        return found and (found.step, found.what)
+
+    assert leaves(((nan, 0.9, 0.9, 0.9),)) == (2, "gradients")
+    assert leaves(((nan, 0.01, 0.01, 0.9),)) is None  # of the last update none can say
+    assert leaves(((nan, 0.9, 0.9, 0.9),), ((nan, 0.9, 0.01, 0.01),)) is None  # from other weights it does not
+    assert leaves(((nan, 0.01, 0.01, 0.01), 0.6)) == (4, "weights")
+    wide = [Course((), (nan, 0.1, 0.4, 0.4))]
+    assert _low_departure([Course((), (nan, 0.2, 0.9, 0.9))], wide) is None
 
 
 @pytest.mark.slow

@@ -120,7 +120,12 @@ class Course:
     @property
     def typical(self) -> float:
         """Return the median of ``gradients``, without skipped updates."""
-        return median([each for each in self.gradients if not isnan(each)] or [0.0])
+        return median(self.compared or [0.0])
+
+    @property
+    def compared(self) -> list[float]:
+        """Return ``gradients`` of the updates that were not skipped."""
+        return [each for each in self.gradients if not isnan(each)]
 
 
 def course(plain: Record, other: Record) -> Course:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from math import isnan
 from statistics import median
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -22,6 +21,7 @@ _APART = 2.5  # standard errors
 _NOISE, _MORE_NOISE = (1, 2), (3, 4, 5, 6)  # runs; more where low precision leaves that of the first two
 # A gradient that low precision changes by less than this is none to speak of.
 _LEAST = 0.1
+_LASTING = 3  # updates
 _LEAST_MOVED = 0.3  # of the way of the weights
 # The least that one rounding changes gradients by: half a unit of the last digit.
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -132,7 +132,7 @@ def _verified(runner: Runner) -> Verification:
     if low.error:
         return _ended(low, f"in {dtype}", found)
     found["courses"] = {name: course(plain, run) for name, run in (("plain", plain), ("graph", graph), ("low", low))}
-    found["agreement"] = max(found["courses"]["graph"].gradients, default=0.0)
+    found["agreement"] = max(found["courses"]["graph"].compared, default=0.0)
     if compared.unknown:
         return Verification(None, compared.unknown, departure=at, **found)
     of_draws = compared.draws
@@ -286,19 +286,28 @@ def _is_beside(run: Record, low: Record) -> bool:
 
 def _low_departure(runs: Sequence[Course], bands: Sequence[Course]) -> Departure | None:
     """Return where the first of ``runs`` leaves the noise for good, as all of them do: one flip may make one large."""
-    limit = max(_LEAST, LOW_TIMES * max(max(each.gradients, default=0.0) for each in bands))
+    limit = max(_LEAST, LOW_TIMES * max(max(each.compared, default=0.0) for each in bands))
     way = max(_LEAST_MOVED, LOW_TIMES * max(each.moved for each in bands))
     found = []
     for run in runs:
-        sizes = [0.0 if isnan(size) else size for size in run.gradients]
-        left = [k for k, size in enumerate(sizes) if size > limit and median(filter(None, sizes[k:])) > limit]
-        if left:
-            found.append(Departure(0, left[0] + 1, "gradients", size=sizes[left[0]]))
+        left = _left_for_good(run.gradients, limit)
+        if left is not None:
+            found.append(Departure(0, left + 1, "gradients", size=run.gradients[left]))
         elif run.moved > way:
-            found.append(Departure(0, len(sizes), "weights", size=run.moved))
+            found.append(Departure(0, len(run.gradients), "weights", size=run.moved))
         else:
             return None
     return found[0]
+
+
+def _left_for_good(sizes: Sequence[float], limit: float) -> int | None:
+    """Return the first update above the limit from which on most are, of some at least."""
+    counted = [k for k, size in enumerate(sizes) if size > 0]
+    for number, k in enumerate(counted):
+        rest = [sizes[other] for other in counted[number:]]
+        if sizes[k] > limit and len(rest) >= min(_LASTING, len(counted)) and median(rest) > limit:
+            return k
+    return None
 
 
 def _where(left: Departure) -> str:

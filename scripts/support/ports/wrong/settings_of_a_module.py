@@ -1,0 +1,38 @@
+"""A block reads a temperature from a module of settings, which no graph sees. MXNet draws the data."""
+
+import sys
+import types
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+policy = sys.argv[1] if len(sys.argv) > 1 else "float16"
+
+settings = types.ModuleType("settings")
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body, self.head = nn.Dense(24, activation="relu"), nn.Dense(4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.head(self.body(x)) / settings.temperature
+
+
+net = Net()
+net.initialize(mx.init.Xavier())
+mxmp.convert(net, policy)
+trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+for step in range(24):
+    settings.temperature = max(0.5, 5 * 0.85**step)
+    x = mx.nd.random.normal(shape=(16, 6))
+    with autograd.record():
+        loss = loss_fn(net(x), x[:, :4].argmax(axis=1))
+    trainer.backward(loss)
+    trainer.step(16)
