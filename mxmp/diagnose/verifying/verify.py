@@ -240,12 +240,12 @@ def _judged(
             return Verification(None, f"Cannot say: another plain run fails with {record.error}", **found)
     away, bands = course(reference, low), [course(reference, each) for each in noise]
     left = _low_departure([away], bands)
-    if left is not None:  # one rounding may flip a ReLU or a near tie, in few runs, for good
+    if left is not None or away.typical > LOW_TIMES * _typical(bands, found["dtype"]):
+        # One rounding may flip a ReLU or a near tie, in few runs, for good.
         moved = [runner.run(Job("low", number, found["dtype"])) for number in _NOISE]
         bands += [course(reference, runner.run(again._replace(noise=number))) for number in _MORE_NOISE]
         left = _low_departure([away, *(course(reference, each) for each in moved if _is_beside(each, low))], bands)
-    band = max(*(each.typical for each in bands), _UNIT[found["dtype"]])
-    found["noise_ratio"] = away.typical / band
+    found["noise_ratio"] = away.typical / _typical(bands, found["dtype"])
     found["courses"].update({f"noise {number}": each for number, each in zip(_NOISE, bands)})
     found["courses"].update(low=away, reference=course(reference, reference))
     dtype, updates = found["dtype"], _updates(found["steps"])
@@ -277,6 +277,10 @@ _STORED = (
     "mxmp.master_weights(net) has them in FP32, and mxmp.set_master_weights sets them"
 )
 _TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
+
+
+def _typical(bands: Sequence[Course], dtype: str) -> float:
+    return max(*(each.typical for each in bands), _UNIT[dtype])
 
 
 def _is_beside(run: Record, low: Record) -> bool:
