@@ -92,6 +92,8 @@ HOUSE = {
         "report",
         "modes",
         "running",
+        "porting",
+        "rounding",
         "verify",
         "__init__",
     ],

@@ -20,7 +20,7 @@ from mxmp import Trainer, convert
 from mxmp.__main__ import main
 from mxmp.diagnose import plot_verification, verify
 from mxmp.diagnose.verifying.judging import Course
-from mxmp.diagnose.verifying.verify import _low_departure
+from mxmp.diagnose.verifying.rounding import low_departure_of
 
 
 def test_the_table_has_every_wrong_program():
@@ -255,7 +255,7 @@ def test_low_precision_leaves_the_noise_for_good_or_not_at_all():
     noise = [Course((), (nan, 0.01, 0.02, 0.01), 0.01)]
 
     def leaves(*runs):
-        found = _low_departure([Course((), *run) for run in runs], noise)
+        found = low_departure_of([Course((), *run) for run in runs], noise)
         return found and (found.step, found.what)
 
     assert leaves(((nan, 0.9, 0.9, 0.9),)) == (2, "gradients")
@@ -263,7 +263,7 @@ def test_low_precision_leaves_the_noise_for_good_or_not_at_all():
     assert leaves(((nan, 0.9, 0.9, 0.9),), ((nan, 0.9, 0.01, 0.01),)) is None  # from other weights it does not
     assert leaves(((nan, 0.01, 0.01, 0.01), 0.6)) == (4, "weights")
     wide = [Course((), (nan, 0.1, 0.4, 0.4))]
-    assert _low_departure([Course((), (nan, 0.2, 0.9, 0.9))], wide) is None
+    assert low_departure_of([Course((), (nan, 0.2, 0.9, 0.9))], wide) is None
 
 
 @pytest.mark.slow

@@ -86,3 +86,7 @@ def difference(at: Departure, owners: int) -> str:
     if at.what == "gradients" and max(at.ratios) == 0.0:
         text = f"the gradient{'s' * several} of {names} {'are' if several else 'is'} 0"
     return text + (f" (trainer {at.owner + 1})" if owners > 1 else "")
+
+
+def updates_of(number: int) -> str:
+    return f"{number} update{'s' * (number != 1)}"

@@ -1,0 +1,109 @@
+"""Whether what low precision changes is within the noise of one rounding."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, Sequence
+
+from .judging import LOW_TIMES, Course, Departure, course
+from .porting import NOISE
+from .recording import Record
+from .report import Verification, updates_of
+from .running import Job, Runner
+
+_MORE_NOISE = (3, 4, 5, 6)  # runs, where low precision leaves the noise of the first
+_SEARCH = 11  # skips, from a loss scale of 65536 to 32
+# A gradient that low precision changes by less than this is none to speak of.
+_LEAST = 0.1
+_LASTING = 3  # updates
+_LEAST_MOVED = 0.3  # of the way of the weights
+# The least that one rounding changes gradients by: half a unit of the last digit.
+_UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str, found: dict[str, Any]) -> Verification:
+    """Judge ``low`` by ``reference``, the run of ``again``, and by runs of it that noise has moved."""
+    noise = [runner.run(again._replace(noise=number)) for number in NOISE]
+    for record in (reference, *noise):
+        if record.error:
+            return Verification(None, f"Cannot say: another plain run fails with {record.error}", **found)
+    away, bands = course(reference, low), [course(reference, each) for each in noise]
+    left = low_departure_of([away], bands)
+    if left is not None or away.typical > LOW_TIMES * _typical(bands, found["dtype"]):
+        # One rounding may flip a ReLU or a near tie, in few runs, for good.
+        moved = [runner.run(Job("low", number, found["dtype"])) for number in NOISE]
+        bands += [course(reference, runner.run(again._replace(noise=number))) for number in _MORE_NOISE]
+        left = low_departure_of([away, *(course(reference, each) for each in moved if _is_beside(each, low))], bands)
+    found["noise_ratio"] = away.typical / _typical(bands, found["dtype"])
+    found["courses"].update({f"noise {number}": each for number, each in zip(NOISE, bands)})
+    found["courses"].update(low=away, reference=course(reference, reference))
+    dtype, updates = found["dtype"], updates_of(found["steps"])
+    exact = "bit for bit" if found["agreement"] == 0 else f"to {found['agreement']:.0e}"
+    agree = note if note.startswith("their") else f"plain and graph agree {exact}"
+    beside = f". {note[0].upper()}{note[1:]}" if note and agree != note else ""
+    times = f"{found['noise_ratio']:.1f} times the noise"
+    skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""
+    if found["skipped"] >= low.updates and low.updates <= _SEARCH:
+        why = f"{agree} over {updates}, and {dtype} skipped them all to find its loss scale: compare more steps"
+        return Verification(None, f"Cannot say: {why}", **found)
+    if found["skipped"] >= low.updates:
+        verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
+        return Verification(False, verdict, _OVERFLOWS, **found)
+    if left is not None:
+        verdict = (
+            f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves the "
+            f"noise {_where(left)} ({times} over all){skips}"
+        )
+        reasons_ = (_STORED,) * (left.what == "weights") + _TOO_LOW
+        return Verification(False, verdict + beside, reasons_, low_departure=left, **found)
+    verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{skips}"
+    return Verification(True, verdict + beside, **found)
+
+
+_OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.diagnose.blame",)
+_STORED = (
+    "the script reads weights and writes them back, and what it reads is rounded where they are stored in float16: "
+    "mxmp.master_weights(net) has them in FP32, and mxmp.set_master_weights sets them"
+)
+_TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
+
+
+def _typical(bands: Sequence[Course], dtype: str) -> float:
+    return max(*(each.typical for each in bands), _UNIT[dtype])
+
+
+def _is_beside(run: Record, low: Record) -> bool:
+    """Return whether two runs have applied the same batches."""
+    return not run.error and run.skips == low.skips
+
+
+def low_departure_of(runs: Sequence[Course], bands: Sequence[Course]) -> Departure | None:
+    """Return where the first of ``runs`` leaves the noise for good, as all of them do: one flip may make one large."""
+    limit = max(_LEAST, LOW_TIMES * max(max(each.compared, default=0.0) for each in bands))
+    way = max(_LEAST_MOVED, LOW_TIMES * max(each.moved for each in bands))
+    found = []
+    for run in runs:
+        left = _left_for_good(run.gradients, limit)
+        if left is not None:
+            found.append(Departure(0, left + 1, "gradients", size=run.gradients[left]))
+        elif run.moved > way:
+            found.append(Departure(0, len(run.gradients), "weights", size=run.moved))
+        else:
+            return None
+    return found[0]
+
+
+def _left_for_good(sizes: Sequence[float], limit: float) -> int | None:
+    """Return the first update above the limit from which on most are, of some at least."""
+    counted = [k for k, size in enumerate(sizes) if size > 0]
+    for number, k in enumerate(counted):
+        rest = [sizes[other] for other in counted[number:]]
+        if sizes[k] > limit and len(rest) >= min(_LASTING, len(counted)) and median(rest) > limit:
+            return k
+    return None
+
+
+def _where(left: Departure) -> str:
+    if left.what == "gradients":
+        return f"at update {left.step}, where its gradients differ by {left.size:.0%}"
+    return f"with its weights: what they have moved by differs by {left.size:.0%}"
