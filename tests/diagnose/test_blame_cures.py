@@ -14,6 +14,7 @@ from support.plants.programs import SPOILED, VANISHING
 
 import mxmp
 from mxmp.diagnose import blame, guard
+from mxmp.diagnose.networks.of_gluon.training import exclude_operators
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -48,7 +49,7 @@ def check_cure(plant):
     plan = plan_of(again, inputs, "float16")
     low = mxmp.Plan.from_json(plan.to_json())
     mxmp.convert(again, low)
-    mxmp.gluon.training.exclude_operators(again, found.cure)
+    exclude_operators(again, found.cure)
     trainer = mxmp.Trainer(again.collect_params(), "sgd", loss_scale=1)
     assert not blame(again, trainer, *inputs, loss=lambda out: out.mean()).reproduced
     return found
