@@ -221,24 +221,28 @@ def missing_method(owner: object, name: str) -> str:
     return f"{type(owner).__name__!r} object has no attribute {name!r}{hint}"
 
 
-def unknown_keyword(function: str, name: str, known: Collection[str]) -> str:
-    """Return the message about ``function(name=...)``, which takes the keywords ``known``."""
+def check_keywords(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise ``TypeError``, with what was meant, if a keyword that ``function`` is given is none of ``known``."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function} takes no argument {name!r}{_keyword_meant(name, known)}")
+
+
+def _keyword_meant(name: str, known: Collection[str]) -> str:
     hint = did_you_mean(name, known)
     if name in ("dtype", "compute", "compute_dtype", "precision", "amp", "fp16", "policy") and not hint:
         takes = "the dtype is the policy, policy='float16'"
         hint = f"; {takes}" if "policy" in known else "; mxmp.convert(net, 'float16') says what a net computes in"
-    return f"{function} takes no argument {name!r}{hint}"
+    return hint
 
 
-def checks_keywords(function: _Function) -> _Function:
+def keywords_explained(function: _Function) -> _Function:
     """Let ``function`` say what was meant where it is given a keyword that it does not take."""
     known = [name for name in signature(function).parameters if name != "self"]
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in known:
-                raise TypeError(unknown_keyword(function.__qualname__.partition(".")[0], name, known))
+        check_keywords(function.__qualname__.partition(".")[0], kwargs, known)
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]

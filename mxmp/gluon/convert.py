@@ -7,7 +7,7 @@ from typing import Callable, Iterable
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..messages import checks_keywords, instead
+from ..messages import instead, keywords_explained
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
@@ -18,7 +18,7 @@ from .hook import conversions_in, install, remove
 _SYMBOLIC = (mx.sym.Symbol, mx.mod.BaseModule)
 
 
-@checks_keywords
+@keywords_explained
 def convert(
     net: Block, policy: str | Policy | Plan = "float16", *, exclude: Iterable[str] | Callable[[str, Block], bool] = ()
 ) -> Block:

@@ -14,7 +14,7 @@ from mxnet.gluon import Parameter
 from mxnet.gluon.contrib import estimator
 from mxnet.ndarray import NDArray
 
-from ..messages import checks_keywords, class_of, warn_user
+from ..messages import class_of, keywords_explained, warn_user
 from ..step import gradients as grads
 from ..step import states
 from ..step.gradients import listed
@@ -116,7 +116,7 @@ class Trainer(StepView, gluon.Trainer):
 
     updates_masters = True  # LowParameter refuses every other Trainer
 
-    @checks_keywords
+    @keywords_explained
     def __init__(
         self,
         params: Any,

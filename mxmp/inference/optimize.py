@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .. import cpu
 from ..child import showing
-from ..messages import checks_keywords
+from ..messages import keywords_explained
 from ..precision.graph import Graph
 from ..serving.folding import Params
 from .report import InferenceReport
@@ -21,7 +21,7 @@ from .search import BFLOAT16, FLOAT16, INT8, CandidateSearch, Limits
 from .targets import OptimizedBlock, OptimizedSymbol, read_target, served
 
 
-@checks_keywords
+@keywords_explained
 def optimize_for_inference(
     target: HybridBlock | mx.sym.Symbol,
     calibration: Iterable[Any],

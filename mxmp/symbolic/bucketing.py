@@ -7,12 +7,13 @@ from typing import Any, Iterable
 import mxnet as mx
 
 from ..files import replacing
+from ..messages import check_keywords
 from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, read_values, write_arrays, write_symbol
 from .core import Core
-from .module import Module, check_keywords, require
+from .module import Module, keywords_of, require
 
 
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
@@ -72,7 +73,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         **kwargs: Any,
     ) -> None:
         self._curr_module: Any
-        check_keywords(type(self), kwargs)
+        check_keywords(type(self).__name__, kwargs, keywords_of(type(self)))
         super().__init__(*args, **kwargs)
         self.core = Core(policy, exclude, loss_scale)
 

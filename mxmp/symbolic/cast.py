@@ -7,7 +7,7 @@ from typing import Iterable
 import mxnet as mx
 
 from ..kernels.fit import device_of
-from ..messages import checks_keywords, instead, warn_user
+from ..messages import instead, keywords_explained, warn_user
 from ..pipeline import low_graph, warn_of_plan
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
@@ -15,7 +15,7 @@ from ..precision.graph import Graph
 from ..precision.plan import Plan, read_policy, why_nothing_low
 
 
-@checks_keywords
+@keywords_explained
 def cast_symbol(
     sym: mx.sym.Symbol,
     policy: str | Policy | Plan = "float16",

@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 from ..files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
-from ..messages import dtypes_explained, instead, unknown_keyword
+from ..messages import check_keywords, dtypes_explained, instead
 from ..pipeline import Use
 from ..policy import Policy, is_policy_text
 from ..precision.casts import UNKNOWN
@@ -121,7 +121,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if not isinstance(symbol, mx.sym.Symbol):
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{instead(symbol, True)}")
         refuse_fused(symbol)
-        check_keywords(type(self), kwargs)
+        check_keywords(type(self).__name__, kwargs, keywords_of(type(self)))
         _check_names({**dict(zip(("data_names", "label_names"), args)), **kwargs})
         self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
@@ -813,12 +813,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         )
 
 
-def check_keywords(kind: type, given: Collection[str]) -> None:
-    """Raise ``TypeError``, with what was meant, if a class of ours and MXNet's that it extends take no such keyword."""
-    known = [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]  # type: ignore[misc]
-    for name in given:
-        if name not in known:
-            raise TypeError(unknown_keyword(kind.__name__, name, known))
+def keywords_of(kind: type) -> list[str]:
+    """Return the keywords that a class of ours, and MXNet's that it extends, take."""
+    return [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]  # type: ignore[misc]
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

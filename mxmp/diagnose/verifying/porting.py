@@ -36,7 +36,7 @@ def compare(runner: Runner, job: Job, plain: Record, graph: Record, note: str) -
             return Compared(plain, job, None, note)
     if itself is not None and itself.step <= at.step:
         unknown = (
-            f"Cannot say: two plain runs with the same seeds differ from update {itself.step} on. Seed all random "
+            f"two plain runs with the same seeds differ from update {itself.step} on. Seed all random "
             "numbers that the script draws, and read no clock"
         )
         return Compared(plain, job, at, note, unknown)

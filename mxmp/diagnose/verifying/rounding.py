@@ -39,7 +39,7 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
     found["courses"].update(low=away, reference=course(reference, reference))
     dtype, updates = found["dtype"], updates_of(found["steps"])
     exact = "bit for bit" if found["agreement"] == 0 else f"to {found['agreement']:.0e}"
-    agree = note if note.startswith("their") else f"plain and graph agree {exact}"
+    agree = note if again.mode == "graph" else f"plain and graph agree {exact}"
     beside = f". {note[0].upper()}{note[1:]}" if note and agree != note else ""
     times = f"{found['noise_ratio']:.1f} times the noise"
     skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""

@@ -119,7 +119,7 @@ def _verified(runner: Runner) -> Verification:
         return _ended(low, f"in {dtype}", found)
     found["agreement"] = max(found["courses"]["graph"].compared, default=0.0)
     if compared.unknown:
-        return Verification(None, compared.unknown, departure=at, **found)
+        return Verification(None, f"Cannot say: {compared.unknown}", departure=at, **found)
     of_draws = compared.draws
     again = (Job("graph") if of_draws else job)._replace(dtype=dtype, skips=frozenset(low.skips))
     reference = runner.run(again) if low.skips else graph if of_draws else plain

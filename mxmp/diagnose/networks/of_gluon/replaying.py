@@ -26,7 +26,7 @@ from .training import check_exclusion, exclude_operators, trainers_of
 
 
 class ReplayedNet:
-    """A net with a batch and its loss; implements ``frontend.ReplayedNetwork``. ``how`` is None if it is converted.
+    """A net with a batch and its loss; implements ``protocol.ReplayedNetwork``. ``how`` is None if it is converted.
     ``data`` are its arguments, ``labels`` those of ``loss`` after the output; without a loss it runs in inference mode.
     Other converted nets that the loss calls are replayed too."""
 

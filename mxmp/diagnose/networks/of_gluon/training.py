@@ -28,7 +28,7 @@ from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unc
 
 
 class TrainedNet:
-    """A converted net and the mxmp.Trainer that updates it; implements ``frontend.TrainedNetwork``.
+    """A converted net and the mxmp.Trainer that updates it; implements ``protocol.TrainedNetwork``.
     A place, an object that runs graphs, is the hook of a converted block."""
 
     def __init__(self, net: Block, trainer: Any) -> None:

@@ -25,7 +25,7 @@ from .training import exclude_operators
 
 
 class ReplayedSymbol:
-    """A graph with its parameters and a batch by names; implements ``frontend.ReplayedNetwork``.
+    """A graph with its parameters and a batch by names; implements ``protocol.ReplayedNetwork``.
     Gradients are those of loss heads, or of ``loss(outputs, *labels)``, or of the sum of all outputs."""
 
     def __init__(

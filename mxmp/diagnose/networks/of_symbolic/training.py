@@ -21,7 +21,7 @@ from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, unchanged
 
 
 class TrainedModule:
-    """A module in training, as ``watch``, ``blame`` and ``guard`` use it; implements ``frontend.TrainedNetwork``.
+    """A module in training, as ``watch``, ``blame`` and ``guard`` use it; implements ``protocol.TrainedNetwork``.
     Methods act on the current bucket's module. ``place`` is one of its executors, one per device."""
 
     def __init__(self, module: Module | BucketingModule) -> None:
