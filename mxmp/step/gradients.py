@@ -6,7 +6,6 @@ element by element, since finite elements beyond 1e19 overflow it too.
 from __future__ import annotations
 
 import math
-from functools import partial
 from operator import is_
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
@@ -14,6 +13,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
+
+from . import _mxnet
 
 # On a CPU ``dot`` sums squares at 0.2 ns an element. ``multi_sum_sq`` needs 1 ns, and is less exact, since it adds one
 # element after the other; but it is one operator for many arrays. A norm must be exact, so it uses ``dot`` for smaller
@@ -37,56 +38,99 @@ class Gradient(NamedTuple):
         return f"{self.name} on {self.array.ctx}"
 
 
+class _Group(NamedTuple):
+    """Arrays of one device, all dense or all row-sparse, whose numbers one operator computes."""
+
+    members: list[int]  # positions in what the caller passed
+    arrays: list[NDArray]
+    operator: str
+    attributes: dict[str, int]
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the operator reads the arrays themselves, and its outputs are the numbers."""
+        first = self.arrays[0]
+        is_sum = self.operator != _ALL_FINITE
+        return is_sum and first.stype == "default" and (_on_gpu(first) or first.dtype == np.float32)
+
+    def computed(self) -> tuple[NDArray, list[int]]:
+        """Return the numbers and what they are of. Waits for row-sparse arrays."""
+        if self.operator == _ALL_FINITE:
+            finite = mx.nd.multi_all_finite(*map(_dense_values, self.arrays), **self.attributes)
+            # ``finite`` is 1 or 0, and its logarithm 0 or -inf.
+            return mx.nd.broadcast_to(mx.nd.log(finite), (len(self.members),)), self.members
+        return getattr(mx.nd, self.operator)(*map(_for_squares, self.arrays), **self.attributes), self.members
+
+
 class FiniteSums:
     """Computes one FP32 number for each gradient, which is inf, -inf or NaN if the gradient holds an inf or NaN.
     A finite gradient may get such a number, too, so the caller confirms these by ``non_finite``."""
 
-    def __init__(self, gradients: Sequence[Gradient], *, exact: bool = False) -> None:
+    def __init__(self, gradients: Sequence[Gradient]) -> None:
         self._arrays = [gradient.array for gradient in gradients]
-        checked: dict[mx.Context, list[int]] = {}
-        rest = []
-        for i, array in enumerate(self._arrays):
-            # MXNet's CPU kernels square float16 in float16, where the square of 256 overflows. Unless ``exact``, these
-            # arrays are checked, not cast and summed, which takes longer; those of one operator get one number.
-            if array.dtype == np.float16 and not _on_gpu(array) and not exact:
-                checked.setdefault(array.ctx, []).append(i)
-            else:
-                rest.append(i)
-        least = _NORM_BY_DOT if exact else _CHECK_BY_DOT
-        large = [rest[k] for k in largest_on_cpu([self._arrays[i] for i in rest], least)]
-        together: dict[tuple, list[int]] = {}
-        for i in sorted(set(rest).difference(large)):
-            array = self._arrays[i]
-            together.setdefault((array.ctx, array.dtype, array.stype), []).append(i)
-        self._alone = [(_reader(self._arrays[i].reshape((-1,)), _for_squares), i) for i in large]
-        self._together = [
-            ([_reader(self._arrays[i], _for_squares) for i in group], group) for group in together.values()
-        ]
-        few = [group[k : k + _MOST_CHECKED] for group in checked.values() for k in range(0, len(group), _MOST_CHECKED)]
-        self._checked = [([_reader(self._arrays[i], _dense_values) for i in group], group) for group in few]
+        groups = _groups(self._arrays, exact=False)
+        self._others = [group for group in groups if not group.is_ready]
+        devices: dict[mx.Context, list[_Group]] = {}
+        for group in groups:
+            if group.is_ready:
+                devices.setdefault(group.arrays[0].ctx, []).append(group)
+        self._prepared = [_prepared(ctx, each) for ctx, each in devices.items()]
 
     def serves(self, gradients: Sequence[Gradient]) -> bool:
         return len(gradients) == len(self._arrays) and all(map(is_, [g.array for g in gradients], self._arrays))
 
     def __call__(self) -> Scalars:
-        """Compute the numbers on their devices, for ``fetch``. Waits for row-sparse gradients, not for dense ones."""
-        found: Scalars = []
-        for read, i in self._alone:
-            flat = read()
-            found.append((mx.nd.dot(flat, flat), [i]))
-        for readers, members in self._together:
-            arrays = [read() for read in readers]
-            found.append((mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), members))
-        for readers, members in self._checked:
-            finite = mx.nd.multi_all_finite(*(read() for read in readers), num_arrays=len(readers))
-            # ``finite`` is 1 or 0, and its logarithm 0 or -inf.
-            found.append((mx.nd.broadcast_to(mx.nd.log(finite), (len(members),)), members))
-        return found
+        """Compute the numbers on their devices, for ``fetch``. Waits for row-sparse gradients, not for dense ones.
+        The next call overwrites them."""
+        for _, _, operators in self._prepared:
+            for compute in operators:
+                compute()
+        return [*((vector, members) for vector, members, _ in self._prepared), *(g.computed() for g in self._others)]
 
 
 def square_sums(gradients: Sequence[Gradient]) -> Scalars:
     """Return each gradient's sum of squares, for ``fetch``; inf beyond FP32's range. Waits for row-sparse ones only."""
-    return FiniteSums(gradients, exact=True)()
+    return [group.computed() for group in _groups([gradient.array for gradient in gradients], exact=True)]
+
+
+_DOT, _SUMS, _ALL_FINITE = "dot", "multi_sum_sq", "multi_all_finite"
+
+
+def _groups(arrays: Sequence[NDArray], *, exact: bool) -> list[_Group]:
+    """Divide arrays by the operators that sum their squares or, unless ``exact``, that check them."""
+    checked: dict[tuple, list[int]] = {}
+    rest = []
+    for i, array in enumerate(arrays):
+        # MXNet's CPU kernels square float16 in float16, where the square of 256 overflows. Unless ``exact``, these
+        # arrays are checked, not cast and summed, which takes longer; those of one operator get one number.
+        if array.dtype == np.float16 and not _on_gpu(array) and not exact:
+            checked.setdefault((array.ctx, array.stype), []).append(i)
+        else:
+            rest.append(i)
+    least = _NORM_BY_DOT if exact else _CHECK_BY_DOT
+    large = [rest[k] for k in largest_on_cpu([arrays[i] for i in rest], least)]
+    together: dict[tuple, list[int]] = {}
+    for i in sorted(set(rest).difference(large)):
+        together.setdefault((arrays[i].ctx, arrays[i].dtype, arrays[i].stype), []).append(i)
+    few = [group[k : k + _MOST_CHECKED] for group in checked.values() for k in range(0, len(group), _MOST_CHECKED)]
+    flat = {i: arrays[i].reshape((-1,)) for i in large}
+    return [
+        *(_Group([i], [flat[i], flat[i]], _DOT, {}) for i in large),
+        *(_Group(each, [arrays[i] for i in each], _SUMS, {"num_arrays": len(each)}) for each in together.values()),
+        *(_Group(each, [arrays[i] for i in each], _ALL_FINITE, {"num_arrays": len(each)}) for each in few),
+    ]
+
+
+def _prepared(ctx: mx.Context, groups: Sequence[_Group]) -> tuple[NDArray, list[int], list[_mxnet.Prepared]]:
+    """Return a vector of a device, the positions that its elements are of, and the operators that write it."""
+    members = [i for group in groups for i in group.members]
+    with autograd.pause():
+        vector = mx.nd.zeros(len(members), ctx)
+        operators, end = [], 0
+        for group in groups:
+            start, end = end, end + len(group.members)
+            operators.append(_mxnet.Prepared(group.operator, group.arrays, [vector[start:end]], **group.attributes))
+    return vector, members, operators
 
 
 def zeros_and_peaks(gradients: Sequence[Gradient]) -> list[Scalars]:
@@ -233,13 +277,6 @@ def _for_squares(array: NDArray) -> NDArray:
     # MXNet's CPU kernels square in the dtype of their input, where 256 overflows float16; the GPU kernels square in
     # FP32.
     return values if _on_gpu(values) else values.astype("float32", copy=False)
-
-
-def _reader(array: NDArray, read: Callable[[NDArray], NDArray]) -> Callable[[], NDArray]:
-    """Return ``read`` of the array, or what returns the array itself if that is the same: MXNet is asked only once."""
-    if array.stype == "default" and read(array) is array:
-        return lambda: array
-    return partial(read, array)
 
 
 def concatenated(arrays: Sequence[NDArray]) -> NDArray:

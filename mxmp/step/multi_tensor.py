@@ -4,11 +4,13 @@ Where MXNet has none, an SGD step of a fixed size does the same.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
+
+from ._mxnet import Prepared
 
 # The number of weights that one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
 _KERNEL_LIMIT = 60
@@ -28,19 +30,27 @@ class FlatCopies(NamedTuple):
         return cls(flat, [flat[a:b].reshape(array.shape) for array, a, b in zip(arrays, ends, ends[1:])])
 
 
-def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArray | None = None) -> None:
+def copy_all(arrays: Sequence[NDArray], copies: Sequence[NDArray]) -> None:
     """Copy FP32 arrays into FP32 arrays; in a copy an inf becomes NaN, and -0 becomes 0."""
+    for copy in copying(arrays, copies):
+        copy()
+
+
+def copying(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArray | None = None) -> list[Prepared]:
+    """Return the operators of ``copy_all``, to call again and again, each time after ``after`` has been written."""
     # Each operator also reads ``after``, so that MXNet's engine starts the copies only after this array is computed.
     unused = [] if after is None else [(after, mx.nd.empty(after.shape, after.ctx))]
-    for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused)):
-        pairs = [*some, *unused]
+    return [
         _sgd([(array, array) for array, _ in pairs], [copy for _, copy in pairs], rate=0.0)
+        for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused))
+        for pairs in [[*some, *unused]]
+    ]
 
 
 def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:
     """Compute ``array -= other`` for pairs of one dtype and shape; inf or NaN where either is not finite."""
     for some in _chunks(list(zip(arrays, others))):
-        _sgd(some, [array for array, _ in some], rate=1.0)
+        _sgd(some, [array for array, _ in some], rate=1.0)()
 
 
 def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
@@ -50,7 +60,7 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
         # MXNet allocates an operator's output when the operator runs, but ``empty`` at once.
         copies = FlatCopies.like(some, mx.nd.zeros(sum(array.size for array in some), some[0].ctx)).each
         # FP32 zeros minus -1 times the array; each result is also written back into its float16 array.
-        _sgd(zip(some, some, copies), some, rate=-1.0)
+        _sgd(list(zip(some, some, copies)), some, rate=-1.0)()
         full += copies
     return full
 
@@ -59,15 +69,14 @@ def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
     """Round the first array of each triple, FP32, into the second, float16; -0 may become 0 in both, an inf NaN."""
     for some in _chunks(triples):
         # The third array, float16 and finite, is the gradient, which is multiplied by 0.
-        _sgd([(half, finite, full) for full, half, finite in some], [half for _, half, _ in some], rate=0.0)
+        _sgd([(half, finite, full) for full, half, finite in some], [half for _, half, _ in some], rate=0.0)()
 
 
-def _sgd(weights: Iterable[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> None:
+def _sgd(weights: Sequence[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> Prepared:
     """Write ``weight - rate * gradient`` to ``out``; of a triple, change the FP32 weight in place and round it."""
-    groups = list(weights)
-    update = mx.nd.multi_sgd_update if len(groups[0]) == 2 else mx.nd.multi_mp_sgd_update
-    n = len(out)
-    update(*(array for group in groups for array in group), out=out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
+    operator, n = "multi_sgd_update" if len(weights[0]) == 2 else "multi_mp_sgd_update", len(out)
+    inputs = [array for group in weights for array in group]
+    return Prepared(operator, inputs, out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
 
 
 def _chunks(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:

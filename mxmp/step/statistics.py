@@ -12,17 +12,38 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .gradients import Gradient, Scalars, concatenated, is_finite, square_sums
-from .multi_tensor import FlatCopies, copy_all
+from ._mxnet import Prepared
+from .gradients import FiniteSums, Gradient, Scalars, concatenated, is_finite
+from .multi_tensor import FlatCopies, copying
+
+
+class _Copies:
+    """Memory for copies of arrays of one device, and the operators that write and check it in each step."""
+
+    def __init__(self, arrays: Sequence[NDArray]) -> None:
+        self._arrays = arrays
+        with autograd.pause():  # a pause keeps autograd from recording the slices
+            flat, self.each = FlatCopies.like(arrays)
+        self._sums = FiniteSums([Gradient("", flat)])
+        self._after: NDArray | None = None
+        self._copying: list[Prepared] = []
+
+    def renew(self, after: NDArray | None) -> Scalars:
+        """Copy the arrays once ``after`` is computed; return a number that is not finite if a value is not."""
+        if not self._copying or after is not self._after:
+            self._after, self._copying = after, copying(self._arrays, self.each, after)
+        for copy in self._copying:
+            copy()
+        return self._sums()
 
 
 class _Watched(NamedTuple):
-    """The running statistics on one device, and memory for two copies of their values."""
+    """The running statistics on one device, and two copies of their values."""
 
     ids: list[int]  # of the arrays that the caller passed
     arrays: list[NDArray]
-    kept: FlatCopies  # the last finite values
-    pending: FlatCopies  # those of the present step, not yet found finite
+    kept: _Copies  # the last finite values
+    pending: _Copies  # those of the present step, not yet found finite
 
 
 class RunningStatistics:
@@ -51,10 +72,9 @@ class RunningStatistics:
         for ctx, items in groups.items():
             ids = [id(item.array) for item in items]
             own = [Gradient(item.name, item.array.as_nd_ndarray()) for item in items]
-            kept = _finite_copies(own, [before.get(key) for key in ids])
-            with autograd.pause():  # a pause keeps autograd from recording the slices
-                pending = FlatCopies.like(kept.each)
-            self._devices[ctx] = _Watched(ids, [item.array for item in own], kept, pending)
+            copies = _finite_copies(own, [before.get(key) for key in ids])
+            watched = [item.array for item in own]
+            self._devices[ctx] = _Watched(ids, watched, copies, _Copies(watched))
         return self
 
     def renew(self) -> None:
@@ -63,14 +83,15 @@ class RunningStatistics:
 
     def sums(self, after: Scalars) -> Scalars:
         """Copy the statistics for ``keep``; return each device's sum of squares, not finite if a value is not."""
+        found: Scalars = []
         with autograd.pause():
             for ctx, watched in self._devices.items():
                 # A copy waits for the sums of the gradients on its device, and so for the end of the backward:
                 # BatchNorm's backward writes the statistics without notifying MXNet's engine.
                 done = [array for array, _ in after if array.ctx == ctx]
-                last = concatenated(done) if done else None
-                copy_all(watched.arrays, watched.pending.each, last)
-            return square_sums([Gradient("", watched.pending.flat) for watched in self._devices.values()])
+                ((sum_of_squares, _),) = watched.pending.renew(concatenated(done) if done else None)
+                found.append((sum_of_squares, [len(found)]))
+        return found
 
     def keep(self) -> None:
         """Let ``restore`` use the copies of the last ``sums``, which the caller has found finite."""
@@ -90,17 +111,17 @@ class RunningStatistics:
                     array[:] = _finite_or(array, kept)
 
 
-def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) -> FlatCopies:
+def _finite_copies(items: Sequence[Gradient], before: Sequence[NDArray | None]) -> _Copies:
     """Return copies in which the kept element replaces each inf or NaN; None stands for BatchNorm's initial value."""
     with autograd.pause():
-        copies = FlatCopies.like([item.array for item in items])
+        copies = _Copies([item.array for item in items])
         for (name, array), kept, copy in zip(items, before, copies.each):
             copy[:] = array  # an earlier backward may still write the array, and it is read only once here
             if kept is None:
                 kept = mx.nd.full(array.shape, float(name.endswith("var")), array.ctx)
             copy[:] = _finite_or(copy, kept)
     # The backward that the caller starts next writes the arrays, and MXNet's engine does not know that it does.
-    copies.flat.wait_to_read()
+    copies.each[0].wait_to_read()
     return copies
 
 

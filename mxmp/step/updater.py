@@ -14,10 +14,10 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from . import _mxnet
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
+from .prepared_updates import PreparedUpdates
 from .resume import InitialOptimizer
 
 _ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
@@ -84,7 +84,7 @@ class Updater(mx.optimizer.Updater):
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(optimizer)
         self.states: dict[int, Any]
-        self._large: tuple[tuple, list[int]] = (), []
+        self._prepared = PreparedUpdates()
 
     def __call__(self, index: Any, grad: Any, weight: Any, masters: Mapping[int, NDArray] | None = None) -> None:
         """Update weights, or their FP32 ``masters`` by index where there are some, and round these."""
@@ -124,29 +124,20 @@ class Updater(mx.optimizer.Updater):
 
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update ``weights``, or the masters that stand for them, in place, to the same bits as MXNet's Updater."""
-        # Faster for large FP32 arrays on a CPU: new states of Adam and of SGD with momentum begin apart from the weight
-        # (``_zeros_apart``), and this SGD avoids MXNet's operator for many arrays, which takes three times as long.
-        alone: set[int] = set()
         kind = type(self.optimizer)
+        if all(self.states_synced.get(i, True) for i in indices) and self._prepared.update(
+            self.optimizer, indices, grads, weights, self.states
+        ):
+            return
         by_momentum = kind is mx.optimizer.SGD and self.optimizer.momentum > 0
-        for k in self._largest(indices, weights) if by_momentum or kind is mx.optimizer.Adam else ():
-            index, weight = indices[k], weights[k]
-            if index not in self.states:
-                first = _zeros_apart(weight, 1)
-                self.states[index] = first if by_momentum else (first, _zeros_apart(weight, 2))
-                self.states_synced[index] = True
-            if by_momentum and self.states_synced.get(index, True) and grads[k].stype == "default":
-                _mxnet.update_by_momentum(self.optimizer, index, weight, grads[k], self.states[index])
-                alone.add(k)
-        rest = [k for k in range(len(indices)) if k not in alone]
-        super().__call__(*([each[k] for k in rest] for each in (indices, grads, weights)))
-
-    def _largest(self, indices: Sequence[int], weights: Sequence[NDArray]) -> list[int]:
-        """Return the positions of the large dense FP32 arrays on a CPU; kept until other ``indices`` are passed."""
-        if self._large[0] != (key := tuple(indices)):
-            found = largest_on_cpu(weights, _LARGE)
-            self._large = key, [k for k in found if weights[k].dtype == np.float32]
-        return self._large[1]
+        if by_momentum or kind is mx.optimizer.Adam:
+            new = [k for k, index in enumerate(indices) if index not in self.states]
+            for k in (new[at] for at in largest_on_cpu([weights[k] for k in new], _LARGE)):
+                if weights[k].dtype == np.float32:
+                    first = _zeros_apart(weights[k], 1)
+                    self.states[indices[k]] = first if by_momentum else (first, _zeros_apart(weights[k], 2))
+                    self.states_synced[indices[k]] = True
+        super().__call__(list(indices), list(grads), list(weights))
 
     def _multi_precision_is_exact(
         self, indices: Sequence[int], weights: Sequence[NDArray], masters: Mapping[int, NDArray]
@@ -198,9 +189,7 @@ class Updater(mx.optimizer.Updater):
             self.optimizer.rescale_grad = rescale
 
 
-# On a CPU MXNet's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py
-# bench update), but each array that is updated alone is one operator more. The number of elements from which on that
-# pays.
+# The elements of a CPU's array whose states are placed by hand.
 _LARGE = 1 << 16
 _OFFSET = 256  # elements
 # The most elements of gradients of which FP32 copies exist at a time (64 MiB), if no single gradient has more.

@@ -89,11 +89,10 @@ def test_finite_gradients_of_any_kind_and_size_give_finite_sums():
 
 
 @pytest.mark.parametrize("at", [0, 7, 19])
-def test_a_check_gives_each_large_array_an_operator_and_finds_every_nan(at):
+def test_a_check_finds_every_nan_in_arrays_about_the_size_from_which_each_has_an_operator(at):
     sizes = [gradients._CHECK_BY_DOT - 10 + number for number in range(20)]
     items = [gradient(np.ones(size), str(size)) for size in sizes]
     sums = FiniteSums(items)
-    assert len(sums()) == 10 + 1
     items[at].array[sizes[at] - 1] = math.nan
     assert [bool(ok) for ok in np.isfinite(fetch(sums())[0])] == [number != at for number in range(20)]
 

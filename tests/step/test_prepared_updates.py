@@ -1,0 +1,144 @@
+"""Prepared updates and MXNet's own: the same bits, whatever changes between two steps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Sequence
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit.examples import examples
+
+from mxmp.step import prepared_updates, updater
+from mxmp.step._mxnet import Prepared
+
+SHAPES = [(3,), (2, 5), (prepared_updates._SMALL,), (prepared_updates._SMALL + 1,), (70, 50), (1,), (300, 300)]
+ALL = range(len(SHAPES))
+OPTIMIZERS = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "adam": {"beta1": 0.8, "epsilon": 1e-6},
+}
+
+
+def optimizer(name: str, **options) -> mx.optimizer.Optimizer:
+    kind = mx.optimizer.Adam if name == "adam" else mx.optimizer.SGD
+    names = {k: f"p{k}_{'weight' if k % 2 else 'bias'}" for k in range(len(SHAPES))}
+    return kind(learning_rate=0.1, param_idx2name=names, **{**OPTIMIZERS[name], **options})
+
+
+class Run:
+    """Weights and gradients that stay, as a Trainer's do, and an Updater of them."""
+
+    def __init__(self, kind, name: str, dtype: str = "float32") -> None:
+        draw = np.random.RandomState(0)
+        self.kind, self.optimizer, self.draw = kind, optimizer(name, wd=1e-2), np.random.RandomState(1)
+        self.updater = kind(self.optimizer)
+        self.weights = [mx.nd.array(draw.normal(size=shape), dtype=dtype) for shape in SHAPES]
+        self.grads = [mx.nd.zeros(shape, dtype=dtype) for shape in SHAPES]
+
+    def step(self, indices: Sequence[int] = ALL) -> None:
+        for grad in self.grads:
+            grad[:] = mx.nd.array(self.draw.normal(size=grad.shape), dtype=grad.dtype)
+        indices = list(indices)
+        arrays = [self.grads[k] for k in indices], [self.weights[k] for k in indices]
+        if self.optimizer.aggregate_num or self.kind is updater.Updater:
+            self.updater(indices, *arrays)
+        else:
+            for k, grad, weight in zip(indices, *arrays):
+                self.updater(k, grad, weight)
+
+    def values(self) -> list[np.ndarray]:
+        return [weight.asnumpy() for weight in self.weights]
+
+
+def change_of_states(run: Run) -> None:
+    run.updater.set_states(run.updater.get_states())
+
+
+def new_gradients(run: Run) -> None:
+    run.grads = [grad.copy() for grad in run.grads]
+
+
+def new_weight(run: Run) -> None:
+    run.weights[3] = run.weights[3] * 2
+
+
+def a_part(run: Run) -> None:
+    run.step([0, 2, 3])
+
+
+def rate(run: Run) -> None:
+    run.optimizer.set_learning_rate(run.optimizer.learning_rate * 0.3)
+
+
+def rates_of_some(run: Run) -> None:
+    run.optimizer.set_lr_mult({1: 0.5, 4: 0.0})
+    run.optimizer.set_wd_mult({2: 3.0})
+
+
+def rescale(run: Run) -> None:
+    run.optimizer.rescale_grad = 1 / 3
+
+
+def clip(run: Run) -> None:
+    run.optimizer.clip_gradient = None if run.optimizer.clip_gradient else 0.2
+
+
+def schedule(run: Run) -> None:
+    run.optimizer.lr_scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+
+
+def step(run: Run) -> None:
+    run.step()
+
+
+CHANGES = [step, change_of_states, new_gradients, new_weight, a_part, rate, rates_of_some, rescale, clip]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@given(st.lists(st.sampled_from(CHANGES), max_size=8), st.booleans())
+@settings(max_examples=examples(15))
+def test_any_changes_between_steps_leave_mxnet_s_bits(name, changes, scheduled):
+    runs = [Run(kind, name) for kind in (updater.Updater, mx.optimizer.Updater)]
+    for run in runs:
+        for change in [*([schedule] if scheduled else []), step, *changes, step, step, step]:
+            if change is not rate or not scheduled:
+                change(run)
+    for ours, plain in zip(*(run.values() for run in runs)):
+        np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_same_arrays_are_updated_by_prepared_operators_once_states_are_there(name, monkeypatch):
+    run = Run(updater.Updater, name)
+    run.step()
+    run.step()
+    own = []
+    monkeypatch.setattr(type(run.optimizer), "update_multi_precision", lambda *_: own.append(1))
+    run.step()
+    assert not own
+    run.grads[2] = run.grads[2].copy()
+    run.step()
+    assert own
+
+
+def test_another_dtype_takes_mxnet_s_way():
+    runs = [Run(kind, "momentum", "float64") for kind in (updater.Updater, mx.optimizer.Updater)]
+    for run in runs:
+        for _ in range(4):
+            run.step()
+    for ours, plain in zip(*(run.values() for run in runs)):
+        np.testing.assert_array_equal(ours, plain)
+
+
+def test_a_copy_of_a_prepared_operator_has_arrays_of_its_own():
+    weight, grad = mx.nd.ones(3), mx.nd.ones(3)
+    operator = Prepared("sgd_update", [weight, grad], [weight], lr=1.0, wd=0.0)
+    held = copy.deepcopy({"weight": weight, "operator": operator})
+    held["operator"]()
+    assert held["weight"].asnumpy().tolist() == [0.0] * 3
+    assert weight.asnumpy().tolist() == [1.0] * 3
