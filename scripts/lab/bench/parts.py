@@ -136,7 +136,7 @@ def update(arguments: list[str]) -> None:
             theirs = partial(mx.nd.multi_sum_sq, *grads, num_arrays=len(grads))
             yield (model, "check"), {"MXNet's": theirs, "mxmp's": sums}
             theirs = partial(mx.optimizer.Updater(mx.optimizer.SGD(**SGD)), [*range(len(grads))], grads, weights)
-            ours = partial(Updater(mx.optimizer.SGD(**SGD), lambda _: None), [*range(len(grads))], grads, copies)
+            ours = partial(Updater(mx.optimizer.SGD(**SGD)), [*range(len(grads))], grads, copies)
             yield (model, "update"), {"MXNet's": theirs, "mxmp's": ours}
 
     bench("network | part", rows(), args.rounds)
