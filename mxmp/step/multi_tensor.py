@@ -59,17 +59,41 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
     for some in _chunks(arrays):
         # MXNet allocates an operator's output when the operator runs, but ``empty`` at once.
         copies = FlatCopies.like(some, mx.nd.zeros(sum(array.size for array in some), some[0].ctx)).each
-        # FP32 zeros minus -1 times the array; each result is also written back into its float16 array.
-        _sgd(list(zip(some, some, copies)), some, rate=-1.0)()
+        _widen(some, copies)()
         full += copies
     return full
+
+
+def widening(arrays: Sequence[NDArray], copies: FlatCopies) -> list[Prepared]:
+    """Return the operators that copy float16 arrays of one device into ``copies``, to call again and again."""
+    ctx = arrays[0].ctx
+    if ctx.device_type != "gpu":
+        return [Prepared("Cast", [a], [copy], dtype="float32") for a, copy in zip(arrays, copies.each)]
+    zeros = Prepared("_zeros", [], [copies.flat], shape=copies.flat.shape, ctx=ctx, dtype="float32")
+    return [zeros, *map(_widen, _chunks(arrays), _chunks(copies.each))]
+
+
+def _widen(arrays: Sequence[NDArray], zeros: Sequence[NDArray]) -> Prepared:
+    # FP32 zeros minus -1 times the array; each result is also written back into its float16 array.
+    return _sgd(list(zip(arrays, arrays, zeros)), list(arrays), rate=-1.0)
 
 
 def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
     """Round the first array of each triple, FP32, into the second, float16; -0 may become 0 in both, an inf NaN."""
     for some in _chunks(triples):
-        # The third array, float16 and finite, is the gradient, which is multiplied by 0.
-        _sgd([(half, finite, full) for full, half, finite in some], [half for _, half, _ in some], rate=0.0)()
+        _round(some)()
+
+
+def rounding(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> list[Prepared]:
+    """Return the operators of ``round_all`` for arrays of one device, to call again and again."""
+    if triples[0][0].ctx.device_type != "gpu":
+        return [Prepared("Cast", [full], [half], dtype="float16") for full, half, _ in triples]
+    return list(map(_round, _chunks(triples)))
+
+
+def _round(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> Prepared:
+    # The third array, float16 and finite, is the gradient, which is multiplied by 0.
+    return _sgd([(half, finite, full) for full, half, finite in triples], [half for _, half, _ in triples], rate=0.0)
 
 
 def _sgd(weights: Sequence[tuple[NDArray, ...]], out: list[NDArray], *, rate: float) -> Prepared:

@@ -1,34 +1,59 @@
-"""SGD's and Adam's updates of FP32 weights by prepared operators, to the bits of MXNet's own.
+"""SGD's and Adam's updates by prepared operators, to the bits of MXNet's own.
 
 On a small network MXNet's Python, which makes an operator's arguments anew in each step, takes longer than the kernels.
 A CPU's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py bench update),
 so only small arrays share an operator there. On a GPU, where each operator is a launch, those share one that
-``aggregate_num`` lets.
+``aggregate_num`` lets. Adam has no kernel for masters: it updates them by FP32 copies of the gradients.
 """
 
 from __future__ import annotations
 
 import math
+from math import prod
 from operator import is_
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
 from ._mxnet import Prepared, counted_rates, have_equal_counts
+from .multi_tensor import FlatCopies, rounding, widening
 
 # The most elements of an array on a CPU that shares an operator, and the most arrays of one.
 _SMALL, _SHARING = 1 << 11, 45
+# The most elements of gradients of which FP32 copies exist at a time (64 MiB), if no single gradient has more.
+_COPIED = 1 << 24
+
+
+class _Weight(NamedTuple):
+    weight: NDArray
+    grad: NDArray
+    states: list[NDArray]  # FP32
+    master: NDArray | None  # FP32, if weight and gradient are float16
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether all arrays are dense, and of the dtypes that the operators take."""
+        own = "float32" if self.master is None else "float16"
+        full = [*self.states, *([] if self.master is None else [self.master])]
+        return all(_is_dense(each, own) for each in (self.weight, self.grad)) and all(
+            _is_dense(each, "float32") for each in full
+        )
+
+
+class _Operator(NamedTuple):
+    run: Prepared
+    members: Sequence[int] = ()  # the positions of the weights whose learning rates and decays it takes
 
 
 class PreparedUpdates:
-    """The operators of one device, as long as weights, gradients and states are the same arrays."""
+    """The operators of one device, as long as weights, masters, gradients and states are the same arrays."""
 
     def __init__(self) -> None:
         self._key: tuple = ()
         self._arrays: list[Any] = []
-        self._operators: list[tuple[list[int], Prepared]] | None = None
+        self._operators: list[_Operator] | None = None
         self._settings: dict[str, str] = {}
         self._rates: tuple[list[float], list[float]] = [], []
 
@@ -38,52 +63,51 @@ class PreparedUpdates:
         indices: Sequence[int],
         grads: Sequence[NDArray],
         weights: Sequence[NDArray],
+        masters: Mapping[int, NDArray],
         states: Mapping[int, Any],
     ) -> bool:
         """Update the weights, or return False: for other optimizers, dtypes and storage, and for arrays that are other
         ones than in the call before, as each is at a first step."""
         if type(optimizer) not in (mx.optimizer.SGD, mx.optimizer.Adam):
             return False
-        momentum = getattr(optimizer, "momentum", 0.0) > 0
-        key = (type(optimizer), momentum, optimizer.aggregate_num, tuple(indices))
+        key = (type(optimizer), _momentum(optimizer) > 0, optimizer.aggregate_num, tuple(indices))
         own = [states.get(index) for index in indices]
-        arrays = [*grads, *weights, *own]
+        full = [masters.get(index) for index in indices]
+        arrays = [*grads, *weights, *own, *full]
         if key != self._key or not all(map(is_, arrays, self._arrays)):
             self._key, self._arrays, self._operators = key, arrays, None
             return False
         if self._operators is None:
             self._device = weights[0].ctx.device_id
-            self._operators = list(_operators(optimizer, momentum, grads, weights, own))
+            lists = [list(state) if isinstance(state, tuple) else [] if state is None else [state] for state in own]
+            self._operators = _operators(optimizer, list(map(_Weight, weights, grads, lists, full)))
             self._settings, self._rates = {}, ([], [])
         if not self._operators or not have_equal_counts(optimizer, indices, self._device):
             return False
-        self._run(optimizer, indices, self._operators)
+        self._set(optimizer, indices, self._operators)
+        for operator, _ in self._operators:
+            operator()
         return True
 
-    def _run(
-        self,
-        optimizer: mx.optimizer.Optimizer,
-        indices: Sequence[int],
-        operators: Sequence[tuple[list[int], Prepared]],
-    ) -> None:
+    def _set(self, optimizer: mx.optimizer.Optimizer, indices: Sequence[int], operators: Sequence[_Operator]) -> None:
         rates, decays, count = counted_rates(optimizer, indices, self._device)
         if isinstance(optimizer, mx.optimizer.Adam):
             correction = math.sqrt(1.0 - optimizer.beta2**count) / (1.0 - optimizer.beta1**count)
             rates = [rate * correction for rate in rates]
         settings = {name: str(value) for name, value in _settings(optimizer).items()}
-        if settings != self._settings:
-            self._settings = settings
-            for _, operator in operators:
-                operator.set(**settings)
-        if (rates, decays) != self._rates:
-            self._rates = rates, decays
-            for members, operator in operators:
-                if "lr" in operator:
-                    operator.set(lr=rates[members[0]], wd=decays[members[0]])
-                else:
-                    operator.set(lrs=[rates[k] for k in members], wds=[decays[k] for k in members])
-        for _, operator in operators:
-            operator()
+        changed = settings if settings != self._settings else {}
+        if not changed and (rates, decays) == self._rates:
+            return
+        self._settings, self._rates = settings, (rates, decays)
+        for operator, members in operators:
+            if "lr" in operator:
+                operator.set(lr=rates[members[0]], wd=decays[members[0]], **changed)
+            elif members:
+                operator.set(lrs=[rates[k] for k in members], wds=[decays[k] for k in members], **changed)
+
+
+def _momentum(optimizer: mx.optimizer.Optimizer) -> float:
+    return getattr(optimizer, "momentum", 0.0)
 
 
 def _settings(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
@@ -94,43 +118,97 @@ def _settings(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
     return {**shared, "momentum": optimizer.momentum} if optimizer.momentum > 0 else shared
 
 
-def _operators(
-    optimizer: mx.optimizer.Optimizer,
-    momentum: bool,
-    grads: Sequence[NDArray],
-    weights: Sequence[NDArray],
-    states: Sequence[Any],
-) -> Iterator[tuple[list[int], Prepared]]:
-    """Yield operators and the positions of the weights that each updates; none if one of the arrays suits none."""
+def _operators(optimizer: mx.optimizer.Optimizer, weights: Sequence[_Weight]) -> list[_Operator]:
+    """Return the operators of an update, in their order; none if an array suits none of them."""
     is_adam = isinstance(optimizer, mx.optimizer.Adam)
-    own = [state if is_adam else [state] * momentum for state in states]
-    groups = [[weight, grad, *(state or ())] for weight, grad, state in zip(weights, grads, own)]
-    expected = 4 if is_adam else 2 + momentum
-    if not all(len(group) == expected and all(map(_suits, group)) for group in groups):
-        return
+    expected = 2 if is_adam else int(_momentum(optimizer) > 0)
+    if not all(len(each.states) == expected and each.is_known for each in weights):
+        return []
+    half = [k for k, each in enumerate(weights) if each.master is not None]
+    full = [k for k, each in enumerate(weights) if each.master is None]
     settings = _settings(optimizer)
-    name = "adam_update" if is_adam else f"sgd{'_mom' * momentum}_update"
-    for members in [[k] for k in range(len(groups))] if is_adam else _sharing(weights, optimizer.aggregate_num):
-        inputs = [array for k in members for array in groups[k]]
-        out = [weights[k] for k in members]
-        if is_adam or (momentum and len(members) == 1):  # without momentum the one operator rounds otherwise
-            yield members, Prepared(name, inputs, out, lr=0.0, wd=0.0, **settings)
+    if is_adam:
+        return [*_adam(weights, full, settings), *_adam_of_masters(weights, half, settings)]
+    return [*_sgd(weights, full, optimizer), *_sgd_of_masters(weights, half, optimizer)]
+
+
+def _sgd(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimizer.SGD) -> Iterator[_Operator]:
+    name, settings = f"sgd{'_mom' * (optimizer.momentum > 0)}_update", _settings(optimizer)
+    for members in _sharing([weights[k].weight for k in full], full, optimizer.aggregate_num):
+        out = [weights[k].weight for k in members]
+        inputs = [array for k in members for array in (weights[k].weight, weights[k].grad, *weights[k].states)]
+        if len(members) == 1 and optimizer.momentum > 0:  # without momentum the operator for one rounds otherwise
+            yield _Operator(Prepared(name, inputs, out, lr=0.0, wd=0.0, **settings), members)
         else:
-            many = {"num_weights": len(members), "lrs": [0.0] * len(members), "wds": [0.0] * len(members)}
-            yield members, Prepared(f"multi_{name}", inputs, out, **many, **settings)
+            yield _Operator(Prepared(f"multi_{name}", inputs, out, **_many(members), **settings), members)
 
 
-def _suits(array: Any) -> bool:
-    return isinstance(array, NDArray) and array.stype == "default" and array.dtype == np.float32
+def _sgd_of_masters(
+    weights: Sequence[_Weight], half: Sequence[int], optimizer: mx.optimizer.SGD
+) -> Iterator[_Operator]:
+    name, settings = f"multi_mp_sgd{'_mom' * (optimizer.momentum > 0)}_update", _settings(optimizer)
+    for members in _chunks(half, max(optimizer.aggregate_num, 1)):
+        some = [weights[k] for k in members]
+        inputs = [array for w in some for array in (w.weight, w.grad, *w.states, w.master)]
+        yield _Operator(Prepared(name, inputs, [w.weight for w in some], **_many(members), **settings), members)
 
 
-def _sharing(weights: Sequence[NDArray], aggregate_num: int) -> list[list[int]]:
-    """Divide the positions of weights of one device by the operators that update them."""
-    if weights[0].ctx.device_type == "gpu":
-        alone, rest, number = [], list(range(len(weights))), max(aggregate_num, 1)
-    else:
-        # The kernel takes the time of its largest array for each.
-        by_size = sorted(range(len(weights)), key=lambda k: -weights[k].size)
-        alone = [k for k in by_size if weights[k].size > _SMALL]
-        rest, number = by_size[len(alone) :], _SHARING
-    return [*([k] for k in alone), *(rest[start : start + number] for start in range(0, len(rest), number))]
+def _adam(weights: Sequence[_Weight], full: Sequence[int], settings: dict[str, Any]) -> Iterator[_Operator]:
+    for k in full:
+        yield _adam_of(k, weights[k].weight, weights[k].grad, weights[k].states, settings)
+
+
+def _adam_of_masters(weights: Sequence[_Weight], half: Sequence[int], settings: dict[str, Any]) -> Iterator[_Operator]:
+    if not half:
+        return
+    parts = parts_of([weights[k].grad for k in half])
+    sizes = [sum(weights[half[at]].grad.size for at in part) for part in parts]
+    memory = mx.nd.empty(max(sizes), weights[half[0]].grad.ctx)
+    for part, size in zip(parts, sizes):
+        some = [half[at] for at in part]
+        grads = [weights[k].grad for k in some]
+        copies = FlatCopies.like(grads, memory[:size])
+        yield from map(_Operator, widening(grads, copies))
+        for k, copy in zip(some, copies.each):
+            yield _adam_of(k, weights[k].master, copy, weights[k].states, settings)
+        yield from map(_Operator, rounding([(weights[k].master, weights[k].weight, weights[k].grad) for k in some]))
+
+
+def _adam_of(k: int, weight: Any, grad: NDArray, states: Sequence[NDArray], settings: dict[str, Any]) -> _Operator:
+    return _Operator(Prepared("adam_update", [weight, grad, *states], [weight], lr=0.0, wd=0.0, **settings), [k])
+
+
+def _many(members: Sequence[int]) -> dict[str, Any]:
+    return {"num_weights": len(members), "lrs": [0.0] * len(members), "wds": [0.0] * len(members)}
+
+
+def _is_dense(array: Any, dtype: str) -> bool:
+    return isinstance(array, NDArray) and array.stype == "default" and np.dtype(array.dtype).name == dtype
+
+
+def _sharing(arrays: Sequence[NDArray], positions: Sequence[int], aggregate_num: int) -> Iterator[Sequence[int]]:
+    """Divide the positions of FP32 arrays of one device by the operators that update them."""
+    if not arrays or arrays[0].ctx.device_type == "gpu":
+        return _chunks(positions, max(aggregate_num, 1))
+    # The kernel takes the time of its largest array for each.
+    sizes = dict(zip(positions, (array.size for array in arrays)))
+    by_size = sorted(positions, key=lambda k: -sizes[k])
+    alone = [k for k in by_size if sizes[k] > _SMALL]
+    return iter([*([k] for k in alone), *_chunks(by_size[len(alone) :], _SHARING)])
+
+
+def _chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def parts_of(grads: Sequence[NDArray]) -> list[range]:
+    """Divide the positions of gradients into ranges, each with at most ``_COPIED`` elements, or with one gradient."""
+    parts, size = [range(0)], 0
+    for k, grad in enumerate(grads):
+        own = prod(grad.shape)  # a row-sparse array has no ``size``
+        size += own
+        if size > _COPIED and parts[-1]:
+            parts.append(range(k, k))
+            size = own
+        parts[-1] = range(parts[-1].start, k + 1)
+    return parts

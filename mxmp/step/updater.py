@@ -6,7 +6,6 @@ import os
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
-from math import prod
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
@@ -17,7 +16,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
-from .prepared_updates import PreparedUpdates
+from .prepared_updates import PreparedUpdates, parts_of
 from .resume import InitialOptimizer
 
 _ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
@@ -93,11 +92,15 @@ class Updater(mx.optimizer.Updater):
         # MXNet's optimizers are written for mx.nd; an array of mx.np and its view share their memory.
         indices, grads, weights = index, *([array.as_nd_ndarray() for array in each] for each in (grad, weight))
         masters = masters or {}
+        # States that were loaded wait on another device until MXNet's Updater moves them.
+        is_ready = not self._needs_true_gradients() and all(self.states_synced.get(i, True) for i in indices)
+        if is_ready and self._prepared.update(self.optimizer, indices, grads, weights, masters, self.states):
+            return
         if masters and self._multi_precision_is_exact(indices, weights, masters):
             with self._as_multi_precision(masters):
                 super().__call__(list(indices), grads, weights)
             return
-        for part in _parts(grads) if masters or self._needs_true_gradients() else [range(len(grads))]:
+        for part in parts_of(grads) if masters or self._needs_true_gradients() else [range(len(grads))]:
             some = ([each[k] for k in part] for each in (indices, grads, weights))
             self._update_by_copies(masters, *some)
 
@@ -125,10 +128,6 @@ class Updater(mx.optimizer.Updater):
     def _update(self, indices: Sequence[int], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
         """Update ``weights``, or the masters that stand for them, in place, to the same bits as MXNet's Updater."""
         kind = type(self.optimizer)
-        if all(self.states_synced.get(i, True) for i in indices) and self._prepared.update(
-            self.optimizer, indices, grads, weights, self.states
-        ):
-            return
         by_momentum = kind is mx.optimizer.SGD and self.optimizer.momentum > 0
         if by_momentum or kind is mx.optimizer.Adam:
             new = [k for k, index in enumerate(indices) if index not in self.states]
@@ -192,8 +191,6 @@ class Updater(mx.optimizer.Updater):
 # The elements of a CPU's array whose states are placed by hand.
 _LARGE = 1 << 16
 _OFFSET = 256  # elements
-# The most elements of gradients of which FP32 copies exist at a time (64 MiB), if no single gradient has more.
-_COPIED = 1 << 24
 # Not LAMB, LARS and LBSGD: their kernels take norms of the float16 arrays, and on a CPU square in float16.
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
 # SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
@@ -206,19 +203,6 @@ def _zeros_apart(weight: NDArray, number: int) -> NDArray:
     # (2**28 bytes is one) an AMD core's L1 cache confuses two of them, and an update takes several times as long.
     offset = _OFFSET * number
     return mx.nd.zeros(weight.size + offset, ctx=weight.ctx, dtype=weight.dtype)[offset:].reshape(weight.shape)
-
-
-def _parts(grads: Sequence[NDArray]) -> list[range]:
-    """Divide the positions of gradients into ranges, each with at most ``_COPIED`` elements, or with one gradient."""
-    parts, size = [range(0)], 0
-    for k, grad in enumerate(grads):
-        own = prod(grad.shape)  # a row-sparse array has no ``size``
-        size += own
-        if size > _COPIED and parts[-1]:
-            parts.append(range(k, k))
-            size = own
-        parts[-1] = range(parts[-1].start, k + 1)
-    return parts
 
 
 class Updaters(List[Updater]):

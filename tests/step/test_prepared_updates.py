@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
+from numpy.random import RandomState
 
 from mxmp.step import prepared_updates, updater
 from mxmp.step._mxnet import Prepared
@@ -31,28 +32,39 @@ def optimizer(name: str, **options) -> mx.optimizer.Optimizer:
 
 
 class Run:
-    """Weights and gradients that stay, as a Trainer's do, and an Updater of them."""
+    """Weights, or masters, and gradients that stay, as a Trainer's do, and an Updater of them."""
 
-    def __init__(self, kind, name: str, dtype: str = "float32") -> None:
-        draw = np.random.RandomState(0)
-        self.kind, self.optimizer, self.draw = kind, optimizer(name, wd=1e-2), np.random.RandomState(1)
-        self.updater = kind(self.optimizer)
-        self.weights = [mx.nd.array(draw.normal(size=shape), dtype=dtype) for shape in SHAPES]
-        self.grads = [mx.nd.zeros(shape, dtype=dtype) for shape in SHAPES]
+    def __init__(self, kind, name: str, dtype: str = "float32", *, half: Sequence[int] = ()) -> None:
+        self.ours, self.optimizer, self.draw = kind is updater.Updater, optimizer(name, wd=1e-2), RandomState(1)
+        self.updater, self.half = kind(self.optimizer), half
+        draw = RandomState(0)
+        self.full = [mx.nd.array(draw.normal(size=shape), dtype=dtype) for shape in SHAPES]
+        self.weights = [self.stored(k, full) for k, full in enumerate(self.full)]
+        self.grads = [self.stored(k, mx.nd.zeros_like(full)) for k, full in enumerate(self.full)]
+
+    def stored(self, k: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        return array.astype("float16") if k in self.half else array
 
     def step(self, indices: Sequence[int] = ALL) -> None:
         for grad in self.grads:
             grad[:] = mx.nd.array(self.draw.normal(size=grad.shape), dtype=grad.dtype)
-        indices = list(indices)
-        arrays = [self.grads[k] for k in indices], [self.weights[k] for k in indices]
-        if self.optimizer.aggregate_num or self.kind is updater.Updater:
-            self.updater(indices, *arrays)
+        if self.ours:
+            masters = {k: self.full[k] for k in indices if k in self.half}
+            weights = [self.weights[k] for k in indices]
+            self.updater(list(indices), [self.grads[k] for k in indices], weights, masters)
+            return
+        grads = [self.grads[k].astype(self.full[k].dtype, copy=False) for k in indices]
+        full = [self.full[k] for k in indices]
+        if self.optimizer.aggregate_num:
+            self.updater(list(indices), grads, full)
         else:
-            for k, grad, weight in zip(indices, *arrays):
-                self.updater(k, grad, weight)
+            for each in zip(indices, grads, full):
+                self.updater(*each)
+        for k in self.half:
+            self.weights[k] = self.full[k].astype("float16")
 
     def values(self) -> list[np.ndarray]:
-        return [weight.asnumpy() for weight in self.weights]
+        return [array.asnumpy() for array in (*self.full, *self.weights)]
 
 
 def change_of_states(run: Run) -> None:
@@ -64,7 +76,8 @@ def new_gradients(run: Run) -> None:
 
 
 def new_weight(run: Run) -> None:
-    run.weights[3] = run.weights[3] * 2
+    run.full[3] = run.full[3] * 2
+    run.weights[3] = run.stored(3, run.full[3])
 
 
 def a_part(run: Run) -> None:
@@ -100,10 +113,10 @@ CHANGES = [step, change_of_states, new_gradients, new_weight, a_part, rate, rate
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@given(st.lists(st.sampled_from(CHANGES), max_size=8), st.booleans())
+@given(st.lists(st.sampled_from(CHANGES), max_size=8), st.booleans(), st.sampled_from([(), ALL, (1, 3, 4)]))
 @settings(max_examples=examples(15))
-def test_any_changes_between_steps_leave_mxnet_s_bits(name, changes, scheduled):
-    runs = [Run(kind, name) for kind in (updater.Updater, mx.optimizer.Updater)]
+def test_any_changes_between_steps_leave_the_bits_that_mxnet_gives_fp32(name, changes, scheduled, half):
+    runs = [Run(kind, name, half=half) for kind in (updater.Updater, mx.optimizer.Updater)]
     for run in runs:
         for change in [*([schedule] if scheduled else []), step, *changes, step, step, step]:
             if change is not rate or not scheduled:
@@ -113,8 +126,9 @@ def test_any_changes_between_steps_leave_mxnet_s_bits(name, changes, scheduled):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_same_arrays_are_updated_by_prepared_operators_once_states_are_there(name, monkeypatch):
-    run = Run(updater.Updater, name)
+@pytest.mark.parametrize("half", [(), ALL], ids=["weights", "masters"])
+def test_the_same_arrays_are_updated_by_prepared_operators_once_states_are_there(name, half, monkeypatch):
+    run = Run(updater.Updater, name, half=half)
     run.step()
     run.step()
     own = []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kit.twins import assert_same
 
+from mxmp.step import prepared_updates
 from mxmp.step import updater as ours
 
 SHAPES = [(3,), (1, ours._LARGE - 1), *[(4, ours._LARGE // 4 + number) for number in range(14)], (5, 7), (64, 64)]
@@ -90,6 +91,6 @@ def test_masters_that_are_updated_in_parts_get_the_same_bits(name, monkeypatch):
         return [array.asnumpy() for array in (*masters, *weights)]
 
     want = masters_and_weights()
-    monkeypatch.setattr(ours, "_COPIED", 3 * ours._LARGE)
-    assert list(map(len, ours._parts(arrays(0)))) == [3, 2, 2, 2, 2, 2, 2, 3]
+    monkeypatch.setattr(prepared_updates, "_COPIED", 3 * ours._LARGE)
+    assert list(map(len, prepared_updates.parts_of(arrays(0)))) == [3, 2, 2, 2, 2, 2, 2, 3]
     assert_same(masters_and_weights(), want)
