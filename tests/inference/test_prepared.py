@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import cpu
-from mxmp.inference.prepared import KEPT_SHAPES
+from mxmp.inference.prepared import KEPT_SHAPES, Prepared
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +110,15 @@ def test_weights_are_prepared_once_for_each_shape(kind):
     assert found["hybridized again"] == found[f"{KEPT_SHAPES} again"]
     if kind == "loop" and not cpu.lacks("avx512f"):  # no tensor that it computes needs another layout there
         assert found["1 again"] == 0
+
+
+def test_a_shape_of_the_latest_calls_is_not_compiled_again(monkeypatch):
+    compiled, compile_one = [], Prepared._compiled
+    monkeypatch.setattr(Prepared, "_compiled", lambda self: compiled.append(1) or compile_one(self))
+    net, _, batch = served("convolutions")
+    for rows in (1, 2, 1, 2):
+        net(batch[:rows])
+    assert len(compiled) <= 2
 
 
 @pytest.mark.parametrize("kind", NETS)

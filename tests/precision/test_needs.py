@@ -18,6 +18,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
+from mxmp.precision.needs import MANY
 from mxmp.serving.lowering import lower, lower_to_float16
 
 Z = S.FullyConnected(S.var("data"), S.var("weight"), no_bias=True, num_hidden=4, name="z")
@@ -279,6 +280,28 @@ def test_a_body_keeps_what_its_outputs_are_read_for():
 
     out, _ = S.contrib.foreach(body, S.var("data"), S.var("state"))
     assert {name.split("/")[-1] for name in low_of(out)} == {"fc"}
+
+
+def test_a_body_knows_what_a_state_is_from_the_second_iteration_on():
+    def body(x, state):
+        small = S.softmax(S.broadcast_add(state, x))
+        return S.log(S.dot(state, S.eye(4), name="read")), small
+
+    out, _ = S.contrib.foreach(body, S.zeros((3, 1)), fc(Z, "start"))
+    assert "read" not in {name.split("/")[-1] for name in low_of(out)}
+
+
+def test_a_learned_bias_ends_the_need_of_small_values():
+    probabilities = S.softmax(fc(Z, "scores"))
+    for layer, is_low in (({}, True), ({"no_bias": True}, False)):
+        symbol = S.log(S.abs(S.FullyConnected(probabilities, num_hidden=4, name="mixed", **layer)))
+        assert ("mixed" in low_of(symbol)) == is_low
+
+
+@pytest.mark.parametrize(("sums", "is_low"), [(MANY - 1, True), (MANY, False)])
+def test_so_many_sums_in_a_row_are_fp32(sums, is_low):
+    chain = repeated(lambda x: S.relu(x) + x, sums, fc(Z, "first"))
+    assert bool([name for name in low_of(fc(chain, "last")) if "plus" in name]) == is_low
 
 
 class Positions(gluon.HybridBlock):
