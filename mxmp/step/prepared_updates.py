@@ -53,7 +53,8 @@ class PreparedUpdates:
     def __init__(self) -> None:
         self._key: tuple = ()
         self._arrays: list[Any] = []
-        self._operators: list[_Operator] | None = None
+        self._operators: list[_Operator] = []
+        self._device = 0
         self._settings: dict[str, str] = {}
         self._rates: tuple[list[float], list[float]] = [], []
 
@@ -66,20 +67,17 @@ class PreparedUpdates:
         masters: Mapping[int, NDArray],
         states: Mapping[int, Any],
     ) -> bool:
-        """Update the weights, or return False: for other optimizers, dtypes and storage, and for arrays that are other
-        ones than in the call before, as each is at a first step."""
-        if type(optimizer) not in (mx.optimizer.SGD, mx.optimizer.Adam):
+        """Update the weights, or return False: for other optimizers, dtypes and storage, and where a state is missing,
+        as at a first step."""
+        if type(optimizer) not in (mx.optimizer.SGD, mx.optimizer.Adam) or not all(map(states.__contains__, indices)):
             return False
         key = (type(optimizer), _momentum(optimizer) > 0, optimizer.aggregate_num, tuple(indices))
         own = [states.get(index) for index in indices]
         full = [masters.get(index) for index in indices]
         arrays = [*grads, *weights, *own, *full]
         if key != self._key or not all(map(is_, arrays, self._arrays)):
-            self._key, self._arrays, self._operators = key, arrays, None
-            return False
-        if self._operators is None:
-            self._device = weights[0].ctx.device_id
             lists = [list(state) if isinstance(state, tuple) else [] if state is None else [state] for state in own]
+            self._key, self._arrays, self._device = key, arrays, weights[0].ctx.device_id
             self._operators = _operators(optimizer, list(map(_Weight, weights, grads, lists, full)))
             self._settings, self._rates = {}, ([], [])
         if not self._operators or not have_equal_counts(optimizer, indices, self._device):
