@@ -24,6 +24,6 @@ fi
 python -W ignore -c 'import horovod, horovod.mxnet, mxnet; print(f"==> horovod {horovod.__version__}, mxnet {mxnet.__version__}")'
 export PYTHONPATH="$mxmp_root${PYTHONPATH:+:$PYTHONPATH}"
 if [ $# -eq 0 ]; then
-    set -- tests/gluon/test_distributed.py tests/symbolic/test_module_distributed.py tests/step/test_stores.py
+    set -- tests/features/test_distributed.py tests/features/test_distributed_modules.py tests/step/test_stores.py
 fi
 exec python -m pytest "$@"

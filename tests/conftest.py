@@ -11,7 +11,7 @@ from mxmp import cpu
 from mxmp.pipeline import _log_that_float16_is_emulated
 from mxmp.versions import NUMBERS
 
-BAD_INPUT = "tests/symbolic/test_command_line.py::test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing"
+BAD_INPUT = "tests/test_main.py::test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing"
 ONLY_1_7 = ((1, 7, 0),)
 BEFORE_1_9 = (*ONLY_1_7, (1, 8, 0))
 NO_NORM_WITH_RELU = "has no BatchNormWithReLU"
@@ -33,7 +33,7 @@ _log_that_float16_is_emulated()  # once in a process; tests of the log see their
 
 def pytest_configure(config):
     """Tests read scaled gradients, and compute unscaled ones in float16, to compare them; users are warned.
-    ``gluon/test_scaled_reads.py`` and ``gluon/test_doors.py`` say when."""
+    ``gluon/test_scaled_reads.py`` and ``gluon/test_backward.py`` say when."""
     config.addinivalue_line("filterwarnings", "ignore:the gradient .*is read between a scaled backward:UserWarning")
     config.addinivalue_line("filterwarnings", r"ignore:a plain loss.backward\(\) has run through:UserWarning")
 
@@ -41,13 +41,13 @@ def pytest_configure(config):
 # Faults of other versions of MXNet than 1.9.1: pytest ids, the versions that have the fault, and the fault.
 FAULTS = (
     ("tests/gluon/test_convert.py::test_block_save_writes_the_fp32_graph", BEFORE_1_9, "has no HybridBlock.save"),
-    ("tests/gluon/test_hook_calls.py::test_block_save_", BEFORE_1_9, "has no HybridBlock.save"),
+    ("tests/gluon/test_hook.py::test_block_save_", BEFORE_1_9, "has no HybridBlock.save"),
     *(
-        (f"tests/behaviour/test_save_and_load.py::test_{what}", BEFORE_1_9, "has no HybridBlock.save")
+        (f"tests/features/test_save_and_load.py::test_{what}", BEFORE_1_9, "has no HybridBlock.save")
         for what in ("a_converted", "a_plain", "a_loaded", "after_the_first_call", "the_graph_of_a_loaded")
     ),
-    ("tests/behaviour/test_copies.py::test_block_save_and_load_still_work", BEFORE_1_9, "has no HybridBlock.save"),
-    ("tests/kernels/test_cpu_kernels.py::test_a_3d_deconvolution", BEFORE_1_9, NO_3D_DECONVOLUTION),
+    ("tests/features/test_copies.py::test_block_save_and_load_still_work", BEFORE_1_9, "has no HybridBlock.save"),
+    ("tests/features/test_wrong_kernels.py::test_a_3d_deconvolution", BEFORE_1_9, NO_3D_DECONVOLUTION),
     ("tests/kernels/test_padding.py::test_3d_deconvolutions_are_cropped_apart", BEFORE_1_9, NO_3D_DECONVOLUTION),
     (
         "tests/gluon/test_scaling.py::test_a_loss_that_would_round_the_scale_is_refused_and_one_that_holds_it_is_not[half",
@@ -69,19 +69,19 @@ FAULTS = (
     ),
     (f"{BAD_INPUT}[tune without shapes", ONLY_1_7, UNKNOWN_SHAPE),
     (f"{BAD_INPUT}[advise without shapes", ONLY_1_7, UNKNOWN_SHAPE),
-    ("tests/symbolic/test_command_line.py::test_tune_names_what_it_lacks", ONLY_1_7, UNKNOWN_SHAPE),
+    ("tests/test_main.py::test_tune_names_what_it_lacks", ONLY_1_7, UNKNOWN_SHAPE),
     (
-        "tests/symbolic/test_operators_on_weights.py::test_every_operator_on_weights_binds_and_trains_as_in_fp32[_square_sum]",
+        "tests/features/test_operators_on_weights.py::test_every_operator_on_weights_binds_and_trains_as_in_fp32[_square_sum]",
         ONLY_1_7,
         "ends the process in _square_sum, in FP32",
     ),
     (
-        "tests/symbolic/test_operators_on_weights.py::test_every_operator_on_weights_binds_and_trains_as_in_fp32[_npi_pad]",
+        "tests/features/test_operators_on_weights.py::test_every_operator_on_weights_binds_and_trains_as_in_fp32[_npi_pad]",
         ONLY_1_7,
         "computes 1 for each gradient of np.pad, in FP32",
     ),
     (
-        "tests/gluon/test_hook_calls.py::test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward",
+        "tests/gluon/test_hook.py::test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward",
         ONLY_1_7,
         "has no hybridize(clear=...)",
     ),

@@ -11,10 +11,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.frontends import batch, convolutional, gluon_run, gluon_step, module_of, module_step, three
+from kit.measuring import FEW, measured_here
 from kit.oracle import S
 from kit.twins import LOSS
 from mxnet import autograd
-from tuning.measuring import FEW, measured_here
 
 import mxmp
 from mxmp.callbacks import KeptError, hold_interrupts

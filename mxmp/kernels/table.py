@@ -132,7 +132,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="a bfloat16 reshape after a 3-D convolution fails: oneDNN has no conversion (reorder) from the blocked "
         "layout of the convolution's output",
         source='oneDNN 2.4: "could not create a primitive descriptor for a reorder primitive"',
-        test=f"{_TESTS}/test_cpu_kernels.py::test_a_3d_convolution_and_a_reshape",
+        test="tests/features/test_wrong_kernels.py::test_a_3d_convolution_and_a_reshape",
         rewrite=layouts.copy_inputs,
     ),
     Workaround(
@@ -281,7 +281,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         "ROIAlign: for region n, one zero is written over value n of the whole output, and the region's own output is "
         "left unwritten",
         source="MXNet 1.9.1, src/operator/contrib/roi_align.cc: top_data[n] = 0",
-        test=f"{_TESTS}/test_cpu_kernels.py::test_nothing_reads_memory_that_was_never_written",
+        test="tests/features/test_wrong_kernels.py::test_nothing_reads_memory_that_was_never_written",
         rewrite=unwritten.zero_unassigned_regions,
     ),
     Workaround(
@@ -291,7 +291,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="FullyConnected does not write the gradient of its bias if that of its weight is not requested (a frozen "
         "weight). Two matrix products of attention (_contrib_interleaved_matmul_*) have the same fault",
         source="MXNet 1.9.1, src/operator/nn/mkldnn/mkldnn_fully_connected.cc",
-        test=f"{_TESTS}/test_cpu_kernels.py::test_nothing_reads_memory_that_was_never_written",
+        test="tests/features/test_wrong_kernels.py::test_nothing_reads_memory_that_was_never_written",
         rewrite=unwritten.request_both_gradients,
     ),
     Workaround(

@@ -18,7 +18,7 @@ _WRITTEN_TOGETHER = {
 }
 # From an operator to the positions of inputs whose gradient MXNet's kernel writes over what the array holds, or adds
 # wrongly to it, though it is to add (it refuses to run ``_np_moveaxis``). Others add: see the operators that
-# tests/kernels/test_gradients_in_graphs.py tries.
+# tests/kernels/test_unwritten.py tries.
 _CANNOT_ADD: dict[str, Sequence[int]] = {
     **dict.fromkeys(
         ("clip", "mean", "moments", "reverse", "_split_v2", "_np_cumsum", "Crop", "_contrib_boolean_mask"), (0,)

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     found["recording"] = called(
         [sys.executable, "scripts/dev.py", "check", "tensor-core", "--by", "mxnet", "--output", str(recording)], {}
     )
-    found["emulation"] = tests("tests/kernels/test_tensor_core.py", MXMP_TENSOR_CORE=str(recording))
+    found["emulation"] = tests("tests/features/test_tensor_core.py", MXMP_TENSOR_CORE=str(recording))
     found["timing of parts"], found["parts"] = parts(args.output, rounds=3 if args.quick else 11)
     found["sizes"] = QUICK if args.quick else SIZES
     found["networks"] = networks(found["sizes"], args.output)

@@ -2,7 +2,7 @@
 
 It needs an NVIDIA GPU of compute capability 7.0 or newer, and MXNet's CUDA build (``--by mxnet``, which records the
 very kernels that a converted net runs) or PyTorch (``--by torch``, for GPUs newer than MXNet's wheels). The tests of
-``tests/kernels/test_tensor_core.py`` then hold the CPU's emulation of float16 against the file.
+``tests/features/test_tensor_core.py`` then hold the CPU's emulation of float16 against the file.
 
 The file, all arrays float16 but for the first:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from served_networks import digits, trained_on_digits
+from kit.served_networks import digits, trained_on_digits
 
 
 @pytest.fixture(scope="module")

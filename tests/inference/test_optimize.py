@@ -15,9 +15,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.oracle import sqnr
+from kit.served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn
-from served_networks import S, batches, conv, digits, filled, forward, preactivation, relu, warmed
 from support.profile import operators
 
 import mxmp

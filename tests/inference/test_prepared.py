@@ -88,9 +88,9 @@ def reorders(kind):
     environment = {
         **os.environ,
         "DNNL_VERBOSE": "1",
-        "PYTHONPATH": os.pathsep.join([*sys.path, os.path.dirname(__file__)]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    code = f"import test_prepared; test_prepared.main({kind!r})"
+    code = f"from inference import test_prepared; test_prepared.main({kind!r})"
     run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found, name = {}, ""
     for line in run.stdout.splitlines():

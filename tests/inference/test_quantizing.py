@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from kit.examples import examples
 from kit.oracle import sqnr
-from served_networks import S, conv, filled, forward, networks, relu
+from kit.served_networks import S, conv, filled, forward, networks, relu
 
 from mxmp.inference.quantizing import quantize, tensors_to_calibrate
 from mxmp.precision.graph import Graph

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Iterable
 
 import mxnet as mx
@@ -512,13 +511,9 @@ def check_bfloat16() -> None:
 
 @pytest.mark.slow
 def test_operators_listed_for_bfloat16_hold_forward_and_backward_on_the_cpu():
-    here = Path(__file__).resolve()
-    paths = os.pathsep.join(
-        [str(here.parents[2]), str(here.parents[1]), str(here.parent), os.environ.get("PYTHONPATH", "")]
-    )
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import test_rules; test_rules.check_bfloat16()"],
-        env={**os.environ, "PYTHONPATH": paths},
+        [sys.executable, "-W", "ignore", "-c", "from precision.test_rules import check_bfloat16; check_bfloat16()"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,

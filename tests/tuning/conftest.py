@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tuning.measuring import FEW, measured_here
+from kit.measuring import FEW, measured_here
 
 from mxmp.tuning import process, search
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
-from exports import TABLES, write_database
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
+from kit.exports import TABLES, write_database
 
 from mxmp import Plan, explain
 from mxmp.__main__ import main

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import dist_worker
 import mxnet as mx
 import numpy as np
 import pytest
@@ -18,6 +17,8 @@ from kit.nets import two_layers
 
 import mxmp
 from mxmp import launch as launcher
+
+from . import dist_worker
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
-from arrangements import HEADS, MadeHead, RegressionHead, SoftmaxHead
 from kit.twins import (
     FLAGS,
     LOSS,
@@ -23,6 +22,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+
+from .arrangements import HEADS, MadeHead, RegressionHead, SoftmaxHead
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
 DTYPES = ["float16", "bfloat16"]

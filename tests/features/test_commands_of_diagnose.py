@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import mxnet as mx
 import pytest
-from exports import write_database
+from kit.exports import write_database
 
 from mxmp.__main__ import main
 from mxmp.diagnose import advise, profile

@@ -9,8 +9,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.oracle import sqnr
+from kit.served_networks import batches
 from mxnet.gluon import nn
-from served_networks import batches
 
 import mxmp
 from mxmp.inference.runner import CandidateError, Runner

@@ -20,7 +20,7 @@ DATA = S.var("data")
 SHAPES = ((4, 6), (4, 4), (2, 3, 4, 5), (6,))
 # They draw random numbers, give NaN below 1, leave float16's range (degrees), or have a gradient of rounding errors
 # alone (a norm over one group), or fail when they run, in some runs late enough to seem right (triangles, Cholesky's of
-# matrices that are not square: tests/kernels/test_gradients_in_graphs.py has one that is). oneDNN's own, for graphs
+# matrices that are not square: tests/kernels/test_unwritten.py has one that is). oneDNN's own, for graphs
 # that are fused already, end the process.
 LEFT_OUT = ("random", "arccosh", "degrees", "GroupNorm", "linalg_tr", "potrf", "cholesky", "_sg_mkldnn", "copyto")
 TRAINED = {name: op for name, op in FORWARD.items() if RULES[op.canonical].kind not in (Kind.ALONE, Kind.HEAD)}

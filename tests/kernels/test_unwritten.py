@@ -2,7 +2,7 @@
 again, or of a result that a residual reads, too.
 
 The operators are FP32, in a graph of mxmp's, against MXNet's own gradient where nothing else is asked for. Where there
-is a GPU they run on it: bash scripts/simgpu.sh tests/kernels/test_gradients_in_graphs.py
+is a GPU they run on it: bash scripts/simgpu.sh tests/kernels/test_unwritten.py
 """
 
 from __future__ import annotations

@@ -7,15 +7,16 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from kit import digits
 
 import mxmp
 from mxmp.__main__ import main, parser
 
 
 @pytest.fixture
-def checkpoint(tmp_path, net, symbol):
-    symbol.save(str(tmp_path / "net-symbol.json"))
-    params = net.collect_params().items()
+def checkpoint(tmp_path):
+    digits.symbol().save(str(tmp_path / "net-symbol.json"))
+    params = digits.seeded().collect_params().items()
     mx.nd.save(
         str(tmp_path / "net-0003.params"),
         {("arg:" if p._differentiable else "aux:") + k: p.data() for k, p in params},
@@ -28,14 +29,14 @@ def run(checkpoint, *arguments):
 
 
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_cast_writes_a_checkpoint_that_plain_mxnet_runs(checkpoint, digits, capsys, policy):
+def test_cast_writes_a_checkpoint_that_plain_mxnet_runs(checkpoint, capsys, policy):
     assert run(checkpoint, "cast", "@net-symbol.json", "@net-0003.params", "@low", "--policy", policy) == 0
     assert f"3 of 5 operators in {policy}" in capsys.readouterr().out or policy == "bfloat16"
-    answers = []
+    answers, data = [], digits.Digits().validation()
     for prefix in ("net", "low"):
         module = mx.mod.Module.load(str(checkpoint / prefix), 3 if prefix == "net" else 0)
-        module.bind(digits.validation().provide_data, digits.validation().provide_label, for_training=False)
-        answers.append(module.predict(digits.validation()).asnumpy())
+        module.bind(data.provide_data, data.provide_label, for_training=False)
+        answers.append(module.predict(data).asnumpy())
     assert not np.array_equal(*answers)
     np.testing.assert_allclose(*answers, atol=2e-2)
 
@@ -236,9 +237,9 @@ def test_explain_says_that_a_pattern_matches_nothing(checkpoint, capsys):
     assert "exclude matched nothing: tail*" in capsys.readouterr().out
 
 
-def test_a_misspelt_keyword_of_explain_is_an_error(symbol):
+def test_a_misspelt_keyword_of_explain_is_an_error():
     with pytest.raises(ValueError, match="no input 'polcy'; did you mean"):
-        mxmp.explain(symbol, polcy=(1, 2))
+        mxmp.explain(digits.symbol(), polcy=(1, 2))
 
 
 def test_advise_names_the_network_of_the_file_and_not_its_last_operator(tmp_path, capsys):

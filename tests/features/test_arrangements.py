@@ -2,7 +2,7 @@
 
 More of them, with a seed, and how many were tried and refused:
 
-    pytest tests/behaviour/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 \\
+    pytest tests/features/test_arrangements.py --hypothesis-profile=long --hypothesis-seed=1 \\
         --hypothesis-show-statistics
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from arrangements import NAIVE, Arrangement, arrangements, deltas
 from hypothesis import HealthCheck, event, given, settings
 from kit.examples import examples
 from kit.processes import run_tests
-from module_arrangements import ModuleArrangement, module_arrangements, module_deltas
+
+from .arrangements import NAIVE, Arrangement, arrangements, deltas
+from .module_arrangements import ModuleArrangement, module_arrangements, module_deltas
 
 COUNT = examples(50 if NAIVE else 500)
 # Of the update's length; a forgotten scale, step, device or accumulation is off by half and more.

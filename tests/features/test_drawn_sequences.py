@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from drawn_sequences import PAIRS, run
+
+from .drawn_sequences import PAIRS, run
 
 SEEDS = range(int(os.environ.get("MXMP_DRAWN", "30")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from served_networks import S, filled
+from kit.served_networks import S, filled
 
 import mxmp
 from mxmp.inference.calibration import Statistics, column_sqnr, columns_of, same_answers

@@ -9,13 +9,14 @@ from unittest import mock
 
 import mxnet as mx
 import numpy as np
-from arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, STEPS, WIDTH, part, parts
 from hypothesis import strategies as st
 from kit.plans import random_exclusions, random_plan_of_symbol
 from kit.twins import POLICIES, array
 from mxnet.gluon import nn
 
 import mxmp
+
+from .arrangements import BATCH, CLASSES, HEADS, OPTIMIZERS, STEPS, WIDTH, part, parts
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 from kit.oracle import sqnr
+from kit.served_networks import S, conv, filled, forward, networks, preactivation, relu, warmed
 from mxnet import gluon
-from served_networks import S, conv, filled, forward, networks, preactivation, relu, warmed
 
 import mxmp
 from mxmp.gluon.graphs import traced_call
