@@ -8,25 +8,12 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.modules import module_of, run_of, symbol_of, train_module
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.step import state_file
 
 POLICIES = ["float16", "params=float16", "bfloat16"]
-
-
-def run_of(policy, seed):
-    mx.random.seed(seed)
-    np.random.seed(seed)
-    net = gluon.nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(gluon.nn.Dense(8, in_units=4), gluon.nn.BatchNorm(in_channels=8), gluon.nn.Dropout(0.5))
-        net.add(gluon.nn.Dense(2, in_units=8))
-    net.initialize(mx.init.Xavier())
-    mxmp.convert(net, policy)
-    scaler = mxmp.DynamicLossScaler(2.0**8, growth_interval=2)
-    return net, mxmp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=scaler)
 
 
 def train(net, trainer, steps):
@@ -90,37 +77,6 @@ def test_a_net_may_wait_for_its_shapes(tmp_path, caplog):
     assert fresh[0].weight.list_ctx() == [mx.cpu(1)]
     same(values(net), values(fresh))
     assert not caplog.records
-
-
-def symbol_of(key=None):
-    data = mx.sym.var("data")
-    x = mx.sym.FullyConnected(mx.sym.mean(data, axis=1) if key else data, num_hidden=8, name="a")
-    x = mx.sym.Dropout(mx.sym.relu(mx.sym.BatchNorm(x, fix_gamma=False, name="n")), p=0.5)
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=2, name="b"), name="softmax")
-
-
-def module_of(kind, policy, seed):
-    mx.random.seed(seed)
-    np.random.seed(seed)
-    options = {"policy": policy, "loss_scale": mxmp.DynamicLossScaler(2.0**8, growth_interval=2)}
-    if kind is mxmp.Module:
-        module = mxmp.Module(symbol_of(), **options)
-        module.bind([("data", (6, 4))], [("softmax_label", (6,))])
-    else:
-        module = kind(lambda key: (symbol_of(key), ["data"], ["softmax_label"]), 3, **options)
-        module.bind([("data", (6, 3, 4))], [("softmax_label", (6,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.01})
-    return module
-
-
-def train_module(module, steps):
-    for step in range(steps):
-        shape = (6, 4) if isinstance(module, mxmp.Module) else (6, 3 - step % 2, 4)
-        x, y = mx.nd.array(np.random.normal(0, 1, shape)), mx.nd.array(np.random.randint(0, 2, 6))
-        described = [mx.io.DataDesc("data", shape)], [mx.io.DataDesc("softmax_label", (6,))]
-        module.forward_backward(mx.io.DataBatch([x], [y], None, None, shape[1], *described))
-        module.update()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -207,93 +163,6 @@ def warnings_of(caplog):
     found = [record.getMessage() for record in caplog.records if "other values" in record.getMessage()]
     caplog.clear()
     return found
-
-
-@pytest.mark.parametrize("policy", [None, *POLICIES])
-def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, tmp_path, caplog):
-    net, trainer = run_of(policy or "bfloat16", 1)
-    if policy is None:
-        mxmp.restore(net)
-    for step in (1, 2):
-        train(net, trainer, 1)
-        net.save_parameters(str(tmp_path / f"{step}.params"))
-        trainer.save_states(str(tmp_path / f"{step}.states"))
-    for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1), (1, 2, 1)):
-        again, resumed = run_of(policy or "bfloat16", 2)
-        again.load_parameters(str(tmp_path / f"{params}.params"))
-        resumed.load_states(str(tmp_path / f"{states}.states"))
-        found = warnings_of(caplog)
-        assert len(found) == expected
-        train(again, resumed, 1)
-        assert not warnings_of(caplog)
-        if expected:
-            assert "net_batchnorm0_beta and 5 more" in found[0]
-            assert f"{states}.states" in found[0]
-            assert "save_checkpoint" in found[0]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_module_is_told_too(policy, tmp_path, caplog):
-    module = module_of(mxmp.Module, policy, 1)
-    for step in (1, 2):
-        train_module(module, 1)
-        module.save_checkpoint(str(tmp_path / "m"), step, True)
-    for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1)):
-        again = module_of(mxmp.Module, policy, 2)
-        again.load_params(str(tmp_path / f"m-000{params}.params"))
-        again.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
-        assert len(warnings_of(caplog)) == expected
-
-
-def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_parameters(tmp_path, caplog):
-    net, trainer = run_of("bfloat16", 1)
-    train(net, trainer, 1)
-    net.save_parameters(str(tmp_path / "params"))
-    trainer.save_states(str(tmp_path / "states"))
-    again, resumed = run_of("bfloat16", 2)
-    resumed.load_states(str(tmp_path / "states"))
-    again.load_parameters(str(tmp_path / "params"))
-    content = state_file.read((tmp_path / "states").read_bytes())
-    del content["fingerprint"]
-    state_file.write(str(tmp_path / "states"), content)
-    train(again, resumed, 1)
-    resumed.load_states(str(tmp_path / "states"))
-    assert not warnings_of(caplog)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_parameters_of_another_step_behind_states_are_said_to_be_at_the_first_step(policy, tmp_path, caplog):
-    net, trainer = run_of(policy, 1)
-    for step in (1, 2):
-        train(net, trainer, 1)
-        net.save_parameters(str(tmp_path / f"{step}.params"))
-        trainer.save_states(str(tmp_path / f"{step}.states"))
-    for states, params, expected in ((1, 1, 0), (2, 2, 0), (1, 2, 1), (2, 1, 1), (1, None, 1)):
-        again, resumed = run_of(policy, 2)
-        resumed.load_states(str(tmp_path / f"{states}.states"))
-        if params is not None:
-            again.load_parameters(str(tmp_path / f"{params}.params"))
-        assert not warnings_of(caplog)
-        train(again, resumed, 1)
-        found = warnings_of(caplog)
-        assert len(found) == expected
-        assert all(f"{states}.states" in each for each in found)
-        train(again, resumed, 1)
-        assert not warnings_of(caplog)
-        assert not resumed.scaled_step.observers  # later steps read no weights
-
-
-def test_a_module_that_gets_parameters_of_another_step_behind_its_states_is_told_at_its_update(tmp_path, caplog):
-    module = module_of(mxmp.Module, "params=float16", 1)
-    for step in (1, 2):
-        train_module(module, 1)
-        module.save_checkpoint(str(tmp_path / "m"), step, True)
-    for states, params, expected in ((1, 1, 0), (1, 2, 1)):
-        module.load_params(str(tmp_path / f"m-000{states}.params"))
-        module.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
-        module.load_params(str(tmp_path / f"m-000{params}.params"))
-        train_module(module, 1)
-        assert len(warnings_of(caplog)) == expected
 
 
 def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):

@@ -227,14 +227,6 @@ def test_a_file_of_a_converted_net_s_own_writers_can_be_told_from_a_whole_one(ki
             other.load_parameters(str(path))
 
 
-def test_a_checkpoint_of_buckets_is_what_mxnet_writes(tmp_path):
-    made = bucketing()
-    made.save_checkpoint(str(tmp_path / "ours"), 3)
-    mx.mod.BucketingModule.save_checkpoint(made, str(tmp_path / "plain"), 3)
-    for end in ("-0003.params", "-0-symbol.json", ".buckets"):
-        assert (tmp_path / f"ours{end}").read_bytes() == (tmp_path / f"plain{end}").read_bytes()
-
-
 def test_a_link_stays_a_link_and_what_it_points_to_is_replaced(tmp_path):
     (tmp_path / "real.params").write_bytes(b"old")
     (tmp_path / "a.params").symlink_to(tmp_path / "real.params")

@@ -1,8 +1,9 @@
-"""The house: which module may import which, and that importing mxmp changes nothing in MXNet."""
+"""The house: which module may import which, where its test is, and that importing mxmp changes nothing in MXNet."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import lru_cache
@@ -251,6 +252,50 @@ def test_the_walk_finds_the_home_of_an_import(tmp_path, paths):
     for line, where in lines.items():
         (tmp_path / "file.py").write_text(line, encoding="utf-8")
         assert {found for found, _ in homes_imported(tmp_path / "file.py", paths)} == {where}, line
+
+
+# -- The tests --------------------------------------------------------------------------------------
+
+TESTS = ROOT / "tests"
+# Folders of tests that are of no one module of mxmp.
+CROSSING = ("features", "docs", "examples", "gpu", "nullgpu", "simgpu", "scripts", "kit")
+# Modules without a test file of their name, and where they are tested.
+ELSEWHERE = {
+    r"(precision|step|symbolic)/_mxnet": "each name is used by its package, whose tests fail in a MXNet that lacks it",
+    r"diagnose/networks/(of_\w+/\w+|protocol|stand_ins)": "each diagnostic's tests run through both frontends",
+    r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",
+    r"diagnose/verifying/(judging|modes|porting|reasons|recording)": "the parts of one answer: test_verify.py",
+    r"observed": "what the monitors and probes of test_monitoring.py and test_probe.py report",
+    r"inference/worker|workers/sitecustomize": "the other side of test_runner.py and of test_launch.py",
+}
+SMALL = 30
+
+
+def code_of(path: Path) -> int:
+    """Return the number of lines with code: no blank ones, comments and docstrings."""
+    text = path.read_text(encoding="utf-8")
+    said = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            said |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and i not in said for i, line in lines)
+
+
+def file_of_tests(module: str) -> str:
+    folder, _, name = module.rpartition("/")
+    return f"{folder}/test_{name.strip('_')}.py".lstrip("/")
+
+
+def test_each_module_has_a_test_file_of_its_name_and_each_test_file_a_module():
+    """A reader finds the test of a module, and of what crosses modules, by the names of folders and files."""
+    modules = {module for module in FILES if not module.endswith("__init__")}
+    lacking = {m for m in modules if not (TESTS / file_of_tests(m)).exists() and code_of(FILES[m]) > SMALL}
+    assert {module for module in lacking if not any(re.fullmatch(name, module) for name in ELSEWHERE)} == set()
+    assert [name for name in ELSEWHERE if not any(re.fullmatch(name, module) for module in lacking)] == []
+    found = {path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    found = {path.as_posix() for path in found if path.parts[0] not in CROSSING}
+    assert found - {file_of_tests(module) for module in modules} == {"test_house.py"}
 
 
 # -- MXNet's private attributes ---------------------------------------------------------------------

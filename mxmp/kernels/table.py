@@ -55,7 +55,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="Cast to bfloat16 truncates instead of rounding to nearest, so that magnitudes shrink; it is also "
         "slower than amp_cast, which oneDNN computes",
         source="MXNet 1.9.1, 3rdparty/mshadow/mshadow/bfloat.h: the constructor drops the lower 16 bits",
-        test=f"{_TESTS}/test_fit.py::test_bfloat16_casts_are_amp_casts",
+        test=f"{_TESTS}/test_rounding.py::test_bfloat16_casts_are_amp_casts",
         rewrite=rounding.use_amp_cast,
     ),
     Workaround(
@@ -64,7 +64,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         effect="wrong",
         fault="sigmoid, tanh and elemwise_sub truncate their bfloat16 results instead of rounding to nearest",
         source="MXNet 1.9.1, mshadow's bfloat16 arithmetic (mshadow/bfloat.h); oneDNN's kernels round",
-        test=f"{_TESTS}/test_fit.py::test_bfloat16_computes_truncating_operators_by_ones_that_round",
+        test=f"{_TESTS}/test_rounding.py::test_bfloat16_computes_truncating_operators_by_ones_that_round",
         rewrite=rounding.replace_truncating_operators,
     ),
     Workaround(
@@ -73,7 +73,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         effect="slow",
         fault="the FP32 kernel of clip (ReLU6) branches for every element",
         source="MXNet 1.9.1, src/operator/tensor/matrix_op-inl.h: struct clip",
-        test=f"{_TESTS}/test_fit.py::test_clip_is_computed_in_two_and_is_its_own_again",
+        test=f"{_TESTS}/test_rounding.py::test_clip_is_computed_in_two_and_is_its_own_again",
         rewrite=rounding.clip_by_two_bounds,
     ),
     Workaround(
@@ -164,7 +164,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         fault="MXNet has no float16 kernels for matrix operators on a CPU. They are emulated: each operator computes "
         "in FP32 between casts that round as a Tensor Core does",
         source="MXNet 1.9.1, src/operator/nn/convolution.cc and others; NVIDIA, Volta architecture whitepaper (2017)",
-        test=f"{_TESTS}/test_emulation.py::test_followers_round_their_own_output",
+        test=f"{_TESTS}/test_rounding.py::test_followers_round_their_own_output",
         rewrite=emulation.round_every_node,
     ),
     Workaround(
@@ -206,7 +206,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         effect="wrong",
         fault="a GPU's kernel of x * 0.3 and the like rounds the constant to float16; an FP32 kernel does not",
         source="MXNet 1.9.1, src/operator/tensor/elemwise_binary_scalar_op.h: DType(alpha); seen on the simulated GPU",
-        test=f"{_TESTS}/test_emulation.py::test_a_constant_is_float16",
+        test=f"{_TESTS}/test_rounding.py::test_a_constant_is_float16",
         rewrite=emulation.round_constants,
     ),
     Workaround(
@@ -225,7 +225,7 @@ WORKAROUNDS: tuple[Workaround, ...] = (
         effect="slow",
         fault="two casts around an operator that only selects values, such as relu, change no value but take time",
         source="our own emulation",
-        test=f"{_TESTS}/test_emulation.py::test_the_shortcut_of_exact_operators_changes_no_bit",
+        test=f"{_TESTS}/test_rounding.py::test_the_shortcut_of_exact_operators_changes_no_bit",
         rewrite=emulation.skip_needless_roundings,
     ),
     Workaround(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from kit.modules import SHAPES, bound, bucketing, mlp
 from kit.oracle import S
-from kit.twins import seeded
+from kit.twins import POLICIES, seeded
 from mxnet import autograd, gluon
 
 import mxmp
@@ -88,3 +89,78 @@ def test_the_workarounds_within_a_loop_have_its_name_as_a_prefix():
     assert gate.name.endswith("/gate")
     assert gate.name in report.workarounds["rounding_operators"]
     assert "rounding_operators" in gate.workarounds
+
+
+def test_explain_names_operators_of_a_policy_that_change_nothing():
+    x = mx.sym.var("x")
+    product = mx.sym.FullyConnected(mx.sym.clip(x, 0, 6), num_hidden=4)
+    policy = mxmp.Policy("bfloat16", low_ops=["clip", "softmax", "FullyConnected"], full_ops=["exp"])
+    (graph,) = mxmp.explain(product, policy=policy, ctx=mx.cpu()).graphs
+    exp, clip, softmax = sorted(graph.without_effect)
+    assert clip.startswith("low_ops=clip: it stays in FP32, as the bfloat16 CPU kernel of clip is")
+    assert (exp, softmax) == ("full_ops=exp: the graph has none", "low_ops=softmax: the graph has none")
+    assert f"Without effect\n    {softmax}" in str(graph)
+    (graph,) = mxmp.explain(product, policy="bfloat16", ctx=mx.cpu()).graphs
+    assert graph.without_effect == ()
+    assert "Without effect" not in str(graph)
+
+
+def test_explain_shows_the_plan_that_runs_in_a_net():
+    net = mx.gluon.nn.Dense(3, in_units=2)
+    net.initialize()
+    mxmp.convert(net)
+    (report,) = mxmp.explain(net, mx.nd.ones((1, 2))).graphs
+    assert [d.op for d in report.plan.decisions.values() if d.low] == ["FullyConnected"]
+    assert report.plan is mxmp.explain(net).graphs[0].plan
+
+
+# MXNet's own Module leaves the states file open when it reads it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.mark.parametrize("kind", ["Module", "BucketingModule"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_explain_takes_a_module(policy, kind):
+    module = mxmp.Module(mlp(), policy=POLICIES[policy]) if kind == "Module" else bucketing(policy=POLICIES[policy])
+    bound(module)
+    report = mxmp.explain(module)
+    twin = mxmp.explain(mlp(), policy=POLICIES[policy])
+    operators = [(node.op, node.dtype) for node in report.nodes]
+    assert operators == [(node.op, node.dtype) for node in twin.nodes]
+    assert set(report.graphs[0].low_params) == (set(SHAPES) if policy == "float16 masters" else set())
+    assert "fc1" in "".join(node.name for node in report.nodes)
+    assert report.cast_bytes is not None
+    assert str(report)
+
+
+def test_explain_of_a_module_that_is_not_bound_says_to_bind():
+    with pytest.raises(ValueError, match="bind"):
+        mxmp.explain(mxmp.Module(mlp()))
+
+
+def test_explain_of_a_plain_module_says_what_it_takes():
+    with pytest.raises((TypeError, ValueError), match=r"mxmp\.Module|Symbol"):
+        mxmp.explain(bound(mx.mod.Module(mlp())))
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"policy": "bfloat16"}, {"exclude": ["fc*"]}, {"ctx": mx.cpu()}, {"data": (1, 2)}]
+)
+def test_explain_refuses_for_a_module_what_is_for_symbols(keywords):
+    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), label_names=None)
+    module.bind([("data", (2, 3))], for_training=False)
+    with pytest.raises(ValueError, match="are for Symbols"):
+        mxmp.explain(module, **keywords)
+
+
+def test_explain_refuses_what_stands_by_position_after_a_symbol_or_a_module():
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    with pytest.raises(ValueError, match=r"after a Symbol, got NDArray, str: name the shapes.*data="):
+        mxmp.explain(symbol, mx.nd.ones((2, 3)), "bfloat16")
+    module = mxmp.Module(symbol, label_names=None)
+    module.bind([("data", (2, 3))], for_training=False)
+    with pytest.raises(ValueError, match=r"after a module, got NDArray: .*explain\(module\)"):
+        mxmp.explain(module, mx.nd.ones((2, 3)))

@@ -7,7 +7,7 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.modules import SHAPES, batch, bound, bucketing, mlp, train, weights
+from kit.modules import batch, bound, bucketing, mlp, train, weights
 from kit.twins import POLICIES, assert_close, assert_same
 
 import mxmp
@@ -154,76 +154,3 @@ def test_module_load_and_bucketing_module_take_exclude(tmp_path):
 def test_an_exclude_of_a_module_that_matches_nothing_warns():
     with pytest.warns(UserWarning, match=r"exclude.*fc9"):
         bound(mxmp.Module(mlp(), exclude=["fc9"]))
-
-
-@pytest.mark.parametrize("kind", ["Module", "BucketingModule"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_explain_takes_a_module(policy, kind):
-    module = mxmp.Module(mlp(), policy=POLICIES[policy]) if kind == "Module" else bucketing(policy=POLICIES[policy])
-    bound(module)
-    report = mxmp.explain(module)
-    twin = mxmp.explain(mlp(), policy=POLICIES[policy])
-    operators = [(node.op, node.dtype) for node in report.nodes]
-    assert operators == [(node.op, node.dtype) for node in twin.nodes]
-    assert set(report.graphs[0].low_params) == (set(SHAPES) if policy == "float16 masters" else set())
-    assert "fc1" in "".join(node.name for node in report.nodes)
-    assert report.cast_bytes is not None
-    assert str(report)
-
-
-def test_explain_of_a_module_that_is_not_bound_says_to_bind():
-    with pytest.raises(ValueError, match="bind"):
-        mxmp.explain(mxmp.Module(mlp()))
-
-
-def test_explain_of_a_plain_module_says_what_it_takes():
-    with pytest.raises((TypeError, ValueError), match=r"mxmp\.Module|Symbol"):
-        mxmp.explain(bound(mx.mod.Module(mlp())))
-
-
-def plain_states(folder, store, fixed=()):
-    """After 3 steps on two devices."""
-    module = mx.mod.Module(mlp(), context=[mx.cpu(0), mx.cpu(1)], fixed_param_names=fixed)
-    bound(module).init_optimizer(kvstore=store, optimizer="adam", optimizer_params=OPTIONS["adam"])
-    train(module, range(3))
-    module.save_optimizer_states(str(folder / "s"))
-    return module
-
-
-@pytest.mark.parametrize("fixed", [(), ("fc1_weight",), ("fc1_weight", "fc1_bias", "fc2_weight")], ids=len)
-def test_states_by_weight_and_device_become_those_of_the_weights(fixed, tmp_path, monkeypatch):
-    """As a Module numbers them whose kvstore only sums."""
-    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
-    plain = plain_states(tmp_path, "local", fixed)
-    module = bound(mxmp.Module(mlp(), fixed_param_names=fixed))
-    module.init_optimizer(optimizer="adam", optimizer_params=OPTIONS["adam"])
-    module.load_optimizer_states(str(tmp_path / "s"))
-    states = module._updater[0].states
-    assert len(states) == len(SHAPES) - len(fixed)
-    for index, state in states.items():
-        for found, expected in zip(state, plain._updater.states[2 * index]):
-            np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
-
-
-def test_equal_states_by_name_are_not_taken_for_those_of_several_devices(tmp_path):
-    """As a Module saves them whose kvstore updates: one state for each name, whatever the number of devices."""
-    x = mx.sym.var("data")
-    for i in range(4):
-        x = mx.sym.FullyConnected(x, num_hidden=6, no_bias=True, name=f"fc{i}")
-    states = {f"fc{i}_weight": mx.nd.full((6, 6), i // 2) for i in range(4)}
-    (tmp_path / "s").write_bytes(pickle.dumps(states))
-    module = mxmp.Module(mx.sym.SoftmaxOutput(x, name="softmax"))
-    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
-    module.init_params()
-    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS["sgd"])
-    module.load_optimizer_states(str(tmp_path / "s"))
-    found = module._updater[0].states
-    assert {index: float(state.mean().asscalar()) for index, state in found.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
-
-
-def test_states_of_devices_that_were_trained_apart_are_refused(tmp_path):
-    plain_states(tmp_path, None)
-    module = bound(mxmp.Module(mlp()))
-    module.init_optimizer(optimizer="adam", optimizer_params=OPTIONS["adam"])
-    with pytest.raises(ValueError, match="other parameters"):
-        module.load_optimizer_states(str(tmp_path / "s"))

@@ -293,13 +293,6 @@ def test_the_plan_of_other_code_is_refused(other):
     mxmp.convert(net, "float16")(array(0, 2, 4))
 
 
-def test_blocks_that_would_get_one_name_leave_the_plan_as_it_is():
-    plan = mxmp.tune(mlp(4, 4), (2, 4), policy="float16", measure=False)
-    assert renamed(plan, ["n_", "a_", "b_"]).blocks == ("n_", "a_", "b_")
-    for blocks in (["n_", "a_", "a_"], ["n_", "a_"], ["n_", "a_", "b_", "c_"], [], ["", "", ""], plan.blocks):
-        assert renamed(plan, blocks) is plan
-
-
 # -- files ------------------------------------------------------------------------------------------
 
 
@@ -315,15 +308,6 @@ def test_a_file_of_before_fits_by_name_and_says_that_only_names_differ():
     other = mxmp.convert(made("scoped"), old)
     with pytest.raises(ValueError, match=r"of another graph.*only names differ.*prefix="), autograd.train_mode():
         other(array(0, 2, 4))
-
-
-def test_a_file_whose_blocks_are_none_is_refused():
-    text = mxmp.tune(scoped(), (2, 4), policy="float16", measure=False).to_json()
-    start = text.index(' "blocks"')
-    end = text.index("],", start) + 1
-    for wrong in ("[1]", "5", '{"a": 1}', '"dense0_"', "null", "[null]"):
-        with pytest.raises(ValueError, match="not a precision plan"):
-            Plan.from_json(f'{text[:start]} "blocks": {wrong}{text[end:]}')
 
 
 PROGRAM = """

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.networks import NETS, convnet, made, mlp
 from kit.oracle import assert_same_bits, by_gluon, by_symbol, reference, sqnr, traced, trainable
 from kit.twins import assert_same
 from mxnet import autograd, gluon
@@ -22,96 +23,6 @@ from mxmp.gluon.parameter import LowParameter
 DTYPES = ["float16", "bfloat16"]
 # What MXNet itself gives a block in its first trace, and another block has not.
 OF_A_TRACE = frozenset() if versions.NOW.clears_graph_arguments else frozenset({"_cached_op_args"})
-
-
-class Residual(nn.HybridBlock):
-    def __init__(self, channels: int, act: str) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.body = nn.HybridSequential()
-            self.body.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation(act))
-            self.body.add(nn.Conv2D(channels, 3, padding=1, groups=2, use_bias=False), nn.BatchNorm())
-            self.act = nn.Activation(act)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.act(x + self.body(x))
-
-
-def convnet(act: str = "relu") -> nn.HybridBlock:
-    pool = nn.MaxPool2D if act == "relu" else nn.AvgPool2D
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation(act), pool(2, 2))
-    net.add(Residual(8, act), nn.Dropout(0), nn.Dense(5))
-    return net
-
-
-def smooth() -> nn.HybridBlock:
-    return convnet("tanh")
-
-
-def mlp() -> nn.HybridBlock:
-    net = nn.HybridSequential()
-    net.add(nn.Dense(16, activation="tanh"), nn.Dense(4))
-    return net
-
-
-class Attention(nn.HybridBlock):
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.qkv = nn.Dense(3 * 8, flatten=False)
-            self.norm = nn.LayerNorm()
-            self.out = nn.Dense(6, flatten=False)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        qkv = self.qkv(x)
-        score = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=2)
-        x = F.contrib.interleaved_matmul_selfatt_valatt(qkv, F.softmax(score), heads=2)
-        return self.out(self.norm(x))
-
-
-def tied() -> nn.HybridBlock:
-    net = nn.HybridSequential()
-    first = nn.Dense(6, in_units=6, activation="sigmoid")
-    net.add(first, nn.Dense(6, params=first.params), nn.Dense(2))
-    return net
-
-
-class Upscale(nn.HybridBlock):
-    """Two outputs: of a transposed convolution, and of a recurrent layer behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.stem = nn.Conv2D(3, 1)
-            self.up = nn.Conv2DTranspose(4, 4, strides=2, padding=1)
-            self.lstm = gluon.rnn.LSTM(5, input_size=4)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        x = F.relu(self.up(self.stem(x)))
-        return x, self.lstm(F.transpose(F.max(x, axis=3), axes=(2, 0, 1)))
-
-
-NETS: dict[str, tuple[Callable[[], nn.HybridBlock], tuple[int, ...]]] = {
-    "convnet": (convnet, (8, 3, 16, 16)),
-    "smooth": (smooth, (8, 3, 16, 16)),
-    "mlp": (mlp, (4, 6)),
-    "attention": (Attention, (5, 2, 4)),
-    "tied": (tied, (3, 6)),
-    "upscale": (Upscale, (2, 3, 4, 4)),
-}
-
-
-def made(name: str = "convnet", ctx: Any = None, hybridize: bool = False) -> tuple[nn.HybridBlock, np.ndarray]:
-    """A net with all its parameters set, and an input."""
-    build, shape = NETS[name]
-    net = build()
-    net.initialize(mx.init.Xavier(), ctx=ctx or mx.cpu())
-    x = np.random.normal(0, 1, shape).astype("float32")
-    net(mx.nd.array(x, ctx=(ctx or [mx.cpu()])[0]))
-    if hybridize:
-        net.hybridize()
-    return net, x
 
 
 # -- Numbers ----------------------------------------------------------------------------------------
@@ -270,85 +181,7 @@ def test_restore_gives_the_users_choice_back_after_a_cast_or_a_new_child(active,
     assert by_gluon(net, [x]).outputs
 
 
-class SharesItsWeight(gluon.Block):
-    """Its Python code reads the weight that a dense layer of it has."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=(5, 5))
-        self.dense = nn.Dense(5, in_units=5, use_bias=False, prefix=self.prefix, params=self.params)
-
-    def forward(self, x):
-        return mx.nd.dot(self.dense(x), self.weight.data())
-
-
-def test_a_parameter_that_the_code_of_a_block_reads_is_stored_in_fp32():
-    net = SharesItsWeight()
-    net.initialize()
-    x = np.random.normal(0, 1, (2, 5)).astype("float32")
-    want = net(mx.nd.array(x)).asnumpy()
-    mxmp.convert(net, "params=float16")
-    assert sqnr(want, net(mx.nd.array(x)).asnumpy()) > 50
-    assert net.weight.data().dtype == np.float32
-
-
-def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
-    net, x = made("mlp")
-    mxmp.convert(net).hybridize()
-    ops = []
-    for flags in ({}, {"static_alloc": True}, {}):
-        net.hybridize(**flags)
-        for _ in range(2):
-            net(mx.nd.array(x))
-            ops.append(net._cached_op)
-    assert ops[0] is ops[1]
-    assert ops[2] is ops[3]
-    assert len(set(map(id, ops))) == 3
-
-
-def test_the_shape_of_the_input_may_change():
-    net, x = made("mlp")
-    mxmp.convert(net)
-    for flags in FLAGS[:2]:
-        net.hybridize(**flags)
-        np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy()[:2], net(mx.nd.array(x[:2])).asnumpy())
-
-
 # -- Graphs of their own ----------------------------------------------------------------------------
-
-
-class Branches(nn.HybridBlock):
-    """Like SSD and YOLO: training returns parts, inference what they make together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.left, self.right = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        if autograd.is_training():
-            return self.left(x), [self.right(x), x]
-        return self.left(x) + self.right(x)
-
-
-@pytest.mark.parametrize("flags", FLAGS[:3])
-def test_training_and_inference_have_graphs_of_their_own(flags):
-    net = Branches()
-    net.initialize()
-    mxmp.convert(net).hybridize(**flags)
-    x = mx.nd.random.normal(shape=(2, 4))
-    for _ in range(2):
-        with autograd.record():
-            left, (right, same) = net(x)
-        np.testing.assert_array_equal(same.asnumpy(), x.asnumpy())
-        assert len(net._cached_graph[1].list_outputs()) == 3  # what export would write
-        together = net(x)
-        assert isinstance(together, mx.nd.NDArray)
-        assert len(net._cached_graph[1].list_outputs()) == 1
-        assert sqnr((left + right).asnumpy(), together.asnumpy()) > 50
-        with autograd.record(train_mode=False):
-            assert isinstance(net(x), mx.nd.NDArray)
 
 
 class Optional(nn.HybridBlock):
@@ -378,40 +211,6 @@ def test_inputs_may_be_none_or_nested():
         want, got = plain(*args).asnumpy(), net(*args).asnumpy()
         assert sqnr(want, got) > 50
         assert not np.array_equal(want, got)
-
-
-class Returning(nn.HybridBlock):
-    """Returns an input and a Parameter beside what it computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(4, in_units=4)
-            self.scale = self.params.get("scale", shape=(4,), init="ones")
-
-    def hybrid_forward(self, F, x, y, scale):  # noqa: N803
-        return self.dense(x * 2), y, scale
-
-
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("policy", [*DTYPES, Policy("float16", params="float16")])
-def test_an_input_or_a_parameter_may_be_an_output_and_has_its_gradient(policy, attached):
-    net = Returning()
-    net.initialize()
-    mxmp.convert(net, policy)
-    x, y = mx.nd.random.normal(shape=(2, 4)), mx.nd.random.normal(shape=(2, 4))
-    if attached:
-        y.attach_grad()
-    with autograd.record():
-        out, same, scale = net(x, y)
-        loss = out.sum() + (same**2).sum() + (scale * mx.nd.arange(4)).sum()
-    loss.backward()
-    assert_same = np.testing.assert_array_equal
-    assert_same(same.asnumpy(), y.asnumpy())
-    assert_same(net.scale.grad().asnumpy(), [0, 1, 2, 3])
-    assert_same(net.dense.bias.grad().astype("float32").asnumpy(), [2] * 4)
-    if attached:
-        assert_same(y.grad.asnumpy(), 2 * y.asnumpy())
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -504,76 +303,6 @@ def test_symbol_blocks_convert_and_restore(policy, tmp_path):
     np.testing.assert_array_equal(block(mx.nd.array(x)).asnumpy(), want)
 
 
-class Plain(gluon.Block):
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.first, self.second = mlp(), nn.Dense(2)
-
-    def forward(self, x):
-        return self.second(self.first(x) * 2) if float(x.sum().asscalar()) == 0 else self.second(self.first(x))
-
-
-def test_a_plain_block_has_its_hybrid_children_converted():
-    net = Plain()
-    net.initialize()
-    x = mx.nd.random.normal(shape=(3, 6))
-    want = net(x).asnumpy()
-    mxmp.convert(net)
-    got = net(x).asnumpy()
-    assert got.dtype == np.float32
-    assert not np.array_equal(got, want)
-    assert sqnr(want, got) > 45
-    np.testing.assert_array_equal(mxmp.restore(net)(x).asnumpy(), want)
-
-
-def test_a_converted_child_of_an_unconverted_graph_is_an_error_that_names_both():
-    net, x = made("mlp")
-    mxmp.convert(net[0])
-    net.hybridize()
-    with pytest.raises(ValueError, match=rf"{net[0].name}.*{net.name}.*outermost.*mxmp\.convert") as caught:
-        net(mx.nd.array(x))
-    assert "casts would be lost" in str(caught.value)
-    mxmp.convert(net)
-    net(mx.nd.array(x))
-
-
-class SharedByDefault(gluon.HybridBlock):
-    """As GluonNLP's MLPAttentionCell: a default argument is one block in all nets."""
-
-    def __init__(self, act: gluon.HybridBlock = gluon.nn.Activation("tanh")) -> None:  # noqa: B008
-        super().__init__()
-        with self.name_scope():
-            self.body, self.act = gluon.nn.Dense(6, in_units=6), act
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.act(self.body(x))
-
-
-@pytest.mark.parametrize("hybridized", [False, True])
-def test_an_fp32_net_may_share_a_block_without_parameters_with_a_converted_one(hybridized):
-    nets, x = [SharedByDefault() for _ in range(2)], mx.nd.random.normal(shape=(3, 6))
-    for net in nets:
-        net.initialize()
-    want = nets[1](x).asnumpy()
-    mxmp.convert(nets[0], "bfloat16")(x)
-    nets[1].hybridize(hybridized)
-    np.testing.assert_array_equal(nets[1](x).asnumpy(), want)
-    assert not np.array_equal(nets[0](x).asnumpy(), mxmp.restore(nets[0])(x).asnumpy())
-
-
-def test_a_child_of_a_converted_net_can_be_called_alone():
-    net, x = made("mlp")
-    want = net[0](mx.nd.array(x)).asnumpy()
-    mxmp.convert(net)
-    for _ in range(2):
-        child = net[0](mx.nd.array(x))
-        assert child.dtype == np.float32
-        assert not np.array_equal(child.asnumpy(), want)
-        assert sqnr(want, child.asnumpy()) > 55
-        net(mx.nd.array(x))
-
-
 # -- Again, and otherwise ---------------------------------------------------------------------------
 
 
@@ -637,15 +366,6 @@ def test_restore_undoes_convert_also_where_a_block_was_replaced_since(policy, ag
         data = x if block is net.body else net.body(x)
         want = mx.nd.FullyConnected(data, block.weight.data(), block.bias.data(), num_hidden=block.bias.shape[0])
         np.testing.assert_array_equal(block(data).asnumpy(), want.asnumpy())
-
-
-def test_exclude_keeps_a_block_in_fp32():
-    net, x = made("mlp")
-    want = net[0](mx.nd.array(x)).asnumpy()
-    mxmp.convert(net, exclude=[net[0].name])
-    np.testing.assert_array_equal(net[0](mx.nd.array(x)).asnumpy(), want)
-    mxmp.convert(net)
-    assert not np.array_equal(net[0](mx.nd.array(x)).asnumpy(), want)
 
 
 def test_indices_arrive_exactly():
@@ -726,58 +446,6 @@ def test_parameters_load_into_a_converted_net(policy, tmp_path):
 
 
 # -- Parameters in float16 --------------------------------------------------------------------------
-
-
-class Joined(nn.HybridBlock):
-    """One dense layer with two weights, as GluonNLP's attention has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.query = self.params.get("query", shape=(4, 6), init=mx.init.Normal(0.5))
-            self.key = self.params.get("key", shape=(4, 6), init=mx.init.Normal(0.5))
-
-    def hybrid_forward(self, F, x, query, key):  # noqa: N803
-        weight = F.concat(F.reshape(query, shape=(-1, 6)), F.reshape(key, shape=(-1, 6)), dim=0)
-        return F.FullyConnected(x, weight, num_hidden=8, no_bias=True)
-
-
-@pytest.mark.parametrize("name", [*NETS, "joined"])
-def test_float16_parameters_change_no_bit(name):
-    if name == "joined":
-        net, x = Joined(), np.random.normal(size=(3, 6)).astype("float32")
-        net.initialize()
-    else:
-        net, x = made(name)
-    want = by_gluon(mxmp.convert(net, "params=float32"), [x])
-    mxmp.restore(net)
-    got = by_gluon(mxmp.convert(net, "params=float16"), [x])
-    are_low = [isinstance(p, LowParameter) for p in net.collect_params().values()]
-    assert all(are_low) if name == "joined" else any(are_low)
-    assert_same(got.outputs, want.outputs)
-    assert_same(got.grads, want.grads)
-
-
-def test_only_parameters_of_low_operators_are_stored_low():
-    net, x = made("convnet")
-    mxmp.convert(net, "params=float16")
-    by_gluon(net, [x])
-    low = {name for name, p in net.collect_params().items() if isinstance(p, LowParameter)}
-    assert low == set(net.collect_params(".*(conv|dense).*"))
-    assert all(p.dtype in ("float32", np.float32) for p in net.collect_params().values())
-
-
-def test_every_graph_of_a_recurrent_net_moves_its_parameters_in_the_dtype_in_which_they_are_stored():
-    net = gluon.rnn.LSTM(4, input_size=3)
-    net.initialize()
-    mxmp.convert(net, "params=float16")
-    x = mx.nd.ones((2, 3, 3))
-    net(x)  # decides how the parameters are stored
-    with autograd.record():
-        net(x)
-    first, second = mxmp.explain(net).graphs
-    assert [node.dtype for node in first.nodes] == [node.dtype for node in second.nodes]
-    assert {node.dtype for node in second.nodes if node.op == "_rnn_param_concat"} == {"float16"}
 
 
 def test_a_plain_trainer_is_refused_where_parameters_are_float16():
@@ -868,11 +536,3 @@ def test_a_part_of_a_converted_net_may_be_converted_for_calls_of_its_own(own):
 def test_restore_takes_a_block():
     with pytest.raises(TypeError, match="gluon Block, got int"):
         mxmp.restore(3)
-
-
-def test_a_net_in_which_nothing_runs_low_says_so_at_the_first_forward():
-    net = nn.HybridSequential()
-    net.add(nn.Activation("relu"), nn.MaxPool2D())
-    mxmp.convert(net)
-    with pytest.warns(UserWarning, match="no matrix operator"):
-        net(mx.nd.ones((1, 1, 4, 4)))

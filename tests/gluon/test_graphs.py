@@ -11,11 +11,14 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.networks import made
+from kit.oracle import sqnr
 from kit.twins import FLAGS, LOSS, array, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp import Policy
 
 FP32 = mxmp.Policy("float16", exclude=["*"])
 DTYPES = {"float16": FP32, "bfloat16": mxmp.Policy("bfloat16", exclude=["*"])}
@@ -264,3 +267,95 @@ def test_arrays_without_a_gradient_make_no_new_graph(inside, monkeypatch):
         trainer.backward(loss)
         trainer.step(4, ignore_stale_grad=True)
     assert len(made) == 1
+
+
+HYBRIDIZED = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}, {"inline_limit": 0}]
+
+
+def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
+    net, x = made("mlp")
+    mxmp.convert(net).hybridize()
+    ops = []
+    for flags in ({}, {"static_alloc": True}, {}):
+        net.hybridize(**flags)
+        for _ in range(2):
+            net(mx.nd.array(x))
+            ops.append(net._cached_op)
+    assert ops[0] is ops[1]
+    assert ops[2] is ops[3]
+    assert len(set(map(id, ops))) == 3
+
+
+def test_the_shape_of_the_input_may_change():
+    net, x = made("mlp")
+    mxmp.convert(net)
+    for flags in FLAGS[:2]:
+        net.hybridize(**flags)
+        np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy()[:2], net(mx.nd.array(x[:2])).asnumpy())
+
+
+class Branches(nn.HybridBlock):
+    """Like SSD and YOLO: training returns parts, inference what they make together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.left, self.right = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        if autograd.is_training():
+            return self.left(x), [self.right(x), x]
+        return self.left(x) + self.right(x)
+
+
+@pytest.mark.parametrize("flags", HYBRIDIZED[:3])
+def test_training_and_inference_have_graphs_of_their_own(flags):
+    net = Branches()
+    net.initialize()
+    mxmp.convert(net).hybridize(**flags)
+    x = mx.nd.random.normal(shape=(2, 4))
+    for _ in range(2):
+        with autograd.record():
+            left, (right, same) = net(x)
+        np.testing.assert_array_equal(same.asnumpy(), x.asnumpy())
+        assert len(net._cached_graph[1].list_outputs()) == 3  # what export would write
+        together = net(x)
+        assert isinstance(together, mx.nd.NDArray)
+        assert len(net._cached_graph[1].list_outputs()) == 1
+        assert sqnr((left + right).asnumpy(), together.asnumpy()) > 50
+        with autograd.record(train_mode=False):
+            assert isinstance(net(x), mx.nd.NDArray)
+
+
+class Returning(nn.HybridBlock):
+    """Returns an input and a Parameter beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+            self.scale = self.params.get("scale", shape=(4,), init="ones")
+
+    def hybrid_forward(self, F, x, y, scale):  # noqa: N803
+        return self.dense(x * 2), y, scale
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("policy", [*DTYPES, Policy("float16", params="float16")])
+def test_an_input_or_a_parameter_may_be_an_output_and_has_its_gradient(policy, attached):
+    net = Returning()
+    net.initialize()
+    mxmp.convert(net, policy)
+    x, y = mx.nd.random.normal(shape=(2, 4)), mx.nd.random.normal(shape=(2, 4))
+    if attached:
+        y.attach_grad()
+    with autograd.record():
+        out, same, scale = net(x, y)
+        loss = out.sum() + (same**2).sum() + (scale * mx.nd.arange(4)).sum()
+    loss.backward()
+    assert_same = np.testing.assert_array_equal
+    assert_same(same.asnumpy(), y.asnumpy())
+    assert_same(net.scale.grad().asnumpy(), [0, 1, 2, 3])
+    assert_same(net.dense.bias.grad().astype("float32").asnumpy(), [2] * 4)
+    if attached:
+        assert_same(y.grad.asnumpy(), 2 * y.asnumpy())

@@ -8,9 +8,8 @@ from collections import namedtuple
 import mxnet as mx
 import numpy as np
 import pytest
-from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLoss
+from kit.known import takes
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 
 import mxmp
 from mxmp.gluon.hook import hook_of
@@ -19,25 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is n
 DTYPES = ["float16", "bfloat16"]
 X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
 Pair = namedtuple("Pair", "first second")
-
-
-class Takes(nn.HybridBlock):
-    """Calls ``compute(op, dense(x), *args)``."""
-
-    def __init__(self, compute):
-        super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(3, in_units=3)
-        self.compute = compute
-
-    def hybrid_forward(self, op, x, *args):
-        return self.compute(op, self.dense(x), *args)
-
-
-def takes(compute, dtype=None):
-    net = Takes(compute)
-    net.initialize(mx.init.One())
-    return mxmp.convert(net, dtype) if dtype else net
 
 
 def assert_alike(got, want):
@@ -176,101 +156,3 @@ def test_tools_take_python_values_too():
 
 
 # -- what plain code asks of arrays -----------------------------------------------------------------
-
-ASKED = {
-    "dtype of an input": lambda op, x, y: x * y.astype(x.dtype),
-    "dtype of an operator": lambda op, x, y: op.relu(x) * y.astype(op.relu(x).dtype),
-    "shape": lambda op, x, y: x / x.shape[0] + y.shape[1],
-    "shape of an operator": lambda op, x, y: x * op.concat(x, y, dim=1).shape[1],
-    "size, ndim": lambda op, x, y: x * y.size + y.ndim,
-    "context": lambda op, x, y: (
-        x + op.ones((1,), ctx=x.context).reshape((1, 1)).broadcast_like(x) + int(y.ctx == mx.cpu())
-    ),
-    "of methods": lambda op, x, y: x * (x + 1).transpose().reshape(1, -1).shape[1] * (2 * y).T.shape[0],
-    "stype": lambda op, x, y: x * (2 if y.stype == "default" else 3),
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ASKED)
-def test_a_trace_knows_what_an_array_says_of_itself_and_other_shapes_have_other_graphs(kind, dtype):
-    net, plain = takes(ASKED[kind], dtype), takes(ASKED[kind])
-    for rows in (4, 2, 4):
-        x, y = X[:rows].copy(), mx.nd.ones((rows, 3))
-        np.testing.assert_allclose(net(x, y).asnumpy(), plain(x, y).asnumpy(), rtol=0.02)
-
-
-def test_a_graph_that_reads_a_dtype_is_that_of_each_dtype():
-    net = takes(lambda op, x, y: x * (2 if y.dtype == np.int32 else 3) * y.astype(x.dtype), "float16")
-    first, other = (net(X, mx.nd.ones((4, 3), dtype=dtype)).asnumpy() for dtype in ("int32", "float32"))
-    np.testing.assert_allclose(first * 3, other * 2, rtol=0.01)
-
-
-class Asks(nn.HybridBlock):
-    def hybrid_forward(self, op, x):
-        return op.broadcast_mul(x, op.ones((1, x.shape[1]))) * x.shape[0]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_inside_a_net_may_ask_too(dtype):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(5), nn.BatchNorm(), Asks(), nn.Dense(2))
-    net.initialize()
-    wants = [net(X[:rows]) for rows in (4, 3)]
-    mxmp.convert(net, dtype)
-    for rows, want in zip((4, 3), wants):
-        np.testing.assert_allclose(net(X[:rows].copy()).asnumpy(), want.asnumpy(), rtol=0.05, atol=0.02)
-
-
-def test_a_graph_that_depends_on_the_context_is_that_of_each():
-    net = takes(lambda op, x: x * (2 if x.ctx == mx.cpu(1) else 3), "float16")
-    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
-    first, other = (net(X.as_in_context(mx.cpu(i))).asnumpy() for i in range(2))
-    np.testing.assert_allclose(first * 2, other * 3, rtol=0.01)
-
-
-@pytest.mark.parametrize("name", ["asscalar", "asnumpy", "detach"])
-def test_what_no_graph_can_know_is_refused_in_words(name):
-    net = takes(lambda op, x: x * getattr(x.sum(), name)(), "float16")
-    with pytest.raises(ValueError, match=rf"'takes\d+' \(Takes\) cannot be traced.*have no values.*{name}"):
-        net(X)
-
-
-def test_a_shape_that_depends_on_values_is_refused_in_words():
-    net = takes(lambda op, x: x * op.contrib.boolean_mask(x, x.sum(axis=1)).shape[0], "float16")
-    with pytest.raises(ValueError, match="depends on values"):
-        net(X)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "compute=float16,params=float16"])
-@pytest.mark.parametrize("converted", [False, True])
-@pytest.mark.parametrize("loss", [SoftmaxCrossEntropyLoss, MixSoftmaxCrossEntropyLoss])
-def test_gluoncv_s_segmentation_losses_train_as_in_fp32_converted_or_not(loss, converted, dtype):
-    x, y = mx.nd.random.normal(shape=(2, 3, 6, 6)), mx.nd.random.randint(-1, 4, shape=(2, 6, 6)).astype("float32")
-    runs = []
-    for how in (None, dtype):
-        mx.random.seed(1)
-        net = nn.HybridSequential()
-        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3, activation="relu"), nn.Conv2D(4, 1, in_channels=8))
-        net.initialize(mx.init.Xavier())
-        criterion = loss()
-        if how:
-            mxmp.convert(net, how)
-            if converted:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    mxmp.convert(criterion, how)
-        trainer = (mxmp.Trainer if how else gluon.Trainer)(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        losses = []
-        for _ in range(5):
-            with warnings.catch_warnings(), autograd.record():
-                warnings.simplefilter("ignore")  # nothing of the criterion computes low
-                found = (
-                    criterion(net(x), net(x) * 0.5, y) if loss is MixSoftmaxCrossEntropyLoss else criterion(net(x), y)
-                )
-            trainer.backward(found) if how else found.backward()
-            trainer.step(2)
-            losses.append(float(found.mean().asscalar()))
-        runs.append(losses)
-    np.testing.assert_allclose(runs[1], runs[0], rtol=0.02)
-    assert runs[0][-1] < 0.9 * runs[0][0]

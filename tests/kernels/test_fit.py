@@ -8,17 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from kit.examples import examples
 from kit.graphs import graphs
-from kit.oracle import S, agree, by_gluon, by_symbol, filled, native, nodes, sqnr
+from kit.oracle import S, agree, by_gluon, by_symbol, filled, native, sqnr
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp import Policy, cpu
-from mxmp.kernels import fit, rounding
-from mxmp.pipeline import emitted, low_graph
-from mxmp.precision.casts import insert_casts
+from mxmp.kernels import fit
+from mxmp.pipeline import emitted
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.plan import Decision, Plan, PlannedGraph
+from mxmp.precision.plan import PlannedGraph
 from mxmp.precision.rules import missing_kernel
 
 
@@ -48,110 +47,6 @@ def test_bfloat16_is_low_only_where_no_kernel_is_missing(drawn):
     planned = PlannedGraph(graph, decide(graph, Policy("bfloat16", norm="compute"), "cpu"))
     for node, decision in planned.decisions.items():
         assert not decision.low or not missing_kernel(node.op, node.attrs, "bfloat16", "cpu")
-
-
-def test_bfloat16_casts_are_amp_casts():
-    inserted = [n for n in nodes(mxmp.cast_symbol(small(), "bfloat16")) if "__mxmp__" in n.get("attrs", {})]
-    assert {n["op"] for n in inserted if "dtype" in n["attrs"]} == {"amp_cast"}
-    assert {n["op"] for n in inserted} == {"amp_cast", "_copy", "amp_multicast"}
-
-
-def gated() -> mx.sym.Symbol:
-    """sigmoid, tanh and a difference between two matrix products: operators whose own bfloat16 kernels truncate."""
-    x, y = (S.FullyConnected(S.var("data"), num_hidden=32, name=name) for name in "xy")
-    gate = S.elemwise_sub(S.sigmoid(x, name="sigmoid"), S.tanh(y, name="tanh"), name="difference")
-    return S.FullyConnected(gate, num_hidden=5, name="fc")
-
-
-def test_bfloat16_computes_truncating_operators_by_ones_that_round():
-    low = mxmp.cast_symbol(gated(), "bfloat16", ctx=mx.cpu())
-    ops = {n["name"]: n["op"] for n in nodes(low)}
-    assert (ops["sigmoid"], ops["tanh"], ops["difference"]) == ("Activation", "Activation", "elemwise_add")
-    assert {n["op"] for n in nodes(mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu()))} >= {"sigmoid", "elemwise_sub"}
-    values = filled(gated(), data=(64, 16))
-    want, got = by_symbol(gated(), values), by_symbol(low, values)
-    assert sqnr(want.outputs[0], got.outputs[0]) > 40
-    assert all(sqnr(grad, got.grads[name]) > 38 for name, grad in want.grads.items())
-
-
-def test_a_replaced_operator_is_its_own_again_when_converted_once_more():
-    low = mxmp.cast_symbol(gated(), "bfloat16", ctx=mx.cpu())
-    again = mxmp.cast_symbol(low, "bfloat16", ctx=mx.cpu())
-    assert again.tojson(remove_amp_cast=False) == low.tojson(remove_amp_cast=False)
-    other = mxmp.cast_symbol(low, "float16", ctx=mx.cpu())
-    straight = mxmp.cast_symbol(gated(), "float16", ctx=mx.cpu())
-    assert other.tojson(remove_amp_cast=False) == straight.tojson(remove_amp_cast=False)
-
-
-def clipped(low: float = 0, high: float = 6) -> mx.sym.Symbol:
-    x = S.FullyConnected(S.var("data"), num_hidden=32, name="x")
-    return S.FullyConnected(S.clip(x, low, high, name="clip"), num_hidden=5, name="fc")
-
-
-def test_clip_is_computed_in_two_and_is_its_own_again():
-    low = mxmp.cast_symbol(clipped(), "bfloat16", ctx=mx.cpu())
-    ops = {n["name"]: n["op"] for n in nodes(low)}
-    assert (ops["clip_larger"], ops["clip"]) == ("_maximum_scalar", "_minimum_scalar")
-    again = mxmp.cast_symbol(low, "bfloat16", ctx=mx.cpu())
-    assert again.tojson(remove_amp_cast=False) == low.tojson(remove_amp_cast=False)
-    for other in ("float16", "compute=bfloat16,exclude=x"):
-        straight = mxmp.cast_symbol(clipped(), other, ctx=mx.cpu())
-        assert mxmp.cast_symbol(low, other, ctx=mx.cpu()).tojson(remove_amp_cast=False) == straight.tojson(
-            remove_amp_cast=False
-        )
-
-
-def bound_in_two(graph: Graph) -> Graph:
-    low = insert_casts(PlannedGraph(graph, decide(graph, Policy("bfloat16", exclude=["*"]), "cpu")))
-    rounding.clip_by_two_bounds(low)
-    return low.graph
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127), (2, 2)])
-def test_clip_in_two_has_the_values_and_gradients_of_clip_at_every_bfloat16_number(low, high):
-    every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
-    every = every[np.isfinite(every)]
-    plain = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
-    two = bound_in_two(plain)
-    assert [n.op for n in two.nodes()] == ["null", "slice_axis", "_maximum_scalar", "_minimum_scalar"]
-    want, got = (by_symbol(g.to_symbol(), {"data": every}) for g in (plain, two))
-    np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
-    np.testing.assert_array_equal(got.grads["data"], want.grads["data"])
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 6), (-1, 1), (-0.5, 127)])
-def test_clips_own_bfloat16_kernel_is_exact_where_bfloat16_holds_its_bounds(low, high):
-    every = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
-    every = every[np.isfinite(every) & ((np.abs(every) >= 2.0**-126) | (every == 0))]  # a cast flushes the smallest
-    graph = Graph.from_symbol(S.clip(S.var("data"), low, high, name="clip"))
-    plan = Plan(Policy("bfloat16"), "cpu", {"clip": Decision("clip", True, "tried")})
-    both = (graph.to_symbol(), low_graph(graph, plan, "cpu")[0].to_symbol())
-    want, got = (by_symbol(symbol, {"data": every}) for symbol in both)
-    np.testing.assert_array_equal(got.outputs[0], want.outputs[0])
-    np.testing.assert_array_equal(got.grads["data"], half_of(want.grads["data"]))
-
-
-def half_of(value: np.ndarray) -> np.ndarray:
-    """To bfloat16 and back."""
-    return mx.nd.amp_cast(
-        mx.nd.amp_cast(mx.nd.array(value), dtype=np.dtype([("bfloat16", np.uint16)])), dtype="float32"
-    ).asnumpy()
-
-
-def test_bounds_that_parsers_may_read_differently_stay_with_clip():
-    for low, high in ((-0.3, 0.7), (0, 1e30), (6, 0)):
-        graph = bound_in_two(Graph.from_symbol(S.clip(S.var("data"), low, high)))
-        assert [n.op for n in graph.nodes()] == ["null", "clip"]
-
-
-@pytest.mark.parametrize(
-    ("scalar", "low"), [(0.5, True), (-1.0, True), (2.0, True), (1.1, False), (0.0, False), (2.0**40, False)]
-)
-def test_bfloat16_multiplies_low_by_powers_of_two_only(scalar, low):
-    scaled = S.FullyConnected(S.var("data"), num_hidden=4, name="fc") * scalar
-    graph = Graph.from_symbol(S.FullyConnected(scaled, num_hidden=4, name="fc2"))
-    decisions = decide(graph, Policy("bfloat16"), "cpu").decisions
-    assert next(d.low for d in decisions.values() if d.op == "_mul_scalar") is low
 
 
 def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():

@@ -6,9 +6,15 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+
+from kit.oracle import sqnr
+from mxmp.precision.graph import Graph
+from mxmp.serving.folding import fold_norms, without_identities
+from mxmp.serving.fusing import fuse
 
 S = mx.sym
 
@@ -133,3 +139,30 @@ def networks(draw):
         tensors.append(LAYERS[kind](x, y, f"node{index}"))
     heads = [tensors[-1], *(t for t in tensors[1:-1] if draw(st.integers(0, 5)) == 0)]
     return S.Group(heads) if len(heads) > 1 else heads[0]
+
+
+LOW = [
+    pytest.param("bfloat16", marks=pytest.mark.bfloat16_kernels),
+    pytest.param("int8", marks=pytest.mark.vnni),
+]
+
+
+SHAPE = (2, 3, 10, 10)
+
+
+def optimized(symbol, params, fold=True, **kwargs):
+    graph = without_identities(Graph.from_symbol(symbol))
+    if fold:
+        graph, params = fold_norms(graph, params)
+    return fuse(graph, **kwargs), params
+
+
+def check(symbol, shape=SHAPE, floor=100.0, **kwargs):
+    params = filled(symbol, data=shape)
+    x = mx.nd.array(np.random.RandomState(1).normal(size=shape))
+    graph, values = optimized(symbol, params, **kwargs)
+    made = graph.to_symbol()
+    assert made.list_outputs() == symbol.list_outputs()
+    for wanted, got in zip(forward(symbol, params, data=x), forward(made, values, data=x)):
+        assert sqnr(wanted, got) > floor
+    return graph

@@ -329,17 +329,3 @@ def test_an_alias_that_no_graph_has_is_refused_and_the_name_is_said(field, alias
     with pytest.raises(ValueError, match=f"MXNet calls this operator '{name}'"):
         check_policy(Policy(**{field: [alias]}), "cpu")
     check_policy(Policy(**{field: [name]}), "cpu")
-
-
-def test_explain_names_operators_of_a_policy_that_change_nothing():
-    x = mx.sym.var("x")
-    product = mx.sym.FullyConnected(mx.sym.clip(x, 0, 6), num_hidden=4)
-    policy = mxmp.Policy("bfloat16", low_ops=["clip", "softmax", "FullyConnected"], full_ops=["exp"])
-    (graph,) = mxmp.explain(product, policy=policy, ctx=mx.cpu()).graphs
-    exp, clip, softmax = sorted(graph.without_effect)
-    assert clip.startswith("low_ops=clip: it stays in FP32, as the bfloat16 CPU kernel of clip is")
-    assert (exp, softmax) == ("full_ops=exp: the graph has none", "low_ops=softmax: the graph has none")
-    assert f"Without effect\n    {softmax}" in str(graph)
-    (graph,) = mxmp.explain(product, policy="bfloat16", ctx=mx.cpu()).graphs
-    assert graph.without_effect == ()
-    assert "Without effect" not in str(graph)

@@ -162,14 +162,3 @@ def test_a_distributed_store_without_a_launcher_is_refused_with_the_command():
     with pytest.raises(ValueError, match="DMLC_ROLE"):
         module.init_optimizer(kvstore="dist_sync")
     module.init_optimizer()
-
-
-def test_a_checkpoint_of_a_module_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no file '.*net-symbol\.json'"):
-        mxmp.Module.load(str(tmp_path / "net"), 1)
-    mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2).save(str(tmp_path / "net-symbol.json"))
-    with pytest.raises(ValueError, match=r"no file '.*net-0001\.params'"):
-        mxmp.Module.load(str(tmp_path / "net"), 1)
-    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
-    with pytest.raises(ValueError, match=r"no file '.*net-0001\.params'"):
-        mxmp.BucketingModule.load(str(tmp_path / "net"), 1, lambda key: (symbol, ("data",), ("softmax_label",)), 1)

@@ -128,23 +128,3 @@ def test_outputs_of_an_operator_with_several_keep_their_names(heads, ctx):
     parts = mx.sym.split(layer, num_outputs=2, name="split")
     symbol = mx.sym.Group([*(parts[i] for i in heads), layer])
     assert mxmp.cast_symbol(symbol, ctx=ctx).list_outputs() == symbol.list_outputs()
-
-
-@pytest.mark.parametrize(
-    "keywords", [{"policy": "bfloat16"}, {"exclude": ["fc*"]}, {"ctx": mx.cpu()}, {"data": (1, 2)}]
-)
-def test_explain_refuses_for_a_module_what_is_for_symbols(keywords):
-    module = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), label_names=None)
-    module.bind([("data", (2, 3))], for_training=False)
-    with pytest.raises(ValueError, match="are for Symbols"):
-        mxmp.explain(module, **keywords)
-
-
-def test_explain_refuses_what_stands_by_position_after_a_symbol_or_a_module():
-    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
-    with pytest.raises(ValueError, match=r"after a Symbol, got NDArray, str: name the shapes.*data="):
-        mxmp.explain(symbol, mx.nd.ones((2, 3)), "bfloat16")
-    module = mxmp.Module(symbol, label_names=None)
-    module.bind([("data", (2, 3))], for_training=False)
-    with pytest.raises(ValueError, match=r"after a module, got NDArray: .*explain\(module\)"):
-        mxmp.explain(module, mx.nd.ones((2, 3)))

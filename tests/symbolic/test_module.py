@@ -4,52 +4,11 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.digits import BATCH, SGD, SHAPES, batches, bound, everything, train, weights
 from kit.twins import MASTERS, assert_same
 from mxnet import autograd
 
 import mxmp
-
-BATCH = 32
-SHAPES = [("data", (BATCH, 1, 8, 8))], [("softmax_label", (BATCH,))]
-SGD = {"learning_rate": 0.05, "momentum": 0.9}
-
-
-def bound(symbol, kind=mxmp.Module, context=None, optimizer="sgd", kvstore="local", grad_req="write", **mixed):
-    module = kind(symbol, context=context or mx.cpu(), **mixed)
-    module.bind(*SHAPES, grad_req=grad_req)
-    mx.random.seed(3)
-    np.random.seed(3)
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(kvstore, optimizer, SGD if optimizer == "sgd" else {"learning_rate": 0.01})
-    return module
-
-
-def batches(digits, count=5):
-    for i in range(count):
-        part = slice(i * BATCH, (i + 1) * BATCH)
-        yield mx.io.DataBatch([mx.nd.array(digits.x[part])], [mx.nd.array(digits.y[part])])
-
-
-def weights(module):
-    args, auxs = module.get_params()
-    return {k: v.asnumpy() for k, v in {**args, **auxs}.items()}
-
-
-def everything(module):
-    """All that a step may change, bit for bit."""
-    arrays = [a.asnumpy() for arrays in module._exec_group.param_arrays for a in arrays]
-    arrays += [m.asnumpy() for masters in module.core.masters.values() for m in masters]
-    for updater in module._updater:
-        for state in updater.states.values():
-            arrays += [s.asnumpy() for s in (state if isinstance(state, tuple) else (state,)) if s is not None]
-    optimizer = module._optimizer
-    return [*arrays, np.array(sorted(optimizer._index_update_count.items())), np.array(optimizer.num_update)]
-
-
-def train(module, data):
-    for batch in data:
-        module.forward_backward(batch)
-        module.update()
 
 
 @pytest.mark.parametrize(
@@ -106,16 +65,6 @@ def test_a_power_of_two_scale_changes_no_bit_of_fp32_training(symbol, digits):
     dense = [k for k in weights(plain) if "dense" in k]
     for name in dense:
         np.testing.assert_allclose(weights(plain)[name], weights(scaled)[name], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "nag", "rmsprop", "lamb", "ftml", "adagrad"])
-def test_float16_parameters_with_masters_equal_fp32_parameters(symbol, digits, optimizer):
-    full = bound(symbol, optimizer=optimizer, policy="float16", loss_scale=128.0)
-    low = bound(symbol, optimizer=optimizer, policy=MASTERS, loss_scale=128.0)
-    train(full, batches(digits))
-    train(low, batches(digits))
-    assert low._exec_group.param_arrays[0][0].dtype == np.float16
-    assert_same(weights(low), weights(full))
 
 
 @pytest.mark.parametrize("policy", ["float16", MASTERS], ids=["FP32 params", "f16 params"])
@@ -229,48 +178,6 @@ def test_fit_goes_on_with_an_optimizer_that_was_made_and_loaded_before(symbol, d
     assert module._optimizer.num_update == 3 + 40
 
 
-def test_states_load_on_another_number_of_devices(symbol, digits, tmp_path):
-    path = str(tmp_path / "one.states")
-    one = bound(symbol, optimizer="adam", loss_scale=64.0)
-    train(one, batches(digits, 3))
-    one.save_optimizer_states(path)
-    two = bound(symbol, optimizer="adam", context=[mx.cpu(0), mx.cpu(1)])
-    two.set_params(*one.get_params())
-    two.load_optimizer_states(path)
-    assert two._optimizer.num_update == one._optimizer.num_update == 3
-    for device in (0, 1):
-        counts = two._optimizer._all_index_update_counts[device]
-        assert counts == dict.fromkeys(range(len(one._param_names)), 3)
-    train(two, batches(digits, 1))
-    devices = two._exec_group.param_arrays
-    assert all((a[0].asnumpy() == a[1].asnumpy()).all() for a in devices)
-
-
-def test_checkpoints_are_plain_fp32_files_that_load_without_mxmp(symbol, digits, tmp_path):
-    prefix = str(tmp_path / "net")
-    module = bound(symbol, policy=MASTERS)
-    train(module, batches(digits, 2))
-    module.save_checkpoint(prefix, 1)
-    assert "mxmp" not in (tmp_path / "net-symbol.json").read_text()
-    assert sorted(os.listdir(tmp_path)) == ["net-0001.params", "net-symbol.json"]
-    plain = mx.mod.Module.load(prefix, 1)
-    plain.bind(*SHAPES, for_training=False)
-    assert {value.dtype for value in weights(plain).values()} == {np.dtype("float32")}
-    assert_same(weights(plain), weights(module))
-
-
-def test_set_params_reaches_the_masters_and_the_next_update_keeps_it(symbol, digits):
-    module = bound(symbol, policy=MASTERS, loss_scale=8.0)
-    args, auxs = module.get_params()
-    value = 1.0 + 2.0**-13
-    for allow_missing in (False, True):
-        module.set_params({k: mx.nd.full(v.shape, value) for k, v in args.items()}, auxs, allow_missing=allow_missing)
-        assert weights(module)["net_conv0_weight"].flat[0] == np.float32(value)
-    module._optimizer.lr = 0.0
-    train(module, batches(digits, 1))
-    assert (weights(module)["net_conv0_weight"] == np.float32(value)).all()
-
-
 def test_calls_that_mxnet_ignores_change_nothing(symbol, digits):
     """``fit`` of a module that was trained by hand begins with such an ``init_params``."""
     module, other = (bound(symbol, policy="float16,params=float16") for _ in range(2))
@@ -297,15 +204,6 @@ def test_a_module_that_is_bound_again_keeps_what_it_has_learnt(symbol, digits):
     module.bind(module.data_shapes, module.label_shapes, for_training=True, force_rebind=True)
     module.forward(data[0], is_train=False)
     np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), wanted)
-
-
-def test_a_users_write_into_an_executors_float16_weight_reaches_the_master(symbol, digits):
-    module = bound(symbol, policy=MASTERS, loss_scale=8.0)
-    index = module._exec_group.param_names.index("net_dense0_bias")
-    module._exec_group.param_arrays[index][0][:] = 3.0
-    module._optimizer.lr = 0.0
-    train(module, batches(digits, 1))
-    assert (weights(module)["net_dense0_bias"] == 3.0).all()
 
 
 def test_fixed_parameters_states_monitor_speedometer_and_predict_work(symbol, digits, tmp_path, caplog):
@@ -409,34 +307,6 @@ def test_float16_inference_agrees_with_fp32_on_the_digits(symbol, digits, monkey
     assert same.mean() >= 0.995
 
 
-def test_states_go_by_name_where_the_symbols_outputs_are_grouped_in_another_order(tmp_path):
-    def trained(order):
-        data, towers = mx.sym.var("data"), {}
-        for name in ("first", "second"):
-            out = mx.sym.FullyConnected(data, num_hidden=3, name=f"{name}_fc")
-            towers[name] = mx.sym.LinearRegressionOutput(out, mx.sym.var(f"{name}_label"), name=name)
-        labels = ["first_label", "second_label"]
-        module = mxmp.Module(mx.sym.Group([towers[name] for name in order]), label_names=labels, policy="float16")
-        module.bind([("data", (4, 3))], [(label, (4, 3)) for label in labels])
-        module.init_params(mx.init.One())
-        module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.1})
-        return module
-
-    def step(module, seed):
-        draw = np.random.RandomState(seed)
-        module.forward_backward(mx.io.DataBatch(*([mx.nd.array(draw.rand(4, 3)) for _ in range(n)] for n in (1, 2))))
-        module.update()
-
-    one, other = trained(["first", "second"]), trained(["second", "first"])
-    step(one, 0)
-    one.save_optimizer_states(str(tmp_path / "states"))
-    other.set_params(*one.get_params())
-    other.load_optimizer_states(str(tmp_path / "states"))
-    for module in (one, other):
-        step(module, 1)
-    assert_same(other.get_params()[0], one.get_params()[0])
-
-
 @pytest.mark.parametrize("wrong", [{"optimizer": "sgdd"}, {"optimizer_params": {"learning_rate": 0.1}}])
 def test_a_states_file_is_still_read_after_an_error(symbol, digits, tmp_path, wrong):
     prefix = str(tmp_path / "net")
@@ -453,40 +323,6 @@ def test_a_states_file_is_still_read_after_an_error(symbol, digits, tmp_path, wr
     assert_same(everything(module), everything(before))
 
 
-@pytest.mark.parametrize("policy", ["float16", MASTERS])
-def test_values_that_cannot_be_set_change_nothing(symbol, digits, policy):
-    module = bound(symbol, policy=policy, loss_scale=64.0)
-    train(module, batches(digits, 2))
-    args, auxs = module.get_params()
-    args = {name: value * 2 for name, value in args.items()}
-    one, *others = args
-    before = everything(module), weights(module)
-    for error, message, call in (
-        (ValueError, rf"{one} has shape \(1, 1\), expected", lambda: {**args, one: mx.nd.ones((1, 1))}),
-        (RuntimeError, f"{one} is not presented", lambda: {name: args[name] for name in others}),
-    ):
-        with pytest.raises(error, match=message):
-            module.set_params(call(), auxs)
-        with pytest.raises(error, match=message):
-            module.init_params(mx.init.One(), call(), auxs, force_init=True)
-    for values, message in (({"no_weight": args[one]}, "no no_weight"), ({one: mx.nd.ones((1, 1))}, "has shape")):
-        with pytest.raises(ValueError, match=message):
-            module.set_params({**{name: args[name] for name in others}, **values}, auxs, allow_missing=True)
-    assert_same(everything(module), before[0])
-    assert_same(weights(module), before[1])
-
-
-def test_a_checkpoint_that_lacks_something_is_not_written(symbol, tmp_path):
-    module = mxmp.Module(symbol)
-    with pytest.raises(RuntimeError, match="init_params"):
-        module.save_checkpoint(str(tmp_path / "net"), 1)
-    module.bind(*SHAPES)
-    module.init_params()
-    with pytest.raises(RuntimeError, match="init_optimizer"):
-        module.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_update_of_a_module_that_is_bound_for_inference_is_refused(symbol):
     module = mxmp.Module(symbol)
     module.bind(*SHAPES, for_training=False)
@@ -500,17 +336,3 @@ def test_a_context_that_is_none_is_named(symbol):
     for call in (lambda: mxmp.Module(symbol, context="gpu"), lambda: mxmp.cast_symbol(symbol, ctx="gpu")):
         with pytest.raises(TypeError, match=r"expected an mxnet Context, such as mx.cpu\(\) or mx.gpu\(0\), got '"):
             call()
-
-
-@pytest.mark.parametrize("policy", ["float16", MASTERS])
-def test_set_params_leaves_what_get_params_returned_as_it_is(symbol, policy):
-    module = bound(symbol, policy=policy)
-    args, _ = module.get_params()
-    before = {name: value.asnumpy() for name, value in args.items()}
-    twice = {name: value * 2 for name, value in args.items()}
-    module.set_params({**twice, "softmax_label": mx.nd.ones(BATCH)}, {}, allow_missing=True)
-    for name, value in before.items():
-        np.testing.assert_array_equal(args[name].asnumpy(), value)
-    for name, value in weights(module).items():
-        if name in before:
-            np.testing.assert_array_equal(value, before[name] * 2)

@@ -7,11 +7,16 @@ import random
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.measuring import SHAPE, a_net
 from kit.oracle import S
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.precision.graph import Graph
+from mxmp.tuning.choices import Task
+from mxmp.tuning.clock import Arrays, Cast, Timed
+from mxmp.tuning.search import without_waiting
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +103,25 @@ def test_what_is_drawn_after_a_tune_is_what_would_have_been_drawn(subject, train
     assert draws() == expected
     assert plan.tuned.steps
     assert "fails here" not in str(plan)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_what_waiting_costs_is_taken_off_each_operator_alike():
+    found = without_waiting({"a": 10.0, "b": 4.0, "c": 1.0}, {"a": 1, "b": 2, "c": 1}, step=11.0)
+    assert found == pytest.approx({"a": 9.0, "b": 2.0, "c": 0.0})
+    assert without_waiting({"a": 1.0}, {"a": 1}, step=2.0) == {"a": 1.0}
+    assert sum(without_waiting({"a": 9.0, "b": 0.1}, {"a": 1, "b": 5}, step=3.0).values()) == pytest.approx(3, rel=0.01)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_every_operator_and_cast_of_a_plan_is_timed():
+    net = a_net(shaped=True)
+    graph = Graph.from_symbol(net(mx.sym.var("data")))
+    task = Task(graph, mxmp.Policy("bfloat16"), "cpu")
+    names = [n for n in graph.to_symbol().list_arguments() if n != "data"]
+    arrays = Arrays(graph, mx.cpu(), dict.fromkeys(names, "write"), {}, {"data": SHAPE})
+    for low in (frozenset(), task.may_be_low, task.matrix_operators):
+        found = Timed(graph, task.plan(low, {}), arrays, True).profile()
+        assert {owner for owner in found if not isinstance(owner, Cast)} == {n for n in task.names if not n.is_variable}
+        assert {tuple(owner) for owner in found if isinstance(owner, Cast)} == set(task.choice.casts(low))
+        assert all(seconds > 0 for seconds in found.values())

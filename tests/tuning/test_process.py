@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import mxnet as mx
 import pytest
+from kit.measuring import (
+    add_to_start,
+    no_child_is_left,  # noqa: F401
+    tuned_apart,
+)
 from kit.oracle import S
 from kit.processes import run_program
-from mxnet.gluon import nn
 
 import mxmp
-from mxmp.precision.plan import Decision
-from mxmp.precision.rules import RULES
-from mxmp.tuning import process
-from mxmp.tuning.job import job_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,42 +28,6 @@ EVERY_KERNEL = """
 from mxmp.precision import missing_kernels as m
 m.TABLE["cpu", "bfloat16"] = tuple(row for row in m.TABLE["cpu", "bfloat16"] if not row.all_others)
 """
-
-
-def add_to_start(monkeypatch, code):
-    """Let the process that measures run this code before it reads its job."""
-    start = process.START.replace("main()", f"exec({code!r}); main()")
-    monkeypatch.setattr(process, "START", start)
-
-
-def two() -> mx.sym.Symbol:
-    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=4, name="a"), name="r")
-    return S.FullyConnected(x, num_hidden=3, name="b")
-
-
-def tuned(symbol=None, **options):
-    options = {"data": (2, 6), "cache": False, "progress": False, **options}
-    return mxmp.tune(two() if symbol is None else symbol, **options)
-
-
-def children() -> list[int]:
-    """Processes that this one started, zombies included."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = folder.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(after_name[1]) == os.getpid():
-            found.append(int(folder.parent.name))
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _no_child_is_left():
-    before = children()
-    yield
-    assert children() == before
 
 
 # -- Crashes ----------------------------------------------------------------------------------------
@@ -84,7 +45,7 @@ def upsampled(deconvolutions: int = 1) -> mx.sym.Symbol:
 @pytest.mark.bfloat16_kernels
 def test_a_kernel_that_crashes_is_left_out_and_the_search_goes_on(monkeypatch):
     add_to_start(monkeypatch, EVERY_KERNEL)
-    plan = tuned(upsampled(2), data=(2, 16, 6, 6))
+    plan = tuned_apart(upsampled(2), data=(2, 16, 6, 6))
     assert {name: d.reason for name, d in plan.decisions.items() if d.op == "Deconvolution"} == dict.fromkeys(
         ("up0", "up1"), "its low-precision kernel crashes here (SIGSEGV)"
     )
@@ -111,7 +72,7 @@ clock.Timed._step = crashing
 def test_plans_that_crash_nobody_knows_where_leave_fp32(name, monkeypatch):
     """Every plan with a cast is ended outside of its first, careful step."""
     add_to_start(monkeypatch, AT_A_STEP.replace("{signal}", name))
-    plan = tuned()
+    plan = tuned_apart()
     assert plan.num_low == 0
     assert f"fails here (crash: {name})" in str(plan)
     assert plan.tuned.chosen == "float32"
@@ -124,35 +85,19 @@ def test_where_fp32_itself_crashes_nothing_can_be_measured(monkeypatch):
         "clock.Timed.step = lambda self: os.kill(os.getpid(), signal.SIGSEGV)",
     )
     with pytest.raises(RuntimeError, match=r"FP32 itself crashes here.*SIGSEGV"):
-        tuned()
+        tuned_apart()
 
 
 def test_errors_of_the_process_are_raised_here(monkeypatch):
     add_to_start(monkeypatch, "import sys; sys.modules['igraph'] = None")
     with pytest.raises(ImportError, match=r"pip install 'mxmp\[tune\]'"):
-        tuned()
+        tuned_apart()
 
 
 def test_an_error_of_no_known_kind_comes_with_its_traceback(monkeypatch):
     add_to_start(monkeypatch, "from mxmp.tuning import search; search.PlanSearch.run = lambda self: [][0]")
     with pytest.raises(RuntimeError, match="IndexError: list index out of range"):
-        tuned()
-
-
-def test_a_process_that_cannot_start_is_an_error(monkeypatch):
-    monkeypatch.setattr(process, "START", "raise SystemExit(3)")
-    with pytest.raises(RuntimeError, match="before it measured anything: exit status 3"):
-        tuned()
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(RuntimeError, match=r"sys\.executable is empty"):
-        tuned()
-
-
-def test_a_process_that_is_killed_is_an_error_and_no_crash_of_a_kernel(monkeypatch):
-    code = "from mxmp.tuning import search; import os; search.PlanSearch._learn = lambda *_: os.kill(os.getpid(), 9)"
-    add_to_start(monkeypatch, code)
-    with pytest.raises(RuntimeError, match="ended by SIGKILL: perhaps memory ran out"):
-        tuned()
+        tuned_apart()
 
 
 def test_its_warnings_are_issued_here_and_what_it_prints_is_no_message(monkeypatch, capfd):
@@ -163,7 +108,7 @@ def test_its_warnings_are_issued_here_and_what_it_prints_is_no_message(monkeypat
         "    return run(self)\nsearch.PlanSearch.run = saying",
     )
     with pytest.warns(UserWarning, match="slow here") as caught:
-        assert tuned().tuned.steps
+        assert tuned_apart().tuned.steps
     assert [each.filename for each in caught if "slow here" in str(each.message)] == [__file__]
     out, err = capfd.readouterr()
     assert "a line of C++" not in out
@@ -202,85 +147,6 @@ class TwiceProp(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx, shapes, dtypes):
         return Twice()
-
-
-class WithCustom(mx.gluon.HybridBlock):
-    def __init__(self):
-        super().__init__(prefix="net_")
-        with self.name_scope():
-            self.first, self.last = nn.Dense(8, activation="relu"), nn.Dense(3)
-            self.scale = self.params.get("scale", shape=(7, 2))
-
-    def hybrid_forward(self, F, x, scale):  # noqa: N803
-        doubled, total = F.Custom(self.first(x), scale, op_type="tuned_twice", name="twice")
-        return self.last(doubled), F.broadcast_add(doubled, F.expand_dims(total, axis=0))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_custom_operator_is_fp32_and_timed_as_a_stand_in(training):
-    net = WithCustom()
-    net.initialize()
-    plan = mxmp.tune(net, (2, 6), cache=False, training=training, progress=False)
-    assert not plan.decisions["net_twice"].low
-    assert "only your process can run tuned_twice 'net_twice': it computes in FP32, and was timed as a stand-in" in str(
-        plan
-    )
-    assert "fails" not in str(plan)
-    assert {"float32", "rules"} <= set(plan.tuned.steps)
-    out, total = mxmp.convert(net, plan)(mx.nd.ones((2, 6)))
-    assert (out.shape, total.shape) == ((2, 3), (2, 8))
-
-
-def test_a_custom_head_is_tuned_and_one_in_a_loop_is_refused():
-    fc = S.FullyConnected(S.var("data"), num_hidden=4, name="fc")
-    head = S.Custom(fc, S.var("scale"), op_type="tuned_twice", name="twice")
-    assert tuned(head).tuned.steps
-
-    def body(x, state):
-        out = S.Custom(x + state, S.var("scale"), op_type="tuned_twice", name="inner")[0]
-        return out, [out]
-
-    loop, _ = S.contrib.foreach(lambda x, s: body(x, s[0]), fc, [S.var("state")], name="loop_")
-    with pytest.raises(ValueError, match=r"tuned_twice 'inner' in the body of a loop.*measure=False"):
-        tuned(loop, state=(4,))
-
-
-@pytest.mark.parametrize(
-    "join",
-    [
-        lambda x: S.add_n(*S.SliceChannel(x, num_outputs=2)),
-        lambda x: S.L2Normalization(x),
-        lambda x: S.SwapAxis(x, dim1=0, dim2=1),
-        lambda x: S.SequenceReverse(x),
-        lambda x: S.reshape(
-            S.Pad(S.reshape(x, (1, 1, -1, 8)), mode="edge", pad_width=(0, 0, 0, 0, 0, 0, 1, 1)), (2, 10)
-        ),
-    ],
-    ids=["SliceChannel", "L2Normalization", "SwapAxis", "SequenceReverse", "Pad"],
-)
-def test_an_operator_whose_backward_mxnet_monitors_without_end_is_tuned(join, monkeypatch):
-    """Of the inputs of its backward MXNet's monitor makes names until memory ends: here at 8 GiB."""
-    add_to_start(monkeypatch, "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))")
-    x = S.FullyConnected(S.var("data"), num_hidden=8, name="a")
-    plan = tuned(S.FullyConnected(join(x), num_hidden=3, name="b"))
-    assert {"float32", "rules"} <= set(plan.tuned.steps)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [mxmp.Policy("bfloat16", full_ops=("my_relu",)), mxmp.Policy("float16", low_ops=("my_relu",))],
-    ids=["full_ops", "low_ops"],
-)
-def test_an_operator_of_a_library_is_fp32_and_timed_as_a_stand_in(policy, monkeypatch):
-    """To compile a library takes MXNet's source, so the other process gets the name of an operator that it lacks."""
-    monkeypatch.delitem(RULES, "relu")
-    job = job_of(two(), (), {"data": (2, 6)}, policy, mx.cpu(), True, True)
-    job = replace(job, symbol=job.symbol.replace('"op": "relu"', '"op": "my_relu"'))
-    plan, _ = process.measured_apart(job, lambda part: None)
-    assert plan.decisions["r"] == Decision("my_relu", False, plan.decisions["r"].reason)
-    assert "could not be timed" in plan.decisions["r"].reason
-    assert {"float32", "rules"} <= set(plan.tuned.steps)
-    assert plan.policy == policy
 
 
 # -- What reaches this process ----------------------------------------------------------------------
@@ -329,7 +195,7 @@ def test_it_measures_with_the_threads_of_training(monkeypatch):
         "    return run(self)\n"
         "search.PlanSearch.run = counting",
     )
-    assert tuned().tuned.steps
+    assert tuned_apart().tuned.steps
 
 
 def test_it_knows_the_environment_and_the_import_path(monkeypatch, tmp_path):
@@ -341,7 +207,7 @@ def test_it_knows_the_environment_and_the_import_path(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path / "helper")
     monkeypatch.setenv("MXMP_TEST_TUNE", "1")
     add_to_start(monkeypatch, "import os, only_here, random; assert os.environ['MXMP_TEST_TUNE'] == '1'")
-    assert tuned().tuned.steps
+    assert tuned_apart().tuned.steps
 
 
 def test_a_script_without_a_main_guard_is_not_run_twice(tmp_path):
@@ -368,32 +234,8 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_child(seconds, monkeypatch, tmp_pa
         threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         start = time.perf_counter()
         with pytest.raises(KeyboardInterrupt):
-            tuned(cache=tmp_path)
+            tuned_apart(cache=tmp_path)
         assert time.perf_counter() - start < seconds + 2
     finally:
         signal.signal(signal.SIGINT, before)
     assert list(tmp_path.iterdir()) == []
-
-
-KILLED = """
-import mxnet as mx, mxmp
-from mxmp.tuning import process
-process.START = process.START.replace("main()", "exec(" + repr(CODE) + "); main()")
-mxmp.tune(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4), data=(2, 6), cache=False)
-"""
-
-
-@LINUX
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_it_ends_with_this_process(name):
-    environment = {**os.environ, "PYTHONPATH": str(Path(mxmp.__file__).parents[1])}
-    code = f"import os; os.write(2, b'child %d\\n' % os.getpid()); {WAITING}"
-    command = [sys.executable, "-W", "ignore", "-c", f"CODE = {code!r}\n{KILLED}"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as user:
-        child = next(line for line in user.stderr if line.startswith("child ")).split()[1]
-        user.send_signal(getattr(signal, name))
-        user.wait(10)
-    deadline = time.perf_counter() + 10
-    while os.path.exists(f"/proc/{child}") and time.perf_counter() < deadline:
-        time.sleep(0.1)
-    assert not os.path.exists(f"/proc/{child}")

@@ -7,55 +7,16 @@ import json
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.measuring import SHAPE, a_net, data, two
 from kit.oracle import S, by_gluon, sqnr
-from kit.processes import run_program
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp import Plan
-from mxmp.precision.graph import Graph
-from mxmp.precision.tuned import Tuned
-from mxmp.tuning import clock, search
-from mxmp.tuning.choices import Task, shapes_of
-from mxmp.tuning.clock import Arrays, Cast, Timed
-from mxmp.tuning.search import CONVERTED, FULL, fastest, without_waiting
-from mxmp.tuning.table import Table
+from mxmp.tuning.search import CONVERTED, FULL
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
-
-
-class Net(gluon.HybridBlock):
-    """Convolutions, BatchNorm, ReLU6, a skip; operators that the code does not name; another answer in evaluation."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.first = nn.Conv2D(8, 3, padding=1)
-            self.norm = nn.BatchNorm()
-            self.second = nn.Conv2D(8, 3, padding=1)
-            self.dense = nn.Dense(5)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        x = F.clip(self.norm(self.first(x)), 0, 6)
-        out = self.dense(F.relu(self.second(x) + x))
-        return out if autograd.is_training() else F.softmax(out)
-
-
-def a_net(shaped: bool = False) -> Net:
-    mx.random.seed(3)
-    net = Net(prefix="net_")
-    net.initialize()
-    if shaped:
-        net(mx.nd.zeros((1, 3, 8, 8)))
-    return net
-
-
-SHAPE = (2, 3, 8, 8)
-
-
-def data() -> mx.nd.NDArray:
-    return mx.nd.array(np.random.RandomState(5).normal(0, 1, SHAPE))
 
 
 def low_by_hand(plan: Plan, **low: bool) -> Plan:
@@ -115,14 +76,6 @@ def test_a_plan_of_float16_on_a_cpu_says_that_the_emulation_was_timed(tmp_path, 
     caplog.clear()
     assert said not in str(mxmp.tune(net, (2, 8), policy="float16", measure=False))
     assert said not in caplog.text
-
-
-def test_a_symbol_is_tuned_by_named_shapes_or_arrays():
-    fc = S.FullyConnected(S.var("data"), num_hidden=4, name="fc")
-    symbol = S.SoftmaxOutput(S.FullyConnected(S.relu(fc), num_hidden=3, name="out"), name="softmax")
-    plan = mxmp.tune(symbol, data=(2, 6), cache=False)
-    assert set(mxmp.tune(symbol, data=mx.nd.ones((2, 6)), cache=False, training=False).decisions) == set(plan.decisions)
-    assert mxmp.cast_symbol(symbol, plan).list_arguments() == symbol.list_arguments()
 
 
 def test_a_converted_net_and_a_numpy_net_are_tuned():
@@ -292,11 +245,6 @@ def test_patterns_beside_a_plan_and_a_plan_for_a_gpu_are_refused(tuned):
         mxmp.convert(a_net(), plan)
 
 
-def two(hidden: int = 4) -> mx.sym.Symbol:
-    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=hidden, name="a"), name="r")
-    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="b"), name="softmax")
-
-
 def test_module_follows_a_plan_and_refuses_another_symbols():
     plan = low_by_hand(mxmp.tune(two(), data=(2, 6), measure=False), a=True, r=False, b=False)
     module = mxmp.Module(two(), policy=plan)
@@ -333,191 +281,6 @@ def test_explain_shows_a_plan():
 # -- How it decides ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("times", "want"),
-    [
-        ({FULL: [10, 10, 10, 10], "rules": [9, 9, 9, 9], "least time": [8, 8, 8, 8]}, "least time"),
-        ({FULL: [10, 10, 10, 10], "rules": [11, 11, 11, 11]}, FULL),
-        ({FULL: [10, 12, 10, 12], "rules": [11, 11, 11, 11]}, FULL),  # within the spread
-        ({FULL: [10, 20, 10, 20], "rules": [9, 18, 9, 18]}, "rules"),  # one round's times belong together
-        ({FULL: [10, 10, 10, 10], CONVERTED: [7, 7, 7, 7], "rules": [8, 8, 8, 8]}, CONVERTED),
-        ({FULL: [7, 7, 7, 7], CONVERTED: [9, 9, 9, 9], "rules": [8, 8, 8, 8]}, FULL),
-        ({FULL: [10, 10, 10, 10]}, FULL),
-        ({FULL: [10, 10, 10, 10], "rules": [8, 9, 8, 8], "least time": [7, 9, 9, 7]}, "rules"),  # as fast
-        ({FULL: [10, 10, 10, 10], "rules": [9, 11, 9, 11], "least time": [8, 9, 9, 9]}, "least time"),
-    ],
-)
-def test_low_precision_must_win_in_three_of_four_rounds(times, want):
-    assert fastest(times) == want
-
-
-def test_what_waiting_costs_is_taken_off_each_operator_alike():
-    found = without_waiting({"a": 10.0, "b": 4.0, "c": 1.0}, {"a": 1, "b": 2, "c": 1}, step=11.0)
-    assert found == pytest.approx({"a": 9.0, "b": 2.0, "c": 0.0})
-    assert without_waiting({"a": 1.0}, {"a": 1}, step=2.0) == {"a": 1.0}
-    assert sum(without_waiting({"a": 9.0, "b": 0.1}, {"a": 1, "b": 5}, step=3.0).values()) == pytest.approx(3, rel=0.01)
-
-
-def chain() -> tuple[Task, dict]:
-    """Three matrix operators of different sizes with relus between them, and a softmax."""
-    x = S.var("data")
-    for number in range(3):
-        x = S.relu(S.FullyConnected(x, num_hidden=4 + number, name=f"fc{number}"), name=f"relu{number}")
-    graph = Graph.from_symbol(S.softmax(x, name="softmax"))
-    return Task(graph, mxmp.Policy("bfloat16"), "cpu"), shapes_of(graph, {"data": (2, 3)})
-
-
-def profile_of(task: Task, low: frozenset, costs: dict) -> dict:
-    """A made-up machine, on which a relu in FP32 beside a cast takes 5 more."""
-    casts = [Cast(*cast) for cast in task.choice.casts(low)]
-    beside = {cast.entry.node for cast in casts if cast.to_fp32}
-    found = {cast: 1.0 + cast.to_fp32 for cast in casts}
-    for node, name in task.names.items():
-        if not node.is_variable:
-            found[node] = costs[name][node in low]
-            if node.op == "relu" and node not in low and any(e.node in beside for e in node.inputs):
-                found[node] += 5
-    return found
-
-
-COSTS = {
-    "fc0": (9, 1),
-    "fc1": (9, 30),
-    "fc2": (40, 1),
-    "relu0": (2, 1),
-    "relu1": (2, 1),
-    "relu2": (2, 3),
-    "softmax": (4, 4),
-}
-
-
-def test_predictions_of_profiled_plans_are_what_was_measured():
-    task, shapes = chain()
-    table = Table(task, shapes, True, {})
-    for low in (frozenset(), task.may_be_low, task.matrix_operators):
-        assert not table.knows(low)
-        table.learn(low, profile_of(task, low, COSTS))
-        assert table.knows(low)
-    for low in (frozenset(), task.may_be_low, task.matrix_operators):
-        assert table.predict(low) == pytest.approx(sum(profile_of(task, low, COSTS).values()))
-
-
-def test_the_cut_of_a_table_avoids_what_is_slow_low_and_layouts_that_cost():
-    task, shapes = chain()
-    table = Table(task, shapes, True, {})
-    for low in (frozenset(), task.may_be_low, task.matrix_operators):
-        table.learn(low, profile_of(task, low, COSTS))
-    best = search.cheapest(task.choice, table.costs())
-    assert {task.names[node] for node in best} & {"fc0", "fc1", "fc2"} == {"fc0", "fc2"}
-    profiled = (frozenset(), task.may_be_low, task.matrix_operators)
-    assert table.predict(best) <= min(map(table.predict, profiled))
-
-
-def test_times_of_earlier_runs_are_used(tmp_path):
-    first = mxmp.tune(two(), data=(2, 6), cache=tmp_path)
-    (file,) = tmp_path.iterdir()
-    kept = json.loads(file.read_text())
-    assert kept["machine"]["mxnet"] == mx.__version__
-    slow = {key: 1e3 if key.endswith("bfloat16") else value for key, value in kept["seconds"].items()}
-    file.write_text(json.dumps({**kept, "seconds": slow}))
-    plan = mxmp.tune(two(), data=(2, 6), cache=tmp_path)
-    assert plan.tuned.cast_bytes["least time"] == 0
-    assert set(plan.decisions) == set(first.decisions)
-
-
-@pytest.mark.parametrize("low_fails", [True, False], ids=["low precision", "FP32 with workarounds"])
-def test_where_one_kind_of_plan_fails_the_other_is_still_compared_and_the_plan_says_so(low_fails, monkeypatch):
-    timed = search.PlanSearch._timed
-
-    def failing(self, low):
-        if bool(low) == low_fails:
-            raise mx.MXNetError("MXNetError: no such kernel")
-        return timed(self, low)
-
-    monkeypatch.setattr(search.PlanSearch, "_timed", failing)
-    plan = mxmp.tune(mx.sym.clip(two(), 0, 6), data=(2, 6), cache=False)
-    failed = "bfloat16" if low_fails else "float32, converted"
-    assert f"{failed} fails here (MXNetError: no such kernel)" in str(plan)
-    if low_fails:
-        assert plan.num_low == 0
-        assert "FP32: no plan in bfloat16 was faster" in str(plan)
-        assert plan.decisions["a"].reason == "bfloat16 could not be timed here"
-    else:
-        assert {"float32", "rules"} <= set(plan.tuned.gains)
-
-
-def test_a_candidate_that_fails_in_a_later_round_is_left_out_and_named(monkeypatch):
-    def failing(self, *args):
-        self.steps = getattr(self, "steps", 0) + 1
-        if self.steps > 1 and compared and any(isinstance(owner, Cast) for owner in self._owners):
-            raise mx.MXNetError("MXNetError: out of memory")
-        return step(self)
-
-    compared = []
-    compare = search.PlanSearch._compare_steps
-    step = Timed.step
-    monkeypatch.setattr(Timed, "step", failing)
-    monkeypatch.setattr(search.PlanSearch, "_compare_steps", lambda self: compared.append(1) or compare(self))
-    plan = mxmp.tune(two(), data=(2, 6), cache=False)
-    assert "rules fails here (MXNetError: out of memory)" in str(plan)
-    assert "rules" not in plan.tuned.steps
-    assert FULL in plan.tuned.steps
-    assert plan.num_low == 0
-
-
-CAPPED = """
-import mxnet as mx, mxmp
-from mxnet.gluon import nn
-net = nn.Conv2D(16, 3, prefix="c_")
-net.initialize()
-plan = mxmp.tune(net, (2, 3, 16, 16), cache=False)
-assert plan.num_low == 0, plan
-print(plan)
-"""
-
-
-@pytest.mark.slow
-def test_without_an_instruction_set_for_bfloat16_the_plan_is_fp32_and_says_so():
-    """oneDNN reads what it may use when it is first called: in a process of its own."""
-    printed = run_program("-c", CAPPED, DNNL_MAX_CPU_ISA="AVX2", MXMP_WITHOUT="emulated_bfloat16")
-    assert "bfloat16 fails here" in printed
-    assert "FP32: no plan in bfloat16 was faster" in printed
-
-
-def test_every_operator_and_cast_of_a_plan_is_timed():
-    net = a_net(shaped=True)
-    graph = Graph.from_symbol(net(mx.sym.var("data")))
-    task = Task(graph, mxmp.Policy("bfloat16"), "cpu")
-    names = [n for n in graph.to_symbol().list_arguments() if n != "data"]
-    arrays = Arrays(graph, mx.cpu(), dict.fromkeys(names, "write"), {}, {"data": SHAPE})
-    for low in (frozenset(), task.may_be_low, task.matrix_operators):
-        found = Timed(graph, task.plan(low, {}), arrays, True).profile()
-        assert {owner for owner in found if not isinstance(owner, Cast)} == {n for n in task.names if not n.is_variable}
-        assert {tuple(owner) for owner in found if isinstance(owner, Cast)} == set(task.choice.casts(low))
-        assert all(seconds > 0 for seconds in found.values())
-
-
-@pytest.mark.parametrize(("size", "large"), [(8, True), (2, False)])
-def test_a_block_is_timed_without_what_its_sizes_do_not_need_and_a_symbol_with_it(size, large, monkeypatch):
-    made = []
-
-    def arrays(*args):
-        made.append(Arrays(*args))
-        return made[-1]
-
-    monkeypatch.setattr(clock, "Arrays", arrays)
-    net = nn.Conv2D(8, 5, padding=2, in_channels=4)
-    net.initialize()
-    shape = (2, 4, size, size)
-    mxmp.tune(net, shape, cache=False)
-    mxmp.tune(net(mx.sym.var("data")), data=shape, cache=False)
-    assert [each.large_inputs for each in made] == [large, False]
-    graph = Graph.from_symbol(net(mx.sym.var("data")))
-    task = Task(graph, mxmp.Policy("bfloat16"), "cpu")
-    emitted = [sum(Timed(graph, task.plan(task.may_be_low, {}), each, True).operators.values()) for each in made]
-    assert (emitted[0] < emitted[1]) == large
-
-
 # -- Bad input --------------------------------------------------------------------------------------
 
 
@@ -541,21 +304,3 @@ def test_what_cannot_be_tuned_is_refused():
         assert mxmp.tune(a_net(), SHAPE, policy="float16", ctx=mx.gpu(), measure=False).device == "gpu"
     with pytest.raises(ValueError, match="shapes"):
         mxmp.tune(two(), softmax_label=(2,))
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "igraph", None)
-    with pytest.raises(ImportError, match=r"pip install 'mxmp\[tune\]'"):
-        mxmp.tune(two(), data=(2, 6), measure=False)
-
-
-def test_what_was_compared_prints_as_a_table():
-    found = Tuned(
-        "rules", True, {"float32": 0.02, "rules": 0.01}, {"rules": (1.9, 2.0, 2.1)}, {"rules": 2.2}, {}, ("note",)
-    )
-    assert str(found).splitlines() == [
-        "           forward and backward, ms  times as fast as FP32  predicted",
-        "  float32  20.0",
-        "* rules    10.0                      2.00 (1.90 to 2.10)    2.20",
-        "  note",
-    ]

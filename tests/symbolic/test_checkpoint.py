@@ -1,0 +1,72 @@
+"""Checkpoints of a module: plain FP32 files, complete or not written."""
+
+from __future__ import annotations
+
+import os
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.digits import SHAPES, batches, bound, train, weights
+from kit.twins import MASTERS, assert_same
+
+import mxmp
+
+
+def test_checkpoints_are_plain_fp32_files_that_load_without_mxmp(symbol, digits, tmp_path):
+    prefix = str(tmp_path / "net")
+    module = bound(symbol, policy=MASTERS)
+    train(module, batches(digits, 2))
+    module.save_checkpoint(prefix, 1)
+    assert "mxmp" not in (tmp_path / "net-symbol.json").read_text()
+    assert sorted(os.listdir(tmp_path)) == ["net-0001.params", "net-symbol.json"]
+    plain = mx.mod.Module.load(prefix, 1)
+    plain.bind(*SHAPES, for_training=False)
+    assert {value.dtype for value in weights(plain).values()} == {np.dtype("float32")}
+    assert_same(weights(plain), weights(module))
+
+
+def test_a_checkpoint_that_lacks_something_is_not_written(symbol, tmp_path):
+    module = mxmp.Module(symbol)
+    with pytest.raises(RuntimeError, match="init_params"):
+        module.save_checkpoint(str(tmp_path / "net"), 1)
+    module.bind(*SHAPES)
+    module.init_params()
+    with pytest.raises(RuntimeError, match="init_optimizer"):
+        module.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_a_module_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no file '.*net-symbol\.json'"):
+        mxmp.Module.load(str(tmp_path / "net"), 1)
+    mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2).save(str(tmp_path / "net-symbol.json"))
+    with pytest.raises(ValueError, match=r"no file '.*net-0001\.params'"):
+        mxmp.Module.load(str(tmp_path / "net"), 1)
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    with pytest.raises(ValueError, match=r"no file '.*net-0001\.params'"):
+        mxmp.BucketingModule.load(str(tmp_path / "net"), 1, lambda key: (symbol, ("data",), ("softmax_label",)), 1)
+
+
+WIDE = 300  # some 360 kB of weights
+
+
+def symbol():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=WIDE, name="fc1")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc2"), name="softmax")
+
+
+def bucketing():
+    made = mxmp.BucketingModule(lambda key: (symbol(), ["data"], ["softmax_label"]), 0)
+    made.bind([("data", (4, WIDE))], [("softmax_label", (4,))])
+    made.init_params()
+    made.init_optimizer(optimizer="adam")
+    return made
+
+
+def test_a_checkpoint_of_buckets_is_what_mxnet_writes(tmp_path):
+    made = bucketing()
+    made.save_checkpoint(str(tmp_path / "ours"), 3)
+    mx.mod.BucketingModule.save_checkpoint(made, str(tmp_path / "plain"), 3)
+    for end in ("-0003.params", "-0-symbol.json", ".buckets"):
+        assert (tmp_path / f"ours{end}").read_bytes() == (tmp_path / f"plain{end}").read_bytes()

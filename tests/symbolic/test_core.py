@@ -1,0 +1,124 @@
+"""What a module's contexts share: masters, scale, states by name."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.digits import BATCH, batches, bound, everything, train, weights
+from kit.twins import MASTERS, assert_same
+
+import mxmp
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "nag", "rmsprop", "lamb", "ftml", "adagrad"])
+def test_float16_parameters_with_masters_equal_fp32_parameters(symbol, digits, optimizer):
+    full = bound(symbol, optimizer=optimizer, policy="float16", loss_scale=128.0)
+    low = bound(symbol, optimizer=optimizer, policy=MASTERS, loss_scale=128.0)
+    train(full, batches(digits))
+    train(low, batches(digits))
+    assert low._exec_group.param_arrays[0][0].dtype == np.float16
+    assert_same(weights(low), weights(full))
+
+
+def test_states_load_on_another_number_of_devices(symbol, digits, tmp_path):
+    path = str(tmp_path / "one.states")
+    one = bound(symbol, optimizer="adam", loss_scale=64.0)
+    train(one, batches(digits, 3))
+    one.save_optimizer_states(path)
+    two = bound(symbol, optimizer="adam", context=[mx.cpu(0), mx.cpu(1)])
+    two.set_params(*one.get_params())
+    two.load_optimizer_states(path)
+    assert two._optimizer.num_update == one._optimizer.num_update == 3
+    for device in (0, 1):
+        counts = two._optimizer._all_index_update_counts[device]
+        assert counts == dict.fromkeys(range(len(one._param_names)), 3)
+    train(two, batches(digits, 1))
+    devices = two._exec_group.param_arrays
+    assert all((a[0].asnumpy() == a[1].asnumpy()).all() for a in devices)
+
+
+def test_set_params_reaches_the_masters_and_the_next_update_keeps_it(symbol, digits):
+    module = bound(symbol, policy=MASTERS, loss_scale=8.0)
+    args, auxs = module.get_params()
+    value = 1.0 + 2.0**-13
+    for allow_missing in (False, True):
+        module.set_params({k: mx.nd.full(v.shape, value) for k, v in args.items()}, auxs, allow_missing=allow_missing)
+        assert weights(module)["net_conv0_weight"].flat[0] == np.float32(value)
+    module._optimizer.lr = 0.0
+    train(module, batches(digits, 1))
+    assert (weights(module)["net_conv0_weight"] == np.float32(value)).all()
+
+
+def test_a_users_write_into_an_executors_float16_weight_reaches_the_master(symbol, digits):
+    module = bound(symbol, policy=MASTERS, loss_scale=8.0)
+    index = module._exec_group.param_names.index("net_dense0_bias")
+    module._exec_group.param_arrays[index][0][:] = 3.0
+    module._optimizer.lr = 0.0
+    train(module, batches(digits, 1))
+    assert (weights(module)["net_dense0_bias"] == 3.0).all()
+
+
+def test_states_go_by_name_where_the_symbols_outputs_are_grouped_in_another_order(tmp_path):
+    def trained(order):
+        data, towers = mx.sym.var("data"), {}
+        for name in ("first", "second"):
+            out = mx.sym.FullyConnected(data, num_hidden=3, name=f"{name}_fc")
+            towers[name] = mx.sym.LinearRegressionOutput(out, mx.sym.var(f"{name}_label"), name=name)
+        labels = ["first_label", "second_label"]
+        module = mxmp.Module(mx.sym.Group([towers[name] for name in order]), label_names=labels, policy="float16")
+        module.bind([("data", (4, 3))], [(label, (4, 3)) for label in labels])
+        module.init_params(mx.init.One())
+        module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.1})
+        return module
+
+    def step(module, seed):
+        draw = np.random.RandomState(seed)
+        module.forward_backward(mx.io.DataBatch(*([mx.nd.array(draw.rand(4, 3)) for _ in range(n)] for n in (1, 2))))
+        module.update()
+
+    one, other = trained(["first", "second"]), trained(["second", "first"])
+    step(one, 0)
+    one.save_optimizer_states(str(tmp_path / "states"))
+    other.set_params(*one.get_params())
+    other.load_optimizer_states(str(tmp_path / "states"))
+    for module in (one, other):
+        step(module, 1)
+    assert_same(other.get_params()[0], one.get_params()[0])
+
+
+@pytest.mark.parametrize("policy", ["float16", MASTERS])
+def test_values_that_cannot_be_set_change_nothing(symbol, digits, policy):
+    module = bound(symbol, policy=policy, loss_scale=64.0)
+    train(module, batches(digits, 2))
+    args, auxs = module.get_params()
+    args = {name: value * 2 for name, value in args.items()}
+    one, *others = args
+    before = everything(module), weights(module)
+    for error, message, call in (
+        (ValueError, rf"{one} has shape \(1, 1\), expected", lambda: {**args, one: mx.nd.ones((1, 1))}),
+        (RuntimeError, f"{one} is not presented", lambda: {name: args[name] for name in others}),
+    ):
+        with pytest.raises(error, match=message):
+            module.set_params(call(), auxs)
+        with pytest.raises(error, match=message):
+            module.init_params(mx.init.One(), call(), auxs, force_init=True)
+    for values, message in (({"no_weight": args[one]}, "no no_weight"), ({one: mx.nd.ones((1, 1))}, "has shape")):
+        with pytest.raises(ValueError, match=message):
+            module.set_params({**{name: args[name] for name in others}, **values}, auxs, allow_missing=True)
+    assert_same(everything(module), before[0])
+    assert_same(weights(module), before[1])
+
+
+@pytest.mark.parametrize("policy", ["float16", MASTERS])
+def test_set_params_leaves_what_get_params_returned_as_it_is(symbol, policy):
+    module = bound(symbol, policy=policy)
+    args, _ = module.get_params()
+    before = {name: value.asnumpy() for name, value in args.items()}
+    twice = {name: value * 2 for name, value in args.items()}
+    module.set_params({**twice, "softmax_label": mx.nd.ones(BATCH)}, {}, allow_missing=True)
+    for name, value in before.items():
+        np.testing.assert_array_equal(args[name].asnumpy(), value)
+    for name, value in weights(module).items():
+        if name in before:
+            np.testing.assert_array_equal(value, before[name] * 2)
