@@ -31,7 +31,23 @@ FLAGS = [
     {"static_alloc": True, "static_shape": True},
     {"static_alloc": True, "static_shape": True, "inline_limit": 0},
 ]
-SCALES = [1.0, 8.0, 64.0, 1024.0, 2.0**15]
+SCALES = [2.0**-40, 2.0**-14, 1.0, 8.0, 64.0, 1024.0, 2.0**15]
+BAD = [float("inf"), -float("inf"), float("nan")]
+OPTIMIZERS = [
+    *(("sgd", {"momentum": 0.9, "wd": 0.01}), ("sgd", {}), ("adam", {}), ("nag", {"momentum": 0.9}), ("rmsprop", {})),
+    *(("adam", {"clip_gradient": 0.05}), ("adagrad", {}), ("ftrl", {}), ("signum", {}), ("lamb", {}), ("plain", {})),
+]
+
+
+@mx.optimizer.register
+class Plain(mx.optimizer.Optimizer):
+    """An optimizer of a user's own, which never reads ``rescale_grad``."""
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        weight -= 0.01 * grad
 
 
 class RefusedError(Exception):
@@ -59,6 +75,12 @@ def same(found: Any, wanted: Any, what: str) -> None:
         np.testing.assert_array_equal(one, other, err_msg=what)
 
 
+def spoil(gradient: mx.nd.NDArray, rng: random.Random) -> None:
+    """Write one element that is not finite."""
+    flat = gradient.reshape((-1,))
+    flat[rng.randrange(flat.size)] = rng.choice(BAD)
+
+
 class Side:
     """A Gluon net and its trainer: plain MXNet's if ``policy`` is None."""
 
@@ -71,7 +93,7 @@ class Side:
             mxmp.convert(self.net, policy)
         self.params = self.net.collect_params()
         self.trained = [param for param in self.params.values() if param.grad_req != "null"]
-        optimizer, options = rng.choice([("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {}), ("nag", {})])
+        optimizer, options = rng.choice(OPTIMIZERS)
         options = {"learning_rate": 0.1, **options}
         scaler = rng.choice([64.0, "dynamic", None, 1024.0])
         kind, more = (gluon.Trainer, {}) if policy is None else (mxmp.Trainer, {"loss_scale": scaler})
@@ -107,6 +129,7 @@ class GluonPair:
         *("forward", "forward", "backward", "backward", "step", "step", "iteration", "iteration", "iteration"),
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
         *("hybridize", "reset_ctx", "save_load", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
+        *("overflow", "overflow", "scale_loss"),
     )
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -160,6 +183,44 @@ class GluonPair:
         self.backward()
         self.step()
 
+    def scale_loss(self) -> None:
+        """As ``backward``, with a new scale within the block, which is for the next one."""
+        self.forward()
+        losses, full = self.low.losses.pop(), self.full.losses.pop()
+        if any(param.grad_req != "null" for param in self.low.trained):
+            with refusals(), self.low.trainer.scale_loss(losses) as scaled:
+                self.scale()
+                autograd.backward(scaled)
+            autograd.backward(full)
+            self.summed = False
+            same(self.low.gradients(), self.full.gradients(), "gradients")
+
+    def overflow(self) -> None:
+        """A step with one element that is not finite, which plain MXNet leaves out."""
+        self.forward()
+        self.backward()
+        trained = [param for param in self.low.trained if param.grad_req != "null"]
+        if not trained:
+            return
+        spoil(self.rng.choice(self.rng.choice(trained).list_grad()), self.rng)
+        skipped, looks = self.low.trainer.skipped_steps, self.rng.choice(["", "", "unscale", "allreduce_grads"])
+        with refusals():
+            getattr(self.low.trainer, looks, lambda: None)()
+            (self.low.trainer.update if looks == "allreduce_grads" else self.low.trainer.step)(BATCH)
+        assert self.low.trainer.skipped_steps == skipped + 1
+        self.leave_out()
+        same(self.low.weights(), self.full.weights(), "weights after an overflow")
+
+    def leave_out(self) -> None:
+        """Of the step, no gradient stays."""
+        self.summed = False
+        for side in (self.low, self.full):
+            for param in side.trained:
+                if param.grad_req != "null":
+                    for weight in param.list_data():
+                        weight._fresh_grad = False
+                    param.zero_grad()
+
     def step(self, method: str = "step") -> None:
         size = BATCH * self.rng.choice([1, 2])
         if method == "step" and self.low.trainer.ledger.summed:  # MXNet's own would sum anew
@@ -199,13 +260,7 @@ class GluonPair:
             return
         with refusals():
             self.low.trainer.discard()
-        self.summed = False
-        for side in (self.low, self.full):
-            for param in side.trained:
-                if param.grad_req != "null":
-                    for weight in param.list_data():
-                        weight._fresh_grad = False
-                    param.zero_grad()
+        self.leave_out()
 
     def allreduce(self) -> None:
         if self.summed:
@@ -386,7 +441,7 @@ class ModulePair:
     OPS = (
         *("forward", "forward", "backward", "backward", "update", "update", "iteration", "iteration", "iteration"),
         *("zero_grad", "evaluate", "save_load", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
-        *("write", "null", "input_grads", "reinit", "new_optimizer", "discard"),
+        *("write", "null", "input_grads", "reinit", "new_optimizer", "discard", "overflow", "overflow"),
     )
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -426,6 +481,21 @@ class ModulePair:
         self.forward()
         self.backward()
         self.update()
+
+    def overflow(self) -> None:
+        if self.due:
+            return
+        self.forward()
+        self.backward()
+        grads = [grad for grads in self.low.module._exec_group.grad_arrays for grad in grads if grad is not None]
+        skipped = self.low.module.skipped_steps
+        spoil(self.rng.choice(grads), self.rng)
+        with refusals():
+            self.low.module.update()
+        assert self.low.module.skipped_steps == skipped + 1
+        self.due = False
+        self.zero_grad()
+        same(self.low.weights(), self.full.weights(), "weights after an overflow")
 
     def zero_grad(self) -> None:
         for side in self.sides:
@@ -532,7 +602,179 @@ class ModulePair:
         self.full.count_from(counts)
 
 
-PAIRS = {"gluon": GluonPair, "module": ModulePair}
+# -- Trainers that share a scaler -------------------------------------------------------------------
+
+
+class Parts:
+    """Two nets in a chain with a trainer each, and what they know of a scaler: plain MXNet's if it is None."""
+
+    def __init__(self, policy: Any, scaler: Any, rng: random.Random) -> None:
+        self.nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
+        self.scaler, kwargs = scaler, {} if policy is None else {"loss_scale": scaler}
+        for net in self.nets:
+            net.collect_params().setattr("grad_req", rng.choice(["write", "write", "add"]))
+            if policy is not None:
+                mxmp.convert(net, policy)
+        kind, (name, options) = gluon.Trainer if policy is None else mxmp.Trainer, rng.choice(OPTIMIZERS)
+        options = {"learning_rate": 0.1, **options}
+        self.trainers = [
+            kind(net.collect_params(), name, options, kvstore=None, update_on_kvstore=False, **kwargs)
+            for net in self.nets
+        ]
+
+    def loss(self, seed: int, nets: slice) -> mx.nd.NDArray:
+        with autograd.record():
+            x = array(seed, BATCH, 4 if nets.start else 6)
+            for net in self.nets[nets]:
+                x = net(x)
+            return LOSS(x, array(seed + 5000, *x.shape))
+
+    def parameters(self, i: int) -> list[gluon.Parameter]:
+        return [*self.nets[i].collect_params().values()]
+
+    def weights(self) -> list[np.ndarray]:
+        return [param.data().asnumpy() for i in range(2) for param in self.parameters(i)]
+
+
+class TrainersPair:
+    """What a sequence of calls does to two trainers with one dynamic scaler, and to their plain twins.
+
+    The scale is that of the algorithm, written out here: it stands still until each trainer that a backward has
+    reached has stepped, and then falls or counts once.
+    """
+
+    OPS = (
+        "round",
+        "round",
+        "round",
+        "overflow",
+        "alone",
+        "through",
+        "critic",
+        "step",
+        "step",
+        "scale",
+        "clip",
+        "resume",
+    )
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng, self.folder = random.Random(seed), folder
+        self.drawn, self.policy, self.interval = (
+            self.rng.randrange(2**30),
+            policy_of(self.rng),
+            self.rng.choice([1, 2, 3]),
+        )
+        self.scale_now, self.clean = 1024.0, 0
+        self.low, self.full = self.made(self.policy), self.made(None)
+        self.number, self.due, self.bad, self.counts = 0, set(), set(), Counter()
+
+    def made(self, policy: Any) -> Parts:
+        scaler = policy and mxmp.DynamicLossScaler(1024.0, growth_interval=self.interval)
+        return Parts(policy, scaler, random.Random(self.drawn))
+
+    run = GluonPair.run
+
+    def end(self) -> None:
+        for op in ("step", "step", "round"):
+            self.run(op)
+
+    def _backward(self, first: int) -> None:
+        seed, by = self.number, self.rng.choice([first, 1])
+        loss = self.low.loss(seed, slice(first, 2))
+        with refusals():
+            if self.rng.random() < 0.5:
+                self.low.trainers[by].backward(loss)
+            else:
+                with self.low.trainers[by].scale_loss(loss) as scaled:
+                    autograd.backward(scaled)
+        self.full.loss(seed, slice(first, 2)).backward()
+        self.due |= {*range(first, 2)}
+
+    def through(self) -> None:
+        if not self.due:
+            self._backward(0)
+
+    def critic(self) -> None:
+        """Of the second net alone: it writes over what the loss of both has left there."""
+        if self.due <= {1} and not self.bad:
+            self._backward(1)
+
+    def _step(self, i: int) -> None:
+        with refusals():
+            self.low.trainers[i].step(BATCH)
+        assert self.low.trainers[i].last_step_skipped == (i in self.bad)
+        if i not in self.bad:
+            self.full.trainers[i].step(BATCH)
+        for side in (self.low, self.full):
+            for param in side.parameters(i):
+                param.data()._fresh_grad = False
+                if param.grad_req == "add" or i in self.bad:
+                    param.zero_grad()
+        self.due -= {i}
+        if not self.due:
+            self.clean = 0 if self.bad else self.clean + 1
+            if self.bad:
+                self.scale_now /= 2
+            elif self.clean == self.interval:
+                self.scale_now, self.clean = self.scale_now * 2, 0
+            self.bad = set()
+        assert self.low.scaler.loss_scale == self.scale_now
+        same(self.low.weights(), self.full.weights(), "weights after a step")
+
+    def step(self) -> None:
+        if self.due:
+            self._step(self.rng.choice(sorted(self.due)))
+
+    def round(self, bad: Sequence[int] = ()) -> None:
+        while self.due:
+            self.step()
+        self._backward(0)
+        for i in bad:
+            spoil(self.rng.choice(self.low.parameters(i)).grad(), self.rng)
+        self.bad = {*bad}
+        for i in self.rng.choice([(0, 1), (1, 0)]):
+            self._step(i)
+
+    def overflow(self) -> None:
+        self.round(self.rng.choice([(0,), (1,), (0, 1)]))
+
+    def alone(self) -> None:
+        """A step of the second net for a loss of its own."""
+        if not self.due:
+            self._backward(1)
+            self._step(1)
+
+    def scale(self) -> None:
+        self.low.scaler.loss_scale = self.scale_now = self.rng.choice(SCALES[2:])
+
+    def clip(self) -> None:
+        if self.due and not self.bad:
+            i = min(self.due)
+            with refusals():
+                norm = self.low.trainers[i].clip_global_norm(1e30)
+                self.low.trainers[i].clip_global_norm(norm / 2)  # by 0.5 exactly
+            for param in self.full.parameters(i):
+                param.grad()[:] *= 0.5
+
+    def resume(self) -> None:
+        """In new nets, trainers and scalers."""
+        while self.due:
+            self.step()
+        names = [[str(self.folder / f"{side}{i}") for i in range(2)] for side in ("low", "full")]
+        for side, files in zip((self.low, self.full), names):
+            for net, trainer, file in zip(side.nets, side.trainers, files):
+                net.save_parameters(f"{file}.params")
+                trainer.save_states(f"{file}.states")
+        self.low, self.full = self.made(self.policy), self.made(None)
+        for side, files in zip((self.low, self.full), names):
+            for net, trainer, file in zip(side.nets, side.trainers, files):
+                net.load_parameters(f"{file}.params")
+                trainer.load_states(f"{file}.states")
+        assert self.low.scaler.loss_scale == self.scale_now
+
+
+PAIRS = {"gluon": GluonPair, "module": ModulePair, "trainers": TrainersPair}
 
 
 def run(kind: str, seed: int, folder: Path, ops: Sequence[str] = ()) -> Counter:

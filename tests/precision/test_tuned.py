@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from kit.oracle import S
 
 import mxmp
@@ -31,9 +30,6 @@ def test_a_tuned_plan_is_read_as_it_was_written(tmp_path):
     again = Plan.load(tmp_path / "plan.json")
     assert again == plan()
     assert str(again) == str(plan())
-
-
-pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def test_what_was_compared_prints_as_a_table():

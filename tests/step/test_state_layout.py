@@ -220,7 +220,7 @@ def plain_float16(name, steps_taken, fname):
         param = gluon.Parameter(f"net_dense{i}_weight", shape=shape, dtype="float16")
         param.initialize(mx.init.Uniform(0.5))
         params.append(param)
-    trainer = gluon.Trainer(params, name, {**FORMED[name], "multi_precision": True}, update_on_kvstore=False)
+    trainer = gluon.Trainer(params, name, {**OPTIMIZERS[name], "multi_precision": True}, update_on_kvstore=False)
     for step in range(steps_taken):
         rng = np.random.RandomState(step)
         for param in params:
