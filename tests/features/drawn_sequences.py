@@ -95,7 +95,7 @@ class Side:
         self.trained = [param for param in self.params.values() if param.grad_req != "null"]
         optimizer, options = rng.choice(OPTIMIZERS)
         options = {"learning_rate": 0.1, **options}
-        scaler = rng.choice([64.0, "dynamic", None, 1024.0])
+        scaler = rng.choice([64.0, "dynamic", None, mxmp.AdaptiveLossScaler(1024.0)])
         kind, more = (gluon.Trainer, {}) if policy is None else (mxmp.Trainer, {"loss_scale": scaler})
         kvstore = None if len(devices) == 1 and rng.random() < 0.5 else "device"
         self.trainer = kind(self.params, optimizer, options, kvstore=kvstore, update_on_kvstore=False, **more)
@@ -202,14 +202,24 @@ class GluonPair:
         trained = [param for param in self.low.trained if param.grad_req != "null"]
         if not trained:
             return
-        spoil(self.rng.choice(self.rng.choice(trained).list_grad()), self.rng)
+        param = self.rng.choice(trained)
+        spoil(self.rng.choice(param.list_grad()), self.rng)
+        if all(param.grad_req == "add" for param in trained):  # to which another backward adds
+            self.forward()
+            self.backward_of_low_alone()
         skipped, looks = self.low.trainer.skipped_steps, self.rng.choice(["", "", "unscale", "allreduce_grads"])
         with refusals():
             getattr(self.low.trainer, looks, lambda: None)()
             (self.low.trainer.update if looks == "allreduce_grads" else self.low.trainer.step)(BATCH)
         assert self.low.trainer.skipped_steps == skipped + 1
+        assert {name.partition(" on ")[0] for name in self.low.trainer.overflow_params} == {param.name}
         self.leave_out()
         same(self.low.weights(), self.full.weights(), "weights after an overflow")
+
+    def backward_of_low_alone(self) -> None:
+        self.full.losses.pop()
+        with refusals():
+            self.low.trainer.backward(self.low.losses.pop())
 
     def leave_out(self) -> None:
         """Of the step, no gradient stays."""
@@ -644,34 +654,24 @@ class TrainersPair:
     """
 
     OPS = (
-        "round",
-        "round",
-        "round",
-        "overflow",
-        "alone",
-        "through",
-        "critic",
-        "step",
-        "step",
-        "scale",
-        "clip",
-        "resume",
+        *("round", "round", "round", "overflow", "overflow", "alone", "through", "through", "critic", "step", "step"),
+        *("scale", "clip", "unscale", "resume"),
     )
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng, self.folder = random.Random(seed), folder
-        self.drawn, self.policy, self.interval = (
-            self.rng.randrange(2**30),
-            policy_of(self.rng),
-            self.rng.choice([1, 2, 3]),
-        )
-        self.scale_now, self.clean = 1024.0, 0
+        self.drawn, self.policy = self.rng.randrange(2**30), policy_of(self.rng)
+        self.interval, self.hysteresis = self.rng.choice([1, 2, 3]), self.rng.choice([1, 1, 2])
         self.low, self.full = self.made(self.policy), self.made(None)
-        self.number, self.due, self.bad, self.counts = 0, set(), set(), Counter()
+        self.scale_now, self.clean, self.tolerance = 1024.0, 0, self.hysteresis
+        # Trainers that have yet to step, those with a bad gradient, and whether the algorithm says what comes.
+        self.number, self.due, self.bad, self.is_said, self.counts = 0, set(), set(), True, Counter()
+        self.unscaled: set[int] = set()
+        self.stepped = False
 
     def made(self, policy: Any) -> Parts:
-        scaler = policy and mxmp.DynamicLossScaler(1024.0, growth_interval=self.interval)
-        return Parts(policy, scaler, random.Random(self.drawn))
+        options = {"growth_interval": self.interval, "hysteresis": self.hysteresis}
+        return Parts(policy, policy and mxmp.DynamicLossScaler(1024.0, **options), random.Random(self.drawn))
 
     run = GluonPair.run
 
@@ -679,60 +679,81 @@ class TrainersPair:
         for op in ("step", "step", "round"):
             self.run(op)
 
-    def _backward(self, first: int) -> None:
-        seed, by = self.number, self.rng.choice([first, 1])
-        loss = self.low.loss(seed, slice(first, 2))
+    def _backward(self, first: int = 0, last: int = 1) -> None:
+        nets, by = slice(first, last + 1), self.rng.choice([first, last])
+        loss = self.low.loss(self.number, nets)
         with refusals():
             if self.rng.random() < 0.5:
                 self.low.trainers[by].backward(loss)
             else:
                 with self.low.trainers[by].scale_loss(loss) as scaled:
                     autograd.backward(scaled)
-        self.full.loss(seed, slice(first, 2)).backward()
-        self.due |= {*range(first, 2)}
+        self.full.loss(self.number, nets).backward()
+        self.due |= {*range(first, last + 1)}
 
     def through(self) -> None:
-        if not self.due:
-            self._backward(0)
+        """Through both nets, also where the second one, or both, have gradients that are not applied."""
+        if not self.bad and not self.unscaled:
+            self.is_said &= not self.due
+            self._backward()
 
     def critic(self) -> None:
-        """Of the second net alone: it writes over what the loss of both has left there."""
-        if self.due <= {1} and not self.bad:
+        """Through the second net alone."""
+        if self.due <= {1} and not self.bad and not self.unscaled:
             self._backward(1)
 
     def _step(self, i: int) -> None:
+        """A step, or gradients that are discarded."""
+        leaves_out = self.rng.random() < 0.15
         with refusals():
-            self.low.trainers[i].step(BATCH)
-        assert self.low.trainers[i].last_step_skipped == (i in self.bad)
-        if i not in self.bad:
+            self.low.trainers[i].discard() if leaves_out else self.low.trainers[i].step(BATCH)
+        if not leaves_out:
+            self.stepped = True
+            assert self.low.trainers[i].last_step_skipped == (i in self.bad)
+        if not leaves_out and i not in self.bad:
             self.full.trainers[i].step(BATCH)
         for side in (self.low, self.full):
             for param in side.parameters(i):
                 param.data()._fresh_grad = False
-                if param.grad_req == "add" or i in self.bad:
+                if param.grad_req == "add" or leaves_out or i in self.bad:
                     param.zero_grad()
         self.due -= {i}
+        self.unscaled -= {i}
         if not self.due:
-            self.clean = 0 if self.bad else self.clean + 1
-            if self.bad:
-                self.scale_now /= 2
-            elif self.clean == self.interval:
-                self.scale_now, self.clean = self.scale_now * 2, 0
-            self.bad = set()
-        assert self.low.scaler.loss_scale == self.scale_now
+            self._adjust()
+        if self.is_said:
+            assert self.low.scaler.loss_scale == self.scale_now
+        if not self.due and not self.is_said:
+            state = self.low.scaler.state_dict()
+            self.scale_now, self.clean, self.tolerance = state["scale"], state["clean_steps"], state["tolerance"]
+            self.is_said = True
         same(self.low.weights(), self.full.weights(), "weights after a step")
+
+    def _adjust(self) -> None:
+        self.clean = 0 if self.bad else self.clean + self.stepped
+        if self.bad:
+            self.tolerance -= 1
+            self.scale_now /= 2 if self.tolerance <= 0 else 1
+        elif self.clean == self.interval:
+            self.scale_now, self.clean, self.tolerance = self.scale_now * 2, 0, self.hysteresis
+        self.bad, self.stepped = set(), False
 
     def step(self) -> None:
         if self.due:
             self._step(self.rng.choice(sorted(self.due)))
 
-    def round(self, bad: Sequence[int] = ()) -> None:
+    def _finish(self) -> None:
         while self.due:
             self.step()
-        self._backward(0)
+
+    def round(self, bad: Sequence[int] = ()) -> None:
+        self._finish()
+        self._backward()
         for i in bad:
             spoil(self.rng.choice(self.low.parameters(i)).grad(), self.rng)
         self.bad = {*bad}
+        if bad and self.rng.random() < 0.3:
+            self.scale()
         for i in self.rng.choice([(0, 1), (1, 0)]):
             self._step(i)
 
@@ -740,10 +761,14 @@ class TrainersPair:
         self.round(self.rng.choice([(0,), (1,), (0, 1)]))
 
     def alone(self) -> None:
-        """A step of the second net for a loss of its own."""
-        if not self.due:
-            self._backward(1)
-            self._step(1)
+        """A step of one net for a loss of its own, as in a GAN."""
+        self._finish()
+        i = self.rng.randrange(2)
+        self._backward(i, i)
+        if self.rng.random() < 0.3:
+            spoil(self.low.parameters(i)[0].grad(), self.rng)
+            self.bad = {i}
+        self._step(i)
 
     def scale(self) -> None:
         self.low.scaler.loss_scale = self.scale_now = self.rng.choice(SCALES[2:])
@@ -754,13 +779,20 @@ class TrainersPair:
             with refusals():
                 norm = self.low.trainers[i].clip_global_norm(1e30)
                 self.low.trainers[i].clip_global_norm(norm / 2)  # by 0.5 exactly
+            self.unscaled |= {i}
             for param in self.full.parameters(i):
                 param.grad()[:] *= 0.5
 
+    def unscale(self) -> None:
+        if self.due:
+            i = max(self.due)
+            with refusals():
+                self.low.trainers[i].unscale()
+            self.unscaled |= {i}
+
     def resume(self) -> None:
         """In new nets, trainers and scalers."""
-        while self.due:
-            self.step()
+        self._finish()
         names = [[str(self.folder / f"{side}{i}") for i in range(2)] for side in ("low", "full")]
         for side, files in zip((self.low, self.full), names):
             for net, trainer, file in zip(side.nets, side.trainers, files):

@@ -105,19 +105,6 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(policy, grad_req, between
     assert_same(run(policy, grad_req, nothing, lambda net, trainer: trainer.discard(), left_out=())[0], without)
 
 
-def test_the_bits_are_those_of_a_run_without_the_step():
-    net, other = made("float16"), made("float16")
-    one, two = (trainer_of("float16", each, scale=128.0, **SGD) for each in (net, other))
-    for step in range(4):
-        for each, trainer in ((net, one), (other, two)):
-            backward(each, trainer, step)
-            trainer.step(8)
-        backward(net, one, 50 + step)
-        one.clip_global_norm(0.1)
-        one.discard()
-    assert_same(values(net), values(other))
-
-
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("leave_out", [discard, zero])
 def test_states_are_saved_after_a_step_that_was_left_out(between, leave_out, tmp_path):
@@ -203,50 +190,6 @@ def test_running_statistics_of_an_overflow_go_back():
         trainer.backward(loss)
         trainer.discard()
     assert np.isfinite(net[1].running_var.data().asnumpy()).all()
-
-
-# -- trainers that share a scaler -------------------------------------------------------------------
-
-
-def pair():
-    nets = [made("float16"), made("float16")]
-    scaler = mxmp.DynamicLossScaler(128, growth_interval=1)
-    return nets, [trainer_of("float16", net, scale=scaler, **SGD) for net in nets], scaler
-
-
-def backward_of_both(nets, trainers, factors=(1.0, 1.0)):
-    with autograd.record():
-        outs = [factor * net(array(0, 8, 6)) for net, factor in zip(nets, factors)]
-        loss = LOSS(outs[0], array(1, 8, 3)) + LOSS(outs[1], array(2, 8, 3))
-    trainers[0].backward(loss)
-
-
-@pytest.mark.parametrize("order", ["discard, step", "step, discard"])
-@pytest.mark.parametrize("bad", [None, "stepping", "discarding"])
-def test_of_a_group_one_steps_and_one_discards_and_the_scale_is_adjusted_once(order, bad):
-    nets, trainers, scaler = pair()
-    factors = {None: (1, 1), "stepping": (float("inf"), 1), "discarding": (1, float("inf"))}[bad]
-    backward_of_both(nets, trainers, factors)
-    before = [values(net) for net in nets]
-    actions = {"step": lambda: trainers[0].step(8), "discard": lambda: trainers[1].discard()}
-    for action in order.split(", "):
-        assert trainers[0].loss_scale == 128
-        actions[action]()
-    assert scaler.loss_scale == (256 if bad is None else 64)
-    assert_same(values(nets[1]), before[1])
-    changed = any((a != b).any() for a, b in zip(values(nets[0]), before[0]))
-    assert changed == (bad != "stepping")
-    backward_of_both(nets, trainers)
-    assert trainers[0].loss_scale == trainers[1].loss_scale == scaler.loss_scale
-
-
-def test_a_group_that_discards_altogether_counts_nothing():
-    nets, trainers, scaler = pair()
-    backward_of_both(nets, trainers)
-    for trainer in trainers:
-        trainer.discard()
-    assert scaler.loss_scale == 128
-    assert scaler.state_dict()["clean_steps"] == 0
 
 
 # -- orders of calls, as of torch's GradScaler ------------------------------------------------------

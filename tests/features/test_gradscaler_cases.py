@@ -136,45 +136,6 @@ def test_after_a_skip_the_rest_is_learned_as_in_fp32(policy, between):
     assert trainer.loss_scale == 128 * 2 / 2 * 2 * 2
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("number", range(4))
-def test_one_bad_element_of_any_parameter_skips_all_of_them_and_is_named(number, value):
-    net = made("float16")
-    trainer = trainer_of(net, "float16")
-    backward(trainer, recorded(net, 0))
-    spoil(net, value, number)
-    before = values(net)
-    trainer.step(BATCH)
-    assert_same(values(net), before)
-    assert trainer.overflow_params == (f"{list(net.collect_params())[number]} on cpu(0)",)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("bad", [None, 0, 1])
-def test_an_accumulated_window_is_learned_or_skipped_as_one(bad, policy):
-    def run(policy):
-        net = made(policy, grad_req="add")
-        trainer = trainer_of(net, policy)
-
-        def windows():
-            for window in range(4):
-                if policy is None and bad is not None and window == SKIPPED:
-                    continue
-                for part in range(2):
-                    backward(trainer, recorded(net, 2 * window + part))
-                    if window == SKIPPED and part == bad:
-                        spoil(net)
-                trainer.step(2 * BATCH)
-                net.collect_params().zero_grad()
-
-        return updates(net, windows), trainer
-
-    found, trainer = run(policy)
-    assert_close(found, run(None)[0], policy)
-    assert trainer.skipped_steps == (bad is not None)
-    assert trainer.loss_scale == (256 / 2 if bad is not None else 512)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_list_of_losses_is_their_sum(policy):
     def run(policy):
@@ -192,41 +153,6 @@ def test_a_list_of_losses_is_their_sum(policy):
         return updates(net, steps)
 
     assert_close(run(policy), run(None), policy)
-
-
-# -- several optimizers, one scaler -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [(), (0,), (1,), (0, 1)])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_of_two_optimizers_with_one_scaler_each_skips_by_its_own_gradients(policy, bad):
-    """Two networks whose losses are added, as in torch's and Apex's tests."""
-
-    def run(policy):
-        nets, shared = [made(policy), made(policy)], scaler()
-        trainers = [trainer_of(net, policy, shared) for net in nets]
-
-        def steps():
-            for step in range(STEPS):
-                with autograd.record():
-                    x, y = array(step, BATCH, 6), array(100 + step, BATCH, 4)
-                    first, second = nets[0](x), nets[1](x)
-                    loss = LOSS(0.3 * first + 0.7 * second, y) + LOSS(0.6 * first - 0.4 * second, y)
-                backward(trainers[0], loss)
-                for k, trainer in enumerate(trainers):
-                    if step == SKIPPED and k in bad:
-                        spoil(nets[k])
-                        if policy is None:
-                            continue
-                    trainer.step(BATCH)
-
-        params = {f"{k} {name}": p for k, net in enumerate(nets) for name, p in net.collect_params().items()}
-        return updates(params, steps), trainers
-
-    found, trainers = run(policy)
-    assert_close(found, run(None)[0], policy)
-    assert [trainer.skipped_steps for trainer in trainers] == [int(k in bad) for k in (0, 1)]
-    assert trainers[0].loss_scale == trainers[1].loss_scale == (128 * 2 / 2 * 4 if bad else 128 * 8)
 
 
 # -- unscale and states -----------------------------------------------------------------------------
@@ -269,51 +195,6 @@ def test_a_change_of_unscaled_gradients_hides_no_overflow(bad, reduced):
     assert trainer.last_step_skipped == (bad is not None)
     assert len(trainer.overflow_params) == (bad is not None)
     assert all(map(np.array_equal, before, values(net))) == (bad is not None)
-
-
-@pytest.mark.parametrize("interval", [1, 2, 3])
-@pytest.mark.parametrize("bad", [(), (0,), (1, 2), (3,), (0, 1, 2)])
-def test_the_scale_of_every_step_is_torch_s(bad, interval):
-    """``_amp_update_scale_``: an overflow backs off and clears the count, ``interval`` clean steps in a row grow."""
-    net = made("float16")
-    trainer = trainer_of(net, "float16", scaler(init_scale=4, growth_interval=interval, growth_factor=4))
-    scale, clean = 4.0, 0
-    for step in range(STEPS):
-        assert trainer.loss_scale == scale
-        backward(trainer, recorded(net, step))
-        if step in bad:
-            spoil(net)
-            scale, clean = scale / 2, 0
-        else:
-            clean += 1
-            if clean == interval:
-                scale, clean = min(scale * 4, 2.0**24), 0
-        trainer.step(BATCH)
-    assert trainer.loss_scale == scale
-
-
-@pytest.mark.parametrize("at", range(STEPS))
-def test_a_scaler_s_state_goes_on_at_any_step_to_the_bit(at):
-    def run(handed_over):
-        net = made("float16")
-        trainer = trainer_of(net, "float16")
-        trace = []
-        for step in range(STEPS):
-            if step == handed_over:
-                fresh = scaler(init_scale=1, growth_interval=99)
-                fresh.load_state_dict(trainer.scaler.state_dict())
-                assert fresh.state_dict() == trainer.scaler.state_dict()
-                trainer.scaler.load_state_dict(fresh.state_dict())
-            backward(trainer, recorded(net, step))
-            if step == SKIPPED:
-                spoil(net)
-            trainer.step(BATCH)
-            trace.append(trainer.loss_scale)
-        return trace, values(net)
-
-    (trace, found), (expected_trace, expected) = run(at), run(None)
-    assert trace == expected_trace
-    assert_same(found, expected)
 
 
 def test_gradients_that_are_all_zero_are_a_clean_step():

@@ -13,72 +13,10 @@ import mxmp
 
 SCALES = [2.0**-14, 2.0**-40]
 X, Y = mx.nd.array(np.random.RandomState(1).uniform(-1, 1, (8, 6))), mx.nd.arange(8) % 3
-OPTIMIZERS = {
-    "sgd": {"momentum": 0.9, "wd": 0.01},
-    "nag": {"momentum": 0.9},
-    "adam": {"clip_gradient": 0.05},
-    "lamb": {},
-    "rmsprop": {},
-    "adagrad": {},
-    "ftrl": {},
-    "signum": {},
-}
-
-
-@mx.optimizer.register
-class HalfSGD(mx.optimizer.SGD):
-    """An optimizer of a user's own, which never reads ``rescale_grad``."""
-
-    def update(self, index, weight, grad, state):
-        weight -= 0.01 * grad
-
-
-def trained(scale, optimizer="sgd", grad_req="write", clip=None, file=None, policy=None, **options):
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))
-    net.initialize(mx.init.Xavier())
-    if policy is not None:
-        mxmp.convert(net, policy)
-    net.collect_params().setattr("grad_req", grad_req)
-    trainer = mxmp.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1, **options}, loss_scale=scale)
-    loss_fn, norms = gluon.loss.SoftmaxCrossEntropyLoss(), []
-    for step in range(4):
-        for _ in range(2 if grad_req == "add" else 1):
-            with autograd.record():
-                loss = loss_fn(net(X), Y)
-            trainer.backward(loss)
-        if clip:
-            norms.append(trainer.clip_global_norm(clip))
-        trainer.step(8)
-        if grad_req == "add":
-            net.collect_params().zero_grad()
-        if file and step == 1:
-            trainer.save_states(file)
-            trainer.load_states(file)
-    assert trainer.skipped_steps == 0
-    return [p.data().asnumpy() for p in net.collect_params().values()] + [np.array(norms)]
 
 
 def assert_equal(one, other):
     assert_same(one, other)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "halfsgd"])
-def test_every_optimizer_divides_it_out_to_the_bit(optimizer, scale):
-    options = OPTIMIZERS.get(optimizer, {})
-    assert_equal(trained(scale, optimizer, **options), trained(1.0, optimizer, **options))
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_clipping_accumulation_and_states(grad_req, scale, tmp_path):
-    given = {"grad_req": grad_req, "clip": 0.5, "momentum": 0.9}
-    found = trained(scale, file=str(tmp_path / "one"), **given), trained(1.0, file=str(tmp_path / "other"), **given)
-    for left, right in zip(*found):
-        np.testing.assert_allclose(left, right, rtol=1e-5)
 
 
 @pytest.mark.parametrize("power", [-60, -40])

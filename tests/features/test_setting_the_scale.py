@@ -8,7 +8,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.twins import (
-    LOSS,
     array,
     assert_close,
     assert_same,
@@ -17,11 +16,9 @@ from kit.twins import (
     sequence,
     step,
     trainer_of,
-    updates,
     value,
     values,
 )
-from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -32,83 +29,12 @@ SCALERS = {
     "dynamic": lambda: mxmp.DynamicLossScaler(1024.0, growth_interval=2),
     "adaptive": lambda: mxmp.AdaptiveLossScaler(1024.0),
 }
-MOMENTS = [
-    "before",
-    "between backwards",
-    "in scale_loss",
-    "after backward",
-    "after reduce",
-    "after clip",
-    "after unscale",
-]
 
 
 def dense(request="write"):
     net = seeded(sequence(nn.Dense(4, in_units=6, activation="tanh"), nn.Dense(2, in_units=4), prefix="n_"))
     net.collect_params().setattr("grad_req", request)
     return net
-
-
-def zeroed(net, request):
-    if request == "add":
-        for param in net.collect_params().values():
-            param.zero_grad()
-
-
-def full(request, backwards, steps=2):
-    net = dense(request)
-    trainer = trainer_of(None, net)
-
-    def run():
-        for i in range(steps):
-            for k in range(backwards):
-                loss_of(net, seed=10 * i + k).backward()
-            trainer.step(4)
-            zeroed(net, request)
-
-    return updates(net, run)
-
-
-@pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("kind", SCALERS)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_trainer_s_update_is_fp32_s_whenever_the_scale_is_set(moment, kind, request_):
-    backwards = 2 if request_ == "add" else 1
-    net = mxmp.convert(dense(request_))
-    scaler = SCALERS[kind]()
-    trainer = trainer_of("float16", net, scale=scaler)
-
-    def set_at(now, i):
-        if now == moment:
-            scaler.loss_scale = 2.0 ** (4 + 3 * i)
-
-    def run():
-        for i in range(2):
-            set_at("before", i)
-            for k in range(backwards):
-                if k:
-                    set_at("between backwards", i)
-                with trainer.scale_loss(loss_of(net, seed=10 * i + k)) as scaled:
-                    set_at("in scale_loss", i)
-                    autograd.backward(scaled)
-            set_at("after backward", i)
-            if moment == "after reduce":
-                trainer.allreduce_grads()
-                set_at("after reduce", i)
-                trainer.update(4)
-            elif moment == "after unscale":
-                trainer.unscale()
-                set_at("after unscale", i)
-                trainer.step(4)
-            else:
-                if moment == "after clip":
-                    trainer.clip_global_norm(1e6)
-                    set_at("after clip", i)
-                trainer.step(4)
-            zeroed(net, request_)
-
-    assert_close(updates(net, run), full(request_, backwards))
-    assert trainer.skipped_steps == 0
 
 
 def test_the_new_scale_is_that_of_the_next_backward():
@@ -131,67 +57,8 @@ def test_the_new_scale_is_that_of_the_next_backward():
     assert [tuple(event) for event in trainer.scale_history] == [(1, 1024.0, False), (2, 64.0, False)]
 
 
-def parts(last="write"):
-    nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
-    nets[1].collect_params().setattr("grad_req", last)
-    return nets
-
-
 def params(nets):
     return dict(enumerate(p for net in nets for p in net.collect_params().values()))
-
-
-@pytest.mark.parametrize("moment", ["after backward", "after the first step"])
-def test_trainers_that_share_a_scaler_each_apply_by_the_scale_of_their_backward(moment):
-    plain = parts()
-    theirs = [trainer_of(None, net) for net in plain]
-
-    def train_plain():
-        for i in range(3):
-            loss_of(*plain, seed=i).backward()
-            for trainer in theirs:
-                trainer.step(4)
-
-    nets = [mxmp.convert(net) for net in parts()]
-    scaler = mxmp.DynamicLossScaler(4096.0)
-    ours = [trainer_of("float16", net, scale=scaler) for net in nets]
-
-    def train():
-        for i in range(3):
-            ours[0].backward(loss_of(*nets, seed=i))
-            if moment == "after backward":
-                scaler.loss_scale = 2.0 ** (2 + i)
-            ours[0].step(4)
-            if moment == "after the first step":
-                scaler.loss_scale = 2.0 ** (2 + i)
-            assert ours[0].loss_scale == ours[1].loss_scale != 2.0 ** (2 + i)
-            ours[1].step(4)
-            assert ours[0].loss_scale == ours[1].loss_scale == 2.0 ** (2 + i)
-
-    assert_close(updates(params(nets), train), updates(params(plain), train_plain))
-    assert [event.loss_scale for event in ours[0].scale_history][:3] == [4096.0, 4.0, 8.0]
-
-
-def test_a_backward_of_one_trainer_does_not_mix_scales_in_the_gradients_of_another_that_has_yet_to_step():
-    """Gradients of two backwards add up in the second trainer, which steps after both."""
-
-    plain, nets = parts("add"), [mxmp.convert(net) for net in parts("add")]
-    theirs = [trainer_of(None, net) for net in plain]
-    scaler = mxmp.DynamicLossScaler(4096.0)
-    ours = [trainer_of("float16", net, scale=scaler) for net in nets]
-
-    def train(nets, trainers, backward, after=lambda: None):
-        for i in range(2):
-            backward(loss_of(*nets, seed=i))
-            after()
-            trainers[0].step(4)
-        trainers[1].step(4)
-
-    def set_scale():
-        scaler.loss_scale = 16.0
-
-    found = updates(params(nets), lambda: train(nets, ours, ours[0].backward, set_scale))
-    assert_close(found, updates(params(plain), lambda: train(plain, theirs, lambda each: each.backward())))
 
 
 def test_a_copy_between_backward_and_step_has_no_gradients_and_so_the_new_scale():
@@ -241,20 +108,6 @@ def test_states_after_a_set_continue_bit_for_bit(kind, tmp_path):
     assert_same(values(again), values(net))
 
 
-def test_an_overflow_of_before_the_set_halves_what_was_set_and_skips():
-    net = mxmp.convert(dense())
-    trainer = trainer_of("float16", net, scale="dynamic")
-    with autograd.record():
-        loss = LOSS(net(array(0, 4, 6)), mx.nd.ones((4, 2))) * float("inf")
-    before = values(net)
-    trainer.backward(loss)
-    trainer.scaler.loss_scale = 64.0
-    trainer.step(4)
-    assert trainer.last_step_skipped
-    assert trainer.loss_scale == 32.0
-    assert_same(values(net), before)
-
-
 # -- Module -----------------------------------------------------------------------------------------
 
 
@@ -269,34 +122,6 @@ def module(mixed, request, **more):
     found.init_params(arg_params={k: mx.nd.array(rng.uniform(-0.5, 0.5, v)) for k, v in shapes.items()})
     found.init_optimizer(kvstore=None, optimizer="sgd", optimizer_params={"learning_rate": 0.1})
     return found
-
-
-def train_module(found, request, set_scale=lambda: None):
-    for i in range(2):
-        for k in range(2 if request == "add" else 1):
-            found.forward_backward(mx.io.DataBatch([array(10 * i + k, 4, 6)], [array(50 + i, 4, 3)]))
-            set_scale()
-        found.update()
-        set_scale()
-        for gradients in found._exec_group.grad_arrays if request == "add" else []:
-            for gradient in gradients:
-                gradient[:] = 0
-    return [found.get_params()[0][name].asnumpy() for name in ("fc1_weight", "fc2_weight")]
-
-
-@pytest.mark.parametrize("request_", ["write", "add"])
-def test_a_module_s_update_is_fp32_s_whenever_the_scale_is_set(request_):
-    mixed = module(True, request_, loss_scale=mxmp.DynamicLossScaler(1024.0))
-    scales = iter(2.0**k for k in range(1, 20))
-
-    def set_scale():
-        mixed.scaler.loss_scale = next(scales)
-
-    start = mixed.get_params()[0]["fc1_weight"].asnumpy().copy()
-    found = train_module(mixed, request_, set_scale)
-    expected = train_module(module(False, request_), request_)
-    for low, full in zip(found, expected):
-        np.testing.assert_allclose(low, full, rtol=0, atol=0.02 * np.abs(expected[0] - start).max())
 
 
 def test_a_module_s_backward_takes_what_was_set_where_it_overwrites():

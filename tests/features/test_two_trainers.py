@@ -9,7 +9,6 @@ from kit.twins import (
     POLICIES,
     array,
     assert_close,
-    assert_same,
     backward,
     convert,
     equal_or_refused,
@@ -18,9 +17,8 @@ from kit.twins import (
     step,
     trainer_of,
     updates,
-    value,
 )
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -215,22 +213,6 @@ def test_scale_loss_inside_its_own_scale_loss_is_right_or_refused(how):
 # -- one scaler for all -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("through", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_backward_through_any_trainer_serves_all_that_share_the_scaler(policy, through):
-    nets = parts(POLICIES[policy])
-    scaler = mxmp.StaticLossScaler(1024.0)
-    trainers = mixed(nets, scaler, scaler)
-
-    def run():
-        for i in range(3):
-            trainers[through].backward(loss_of(*nets, seed=10 * i))
-            for trainer in trainers:
-                trainer.step(4)
-
-    assert_close(updates(both(nets), run), expected(3), policy)
-
-
 def test_a_backward_through_each_is_as_good():
     """``A.backward(loss, retain_graph=True); B.backward(loss)`` writes the same gradients twice."""
     nets = parts("float16")
@@ -249,117 +231,6 @@ def test_a_backward_through_each_is_as_good():
     assert scaler.loss_scale == 4096.0
 
 
-def test_scale_loss_through_any_trainer_serves_all():
-    nets = parts("float16")
-    scaler = mxmp.StaticLossScaler(1024.0)
-    trainers = mixed(nets, scaler, scaler)
-
-    def run():
-        with trainers[1].scale_loss(loss_of(*nets)) as scaled:
-            scaled.backward()
-        for trainer in trainers:
-            trainer.step(4)
-
-    assert_close(updates(both(nets), run), expected())
-
-
-def test_accumulated_backwards_through_both_serve_all():
-    nets = parts("float16", "add")
-    scaler = mxmp.StaticLossScaler(1024.0)
-    trainers = mixed(nets, scaler, scaler)
-
-    def run():
-        for i in range(2):
-            for k in range(2):
-                trainers[k].backward(loss_of(*nets, seed=10 * i + k))
-            for trainer in trainers:
-                trainer.step(4)
-            for net in nets:
-                net.collect_params().zero_grad()
-
-    assert_close(updates(both(nets), run), expected(2, "add", 2))
-
-
-def test_the_scale_is_frozen_until_each_has_stepped_and_adjusts_once():
-    nets = parts("float16")
-    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
-    trainers = mixed(nets, scaler, scaler)
-    seen = []
-
-    def run():
-        for i in range(3):
-            trainers[0].backward(loss_of(*nets, seed=10 * i))
-            for trainer in trainers:
-                trainer.step(4)
-                seen.append(scaler.loss_scale)
-
-    assert_close(updates(both(nets), run), expected(3))
-    assert seen == [1024.0, 2048.0, 2048.0, 4096.0, 4096.0, 8192.0]
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
-@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)], ids=str)
-def test_each_skips_by_its_own_gradients_and_the_scale_backs_off_once(bad, order):
-    nets = parts("float16")
-    scaler = mxmp.DynamicLossScaler(1024.0)
-    trainers = mixed(nets, scaler, scaler)
-    before = [value(net.weight) for net in nets]
-    trainers[0].backward(loss_of(*nets))
-    for i in bad:
-        nets[i].weight.grad()[:] = float("inf")
-    for i in order:
-        trainers[i].step(4)
-    assert scaler.loss_scale == 512.0
-    assert [t.last_step_skipped for t in trainers] == [i in bad for i in range(2)]
-    full = expected()
-    for i, net in enumerate(nets):
-        delta = value(net.weight) - before[i]
-        if i in bad:
-            assert not delta.any()
-        else:
-            assert_close([delta], [full[2 * i]])
-
-
-def test_a_clean_step_of_one_does_not_undo_the_overflow_of_the_other():
-    """The overflow counts as one, whoever steps last, also for ``hysteresis`` and clean steps in a row."""
-    nets = parts("float16")
-    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=2, hysteresis=2)
-    trainers = mixed(nets, scaler, scaler)
-    seen = []
-    for i, bad in enumerate([None, 0, None, 1, None]):
-        trainers[0].backward(loss_of(*nets, seed=i))
-        if bad is not None:
-            nets[bad].weight.grad()[:] = float("nan")
-        for trainer in trainers:
-            trainer.step(4)
-        seen.append(scaler.loss_scale)
-    assert seen == [1024.0, 1024.0, 1024.0, 512.0, 512.0]
-
-
-@pytest.mark.parametrize("through", ["backward", "scale_loss"])
-def test_trainers_with_losses_of_their_own_adjust_a_shared_scale_at_each_step(through):
-    """As in a GAN: waiting for a step of the other would leave the scale as it is for ever."""
-    nets = [seeded(nn.Dense(4, in_units=6), seed=k) for k in (1, 2)]
-    convert("float16", *nets)
-    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
-    trainers = mixed(nets, scaler, scaler)
-    seen = []
-    for i, bad in enumerate([False, False, True, True, False]):
-        net, trainer = nets[i % 2], trainers[i % 2]
-        loss = loss_of(net, seed=i)
-        if through == "backward":
-            trainer.backward(loss)
-        else:
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
-        if bad:
-            net.weight.grad()[:] = float("inf")
-        trainer.step(4)
-        assert trainer.last_step_skipped == bad
-        seen.append(scaler.loss_scale)
-    assert seen == [2048.0, 4096.0, 2048.0, 1024.0, 2048.0]
-
-
 def test_a_trainer_that_a_backward_does_not_reach_may_save_its_states(tmp_path):
     nets = [seeded(nn.Dense(4, in_units=6), seed=k) for k in (1, 2)]
     convert("float16", *nets)
@@ -372,66 +243,3 @@ def test_a_trainer_that_a_backward_does_not_reach_may_save_its_states(tmp_path):
         trainer.step(4, ignore_stale_grad=True)
     scaler.loss_scale = 8
     assert trainers[0].loss_scale == 8
-
-
-def test_a_loss_through_both_whose_gradients_one_drops_leaves_the_scale_until_the_other_steps():
-    """The critic's gradients of the generator's loss are overwritten by its own."""
-    nets = parts("float16")
-    scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=1)
-    trainers = mixed(nets, scaler, scaler)
-    seen = []
-    for i in range(3):
-        step(trainers[0], loss_of(*nets, seed=i))
-        seen.append(scaler.loss_scale)
-        step(trainers[1], critic_loss(nets, i))
-        seen.append(scaler.loss_scale)
-    assert seen == [1024.0, 2048.0, 2048.0, 4096.0, 4096.0, 8192.0]
-
-
-def test_unscale_and_clipping_of_one_leave_the_other_alone():
-    def run(policy):
-        nets = parts(policy)
-        scaler = mxmp.StaticLossScaler(1024.0)
-        trainers = plain(nets) if policy is None else mixed(nets, scaler, scaler)
-
-        def step():
-            backward(trainers[1], loss_of(*nets))
-            if policy is None:
-                norm = gluon.utils.clip_global_norm([p.grad() for p in nets[0].collect_params().values()], 0.1)
-            else:
-                norm = trainers[0].clip_global_norm(0.1)
-                trainers[1].unscale()
-            assert norm > 0.1
-            for trainer in trainers:
-                trainer.step(4)
-
-        return updates(both(nets), step)
-
-    assert_close(run("float16"), run(None))
-
-
-def test_trainers_that_share_a_scaler_resume_to_the_bit(tmp_path):
-    def run(steps, resume_at=None):
-        nets = parts("float16")
-        scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=2)
-        trainers = mixed(nets, scaler, scaler)
-        for i in range(steps):
-            if i == resume_at:
-                for k, (net, trainer) in enumerate(zip(nets, trainers)):
-                    trainer.save_states(str(tmp_path / f"{k}.states"))
-                    net.save_parameters(str(tmp_path / f"{k}.params"))
-                nets = parts("float16")
-                scaler = mxmp.DynamicLossScaler(1024.0, growth_interval=2)
-                trainers = mixed(nets, scaler, scaler)
-                for k, (net, trainer) in enumerate(zip(nets, trainers)):
-                    net.load_parameters(str(tmp_path / f"{k}.params"))
-                    trainer.load_states(str(tmp_path / f"{k}.states"))
-            trainers[i % 2].backward(loss_of(*nets, seed=i))
-            for trainer in trainers:
-                trainer.step(4)
-        return [value(p) for p in both(nets).values()], scaler.state_dict()
-
-    (weights, state), (resumed, resumed_state) = run(7), run(7, 3)
-    assert state == resumed_state
-    assert state["scale"] == 1024.0 * 2**3
-    assert_same(resumed, weights)

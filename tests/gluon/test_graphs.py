@@ -289,7 +289,7 @@ def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
 def test_the_shape_of_the_input_may_change():
     net, x = made("mlp")
     mxmp.convert(net)
-    for flags in FLAGS[:2]:
+    for flags in HYBRIDIZED[:2]:
         net.hybridize(**flags)
         np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy()[:2], net(mx.nd.array(x[:2])).asnumpy())
 

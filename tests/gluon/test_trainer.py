@@ -303,17 +303,6 @@ def test_backward_after_gradients_were_looked_at_or_adding_to_reduced_ones_is_an
     trainer.backward(forward(net, 1, 2))
 
 
-def test_backward_again_after_a_reduction_is_reduced_again():
-    net, other = two_layers(devices=2), two_layers(devices=2)
-    trainer, reference = sgd(net), sgd(other)
-    trainer.backward(forward(net, 0, 2))
-    trainer.allreduce_grads()
-    trainer.backward(forward(net, 1, 2))
-    trainer.step(8)
-    train(other, reference, [1], 2, batch_size=8)
-    assert weights(trainer) == weights(reference)
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 64.0])

@@ -15,7 +15,7 @@ from mxmp.diagnose import advise
 from mxmp.diagnose.advising.advice import Padding
 from mxmp.diagnose.advising.gpus import GPUS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 S = mx.sym
 X = S.var("data")
 
