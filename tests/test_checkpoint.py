@@ -1,29 +1,18 @@
 """``save_checkpoint`` and ``load_checkpoint``: files of one step, which appear together, and a run that goes on."""
 
 import json
-import random
 import warnings
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.modules import module_of, run_of, symbol_of, train_module
+from kit.modules import module_of, run_of, symbol_of, train_module, train_on_random_numbers
 from mxnet import autograd, gluon
 
 import mxmp
 
 POLICIES = ["float16", "params=float16", "bfloat16"]
-
-
-def train(net, trainer, steps):
-    """Inputs come from NumPy's and Python's random numbers, dropout from MXNet's."""
-    for _ in range(steps):
-        x = mx.nd.array(np.random.normal(0, random.uniform(1, 2), (6, 4)))
-        with autograd.record():
-            loss = (net(x) ** 2).sum()
-        trainer.backward(loss)
-        trainer.step(6)
 
 
 def values(net):
@@ -40,12 +29,12 @@ def same(one, other):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_net_goes_on_bit_for_bit_with_its_random_numbers(policy, tmp_path, caplog):
     net, trainer = run_of(policy, 1)
-    train(net, trainer, 3)
+    train_on_random_numbers(net, trainer, 3)
     mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=3)
-    train(net, trainer, 3)
+    train_on_random_numbers(net, trainer, 3)
     again, resumed = run_of(policy, 2)
     assert mxmp.load_checkpoint(str(tmp_path / "run"), again, resumed) == 3
-    train(again, resumed, 3)
+    train_on_random_numbers(again, resumed, 3)
     same(values(net), values(again))
     assert resumed.loss_scale == trainer.loss_scale > 2.0**8
     assert not caplog.records
@@ -53,7 +42,7 @@ def test_a_net_goes_on_bit_for_bit_with_its_random_numbers(policy, tmp_path, cap
 
 def test_the_parameters_are_a_plain_fp32_file(tmp_path):
     net, trainer = run_of("params=float16", 1)
-    train(net, trainer, 2)
+    train_on_random_numbers(net, trainer, 2)
     mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.params", "run.states"]
     plain, _ = run_of("bfloat16", 2)
@@ -64,7 +53,7 @@ def test_the_parameters_are_a_plain_fp32_file(tmp_path):
 
 def test_a_net_may_wait_for_its_shapes(tmp_path, caplog):
     net, trainer = run_of("params=float16", 1)
-    train(net, trainer, 2)
+    train_on_random_numbers(net, trainer, 2)
     mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer, epoch=1)
     fresh = gluon.nn.HybridSequential(prefix="net_")
     with fresh.name_scope():
@@ -132,10 +121,10 @@ def damaged(tmp_path, what):
 @pytest.mark.parametrize("what", ["json", "format", "states", "params", "no folder"])
 def test_a_damaged_checkpoint_changes_nothing(what, tmp_path):
     net, trainer = run_of("params=float16", 1)
-    train(net, trainer, 2)
+    train_on_random_numbers(net, trainer, 2)
     mxmp.save_checkpoint(tmp_path / "run", net, trainer)
     again, resumed = run_of("params=float16", 2)
-    train(again, resumed, 1)
+    train_on_random_numbers(again, resumed, 1)
     before, numbers = values(again), np.random.get_state()[1].tolist()
     with pytest.raises((ValueError, OSError, mx.MXNetError)):
         mxmp.load_checkpoint(damaged(tmp_path, what), again, resumed)
@@ -146,10 +135,10 @@ def test_a_damaged_checkpoint_changes_nothing(what, tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     net, trainer = run_of("bfloat16", 1)
-    train(net, trainer, 1)
+    train_on_random_numbers(net, trainer, 1)
     mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=1)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    train(net, trainer, 1)
+    train_on_random_numbers(net, trainer, 1)
     monkeypatch.setattr(net, "save_parameters", lambda path: Path(path).write_bytes(b"half of it"))
     with pytest.raises(OSError, match="is the disk full"):
         mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=2)

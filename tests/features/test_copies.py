@@ -10,7 +10,18 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import twins
-from kit.twins import FLAGS, array, assert_close, assert_same, convert, loss_of, seeded, sequence, step, value, values
+from kit.twins import (
+    FLAGS,
+    array,
+    assert_close,
+    assert_same,
+    convert,
+    seeded,
+    sequence,
+    train,
+    value,
+    values,
+)
 from mxnet.gluon import nn
 
 import mxmp
@@ -53,11 +64,6 @@ def trainable(net):
     return net
 
 
-def train(net, trainer, steps):
-    for i in steps:
-        step(trainer, loss_of(net, seed=i))
-
-
 def trainer_of(net):
     policy = "float16" if mixed(net) else None
     return twins.trainer_of(policy, net, scale=mxmp.DynamicLossScaler(256.0), learning_rate=0.1, momentum=0.9)
@@ -90,14 +96,14 @@ def test_a_copy_trains_as_the_original_does(policy, copied):
     net = converted(policy)
     other = trainable(copied(net))
     for each in (net, other):
-        train(each, trainer_of(each), range(3))
+        train(each, range(3), trainer_of(each))
     assert_same(values(other), values(net))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_copy_made_in_the_middle_of_training_keeps_the_masters(policy, copied):
     net = converted(policy)
-    train(net, trainer_of(net), range(3))
+    train(net, range(3), trainer_of(net))
     other = copied(net)
     assert_same(values(other), values(net))
     mxmp.restore(net)
@@ -134,13 +140,13 @@ def test_a_model_and_its_trainer_in_one_pickle_go_on_together(policy):
     """As a checkpoint of everything, between two steps."""
     net = converted(policy)
     trainer = trainer_of(net)
-    train(net, trainer, range(3))
+    train(net, range(3), trainer)
     other, its_trainer = pickle.loads(pickle.dumps((net, trainer)))
     trainable(other)
     if policy != "plain":
         assert its_trainer.loss_scale == trainer.loss_scale
     for each, made in ((net, trainer), (other, its_trainer)):
-        train(each, made, range(3, 6))
+        train(each, range(3, 6), made)
     assert_same(values(other), values(net))
 
 
@@ -148,13 +154,13 @@ def test_a_model_and_its_trainer_in_one_pickle_go_on_together(policy):
 def test_a_deep_copy_of_net_and_trainer_goes_on_apart(policy):
     net = converted(policy)
     trainer = trainer_of(net)
-    train(net, trainer, range(3))
+    train(net, range(3), trainer)
     kept = values(net)
     other, its_trainer = copy.deepcopy((net, trainer))
     trainable(other)
-    train(other, its_trainer, range(3, 6))
+    train(other, range(3, 6), its_trainer)
     assert_same(values(net), kept)
-    train(net, trainer, range(3, 6))
+    train(net, range(3, 6), trainer)
     assert_same(values(other), values(net))
 
 

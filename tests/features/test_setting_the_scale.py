@@ -14,7 +14,7 @@ from kit.twins import (
     loss_of,
     seeded,
     sequence,
-    step,
+    train,
     trainer_of,
     value,
     values,
@@ -84,25 +84,21 @@ def test_states_after_a_set_continue_bit_for_bit(kind, tmp_path):
         net = mxmp.convert(dense())
         return net, mxmp.Trainer(net.collect_params(), "adam", {}, loss_scale=SCALERS[kind]())
 
-    def train(net, trainer, steps):
-        for i in steps:
-            step(trainer, loss_of(net, seed=i))
-
     net, trainer = start()
-    train(net, trainer, range(3))
+    train(net, range(3), trainer)
     trainer.scaler.loss_scale = 48.0
     trainer.save_states(str(tmp_path / "states"))
     net.save_parameters(str(tmp_path / "params"))
     saved = trainer.scaler.state_dict()
     assert saved["scale"] == 48.0
-    train(net, trainer, range(3, 6))
+    train(net, range(3, 6), trainer)
     again, other = start()
     other.backward(loss_of(again, seed=0))  # an unfinished step, whose scale must not stay
     again.load_parameters(str(tmp_path / "params"))
     other.load_states(str(tmp_path / "states"))
     assert other.loss_scale == 48.0
     assert other.scaler.state_dict() == saved
-    train(again, other, range(3, 6))
+    train(again, range(3, 6), other)
     assert other.scaler.state_dict() == trainer.scaler.state_dict()
     assert other.scale_history == trainer.scale_history
     assert_same(values(again), values(net))

@@ -12,10 +12,10 @@ from kit.twins import (
     assert_close,
     convert,
     equal_or_refused,
-    loss_of,
     seeded,
     sequence,
     step,
+    train,
     trainer_of,
     updates,
 )
@@ -113,15 +113,7 @@ def test_an_overridden_forward_is_right_or_refused_by_name(outermost, flags):
 def reference(kind):
     """Updates in FP32, without hybridize."""
     net = net_with(BLOCKS[kind])
-    return train(net, trainer_of(None, net))
-
-
-def train(net, trainer):
-    def steps():
-        for i in range(2):
-            step(trainer, loss_of(net, seed=i))
-
-    return updates(net, steps)
+    return train(net, range(2), trainer_of(None, net))
 
 
 WAYS = {
@@ -138,7 +130,7 @@ WAYS = {
 def test_excluding_the_block_leaves_it_as_python_and_converts_around_it(policy, kind, way):
     net = net_with(BLOCKS[kind])
     mxmp.convert(net, policy, exclude=WAYS[way](odd(net)))
-    assert_close(train(net, trainer_of(policy, net)), reference(kind), policy)
+    assert_close(train(net, range(2), trainer_of(policy, net)), reference(kind), policy)
     report = mxmp.explain(net, array(0, 4, 6))
     assert odd(net).name in report.unconverted
     assert sum(node.dtype == policy for node in report.nodes if node.op == "FullyConnected") == 2

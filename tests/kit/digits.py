@@ -87,9 +87,3 @@ def everything(module):
             arrays += [s.asnumpy() for s in (state if isinstance(state, tuple) else (state,)) if s is not None]
     optimizer = module._optimizer
     return [*arrays, np.array(sorted(optimizer._index_update_count.items())), np.array(optimizer.num_update)]
-
-
-def train(module, data):
-    for batch in data:
-        module.forward_backward(batch)
-        module.update()

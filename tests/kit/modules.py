@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, Iterable
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 import mxmp
 
@@ -46,9 +47,10 @@ def batch(i: int) -> mx.io.DataBatch:
     return mx.io.DataBatch(*arrays, bucket_key=0, provide_data=data, provide_label=label)
 
 
-def train(module: Any, steps: Iterable[int]) -> None:
-    for i in steps:
-        module.forward_backward(batch(i))
+def train(module: Any, program: Iterable[int | mx.io.DataBatch]) -> None:
+    """A step for each batch, or for each number of one."""
+    for each in program:
+        module.forward_backward(batch(each) if isinstance(each, int) else each)
         module.update()
 
 
@@ -98,3 +100,13 @@ def train_module(module, steps):
         described = [mx.io.DataDesc("data", shape)], [mx.io.DataDesc("softmax_label", (6,))]
         module.forward_backward(mx.io.DataBatch([x], [y], None, None, shape[1], *described))
         module.update()
+
+
+def train_on_random_numbers(net, trainer, steps):
+    """Inputs come from NumPy's and Python's random numbers, dropout from MXNet's."""
+    for _ in range(steps):
+        x = mx.nd.array(np.random.normal(0, random.uniform(1, 2), (6, 4)))
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        trainer.backward(loss)
+        trainer.step(6)

@@ -103,6 +103,18 @@ def step(trainer: gluon.Trainer, loss: Any, batch_size: int = 4, **kwargs: Any) 
     trainer.step(batch_size, **kwargs)
 
 
+def train(
+    net: gluon.Block, program: Iterable[int | Callable[[], Any]], trainer: gluon.Trainer, size: int = 4, **kwargs: Any
+) -> list[np.ndarray]:
+    """A step for each of ``program``, a function that records a loss or a seed of ``loss_of``; returns the updates."""
+
+    def run() -> None:
+        for each in program:
+            step(trainer, each() if callable(each) else loss_of(net, seed=each), size, **kwargs)
+
+    return updates(net, run)
+
+
 def assert_close(found: Iterable[np.ndarray], expected: Iterable[np.ndarray], policy: str = "float16") -> None:
     """Every array within the dtype's tolerance of its FP32 twin, and neither empty nor zero."""
     found, expected = list(found), list(expected)

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
-import mxnet as mx
-import numpy as np
 import pytest
-from kit.modules import module_of, run_of, train_module
-from mxnet import autograd
+from kit.modules import module_of, run_of, train_module, train_on_random_numbers
 
 import mxmp
 from mxmp.step import state_file
 
 POLICIES = ["float16", "params=float16", "bfloat16"]
-
-
-def train(net, trainer, steps):
-    """Inputs come from NumPy's and Python's random numbers, dropout from MXNet's."""
-    for _ in range(steps):
-        x = mx.nd.array(np.random.normal(0, random.uniform(1, 2), (6, 4)))
-        with autograd.record():
-            loss = (net(x) ** 2).sum()
-        trainer.backward(loss)
-        trainer.step(6)
 
 
 def warnings_of(caplog):
@@ -38,7 +23,7 @@ def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, 
     if policy is None:
         mxmp.restore(net)
     for step in (1, 2):
-        train(net, trainer, 1)
+        train_on_random_numbers(net, trainer, 1)
         net.save_parameters(str(tmp_path / f"{step}.params"))
         trainer.save_states(str(tmp_path / f"{step}.states"))
     for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1), (1, 2, 1)):
@@ -47,7 +32,7 @@ def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, 
         resumed.load_states(str(tmp_path / f"{states}.states"))
         found = warnings_of(caplog)
         assert len(found) == expected
-        train(again, resumed, 1)
+        train_on_random_numbers(again, resumed, 1)
         assert not warnings_of(caplog)
         if expected:
             assert "net_batchnorm0_beta and 5 more" in found[0]
@@ -70,7 +55,7 @@ def test_a_module_is_told_too(policy, tmp_path, caplog):
 
 def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_parameters(tmp_path, caplog):
     net, trainer = run_of("bfloat16", 1)
-    train(net, trainer, 1)
+    train_on_random_numbers(net, trainer, 1)
     net.save_parameters(str(tmp_path / "params"))
     trainer.save_states(str(tmp_path / "states"))
     again, resumed = run_of("bfloat16", 2)
@@ -79,7 +64,7 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
     content = state_file.read((tmp_path / "states").read_bytes())
     del content["fingerprint"]
     state_file.write(str(tmp_path / "states"), content)
-    train(again, resumed, 1)
+    train_on_random_numbers(again, resumed, 1)
     resumed.load_states(str(tmp_path / "states"))
     assert not warnings_of(caplog)
 
@@ -88,7 +73,7 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
 def test_parameters_of_another_step_behind_states_are_said_to_be_at_the_first_step(policy, tmp_path, caplog):
     net, trainer = run_of(policy, 1)
     for step in (1, 2):
-        train(net, trainer, 1)
+        train_on_random_numbers(net, trainer, 1)
         net.save_parameters(str(tmp_path / f"{step}.params"))
         trainer.save_states(str(tmp_path / f"{step}.states"))
     for states, params, expected in ((1, 1, 0), (2, 2, 0), (1, 2, 1), (2, 1, 1), (1, None, 1)):
@@ -97,11 +82,11 @@ def test_parameters_of_another_step_behind_states_are_said_to_be_at_the_first_st
         if params is not None:
             again.load_parameters(str(tmp_path / f"{params}.params"))
         assert not warnings_of(caplog)
-        train(again, resumed, 1)
+        train_on_random_numbers(again, resumed, 1)
         found = warnings_of(caplog)
         assert len(found) == expected
         assert all(f"{states}.states" in each for each in found)
-        train(again, resumed, 1)
+        train_on_random_numbers(again, resumed, 1)
         assert not warnings_of(caplog)
         assert not resumed.scaled_step.observers  # later steps read no weights
 

@@ -5,6 +5,7 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.modules import train
 from kit.twins import MASTERS, assert_same
 from support.profile import operators
 
@@ -62,12 +63,8 @@ def ready(module):
     return module
 
 
-def train(module, steps=30):
-    for i in range(steps):
-        data = batch(LENGTHS[i % 2], seed=i)
-        module.forward(data)
-        module.backward()
-        module.update()
+def batches(count=30):
+    return [batch(LENGTHS[i % 2], seed=i) for i in range(count)]
 
 
 def weights(module):
@@ -78,8 +75,8 @@ def weights(module):
 def test_all_buckets_train_the_same_weights_as_in_fp32(policy):
     plain = bound(mx.mod.BucketingModule)
     low = bound(policy=policy)
-    train(plain)
-    train(low)
+    train(plain, batches())
+    train(low, batches())
     for name, value in weights(plain).items():
         error = np.linalg.norm(weights(low)[name] - value) / np.linalg.norm(value)
         # Adam divides by the gradient's size, so rounding of small gradients shows: 30 steps of 2**-8 for bfloat16.
@@ -88,8 +85,8 @@ def test_all_buckets_train_the_same_weights_as_in_fp32(policy):
 
 def test_float16_parameters_with_masters_equal_fp32_parameters_in_every_bucket():
     full, low = bound(policy="float16"), bound(policy=MASTERS)
-    train(full)
-    train(low)
+    train(full, batches())
+    train(low, batches())
     for name, value in weights(full).items():
         np.testing.assert_array_equal(weights(low)[name], value, err_msg=name)
     group = low._buckets[4]._exec_group
@@ -100,7 +97,7 @@ def test_float16_parameters_with_masters_equal_fp32_parameters_in_every_bucket()
 
 def test_an_overflow_in_one_bucket_is_skipped_named_and_lowers_the_scale_of_all():
     module = bound(loss_scale=mxmp.DynamicLossScaler(64.0), policy=MASTERS)
-    train(module, 4)
+    train(module, batches(4))
     before = weights(module)
     module.forward(batch(4))
     module.backward()
@@ -159,17 +156,17 @@ def test_a_change_of_buckets_or_of_the_batch_size_copies_no_running_statistics_a
 def test_resuming_is_bit_exact_and_files_are_plain_fp32(tmp_path):
     prefix = str(tmp_path / "b")
     module = bound(policy=MASTERS)
-    train(module, 6)
+    train(module, batches(6))
     module.save_checkpoint(prefix, 1)
     module.save_optimizer_states(f"{prefix}.states")
-    train(module, 6)
+    train(module, batches(6))
 
     resumed = mxmp.BucketingModule.load(
         prefix, 1, sym_gen=sym_gen, default_bucket_key=max(LENGTHS), policy=MASTERS, loss_scale=8.0
     )
     ready(resumed)
     resumed.load_optimizer_states(f"{prefix}.states")
-    train(resumed, 6)
+    train(resumed, batches(6))
     for name, value in weights(module).items():
         np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
 
@@ -217,7 +214,7 @@ def test_masters_of_the_states_file_are_the_parameters_that_are_saved_next(tmp_p
     prefix = str(tmp_path / "b")
     module = bound(policy=MASTERS)
     module.save_checkpoint(prefix, 1)
-    train(module, 2)
+    train(module, batches(2))
     module.save_optimizer_states(f"{prefix}-0001.states")
     resumed = mxmp.BucketingModule.load(
         prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=MASTERS, loss_scale=8.0
@@ -248,7 +245,7 @@ def test_a_key_that_cannot_be_saved_is_refused_before_a_file_is_written(tmp_path
 
 def test_rebinding_for_prediction_keeps_the_weights():
     module = bound(policy=MASTERS)
-    train(module, 4)
+    train(module, batches(4))
     before = weights(module)
     bind(module, for_training=False, force_rebind=True)
     assert_same(before, weights(module))
@@ -265,7 +262,7 @@ def part_of_the_network(length):
 def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "sym_gen", part_of_the_network)
     plain, module = bound(mx.mod.BucketingModule), bound(policy=policy)
-    train(module, 5)  # in MXNet's, which numbers the parameters of each bucket anew, it fails
+    train(module, batches(5))  # in MXNet's, which numbers the parameters of each bucket anew, it fails
     for each in (plain, module):
         each.forward(batch(min(LENGTHS)))
     short = weights(module)
@@ -278,7 +275,7 @@ def test_a_bucket_may_lack_parameters_of_the_default_one(policy, tmp_path, monke
     module.save_optimizer_states(str(tmp_path / "states"))
     module.load_optimizer_states(str(tmp_path / "states"))
     snapshot = mxmp.diagnose.watch(module, every=1)
-    train(module, 2)
+    train(module, batches(2))
     snapshot.close()
     assert snapshot.latest is not None
 
@@ -292,7 +289,7 @@ def test_a_new_optimizer_has_the_parameters_and_the_latest_weights_of_all_bucket
             module.update()
             module.forward(batch(current), is_train=False)
             module.init_optimizer(optimizer="adam", force_init=True)
-        train(module, 3)
+        train(module, batches(3))
     for name, value in weights(full).items():
         np.testing.assert_array_equal(weights(low)[name], value, err_msg=name)
 

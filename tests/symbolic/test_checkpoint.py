@@ -7,7 +7,8 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.digits import SHAPES, batches, bound, train, weights
+from kit.digits import SHAPES, batches, bound, weights
+from kit.modules import train
 from kit.twins import MASTERS, assert_same
 
 import mxmp

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.digits import BATCH, batches, bound, everything, train, weights
+from kit.digits import BATCH, batches, bound, everything, weights
+from kit.modules import train
 from kit.twins import MASTERS, assert_same
 
 import mxmp

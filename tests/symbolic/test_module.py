@@ -4,7 +4,8 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.digits import BATCH, SGD, SHAPES, batches, bound, everything, train, weights
+from kit.digits import BATCH, SGD, SHAPES, batches, bound, everything, weights
+from kit.modules import train
 from kit.twins import MASTERS, assert_same
 from mxnet import autograd
 
