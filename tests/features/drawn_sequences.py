@@ -129,15 +129,15 @@ class GluonPair:
         *("forward", "forward", "backward", "backward", "step", "step", "iteration", "iteration", "iteration"),
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
         *("hybridize", "reset_ctx", "save_load", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
-        *("overflow", "overflow", "scale_loss"),
+        *("overflow", "overflow", "scale_loss", "resume"),
     )
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng, self.folder = random.Random(seed), folder
         devices = [mx.cpu(i) for i in range(self.rng.choice([1, 1, 2]))]
         drawn, policy = self.rng.randrange(2**30), policy_of(self.rng)
-        self.low = Side(policy, random.Random(drawn), devices)
-        self.full = Side(None, random.Random(drawn), devices)
+        self.made = lambda: [Side(each, random.Random(drawn), devices) for each in (policy, None)]
+        self.low, self.full = self.made()
         if self.rng.random() < 0.7:
             self.low.net.hybridize(**self.rng.choice(FLAGS))
         self.number, self.summed, self.counts = 0, False, Counter()
@@ -337,6 +337,23 @@ class GluonPair:
                 param.set_data(param.list_data()[0] * 0.5)
             side.net.load_parameters(params, ctx=side.devices)
             side.trainer.load_states(states)
+
+    def resume(self) -> None:
+        """In a new net and trainer, from files of one step."""
+        low, full = (str(self.folder / side) for side in ("low", "full"))
+        with refusals():
+            mxmp.save_checkpoint(low, self.low.net, self.low.trainer, epoch=self.number)
+        self.full.net.save_parameters(f"{full}.params")
+        self.full.trainer.save_states(f"{full}.states")
+        requests, self.summed = [param.grad_req for param in self.low.trained], False
+        self.low, self.full = self.made()
+        for side in (self.low, self.full):
+            for param, request in zip(side.trained, requests):
+                param.grad_req = request
+        assert mxmp.load_checkpoint(low, self.low.net, self.low.trainer) == self.number
+        self.full.net.load_parameters(f"{full}.params", ctx=self.full.devices)
+        self.full.trainer.load_states(f"{full}.states")
+        same(self.low.weights(), self.full.weights(), "weights of a resumed run")
 
     def load_states(self) -> None:
         """Saved here, and loaded after an iteration."""

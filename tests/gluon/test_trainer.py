@@ -482,8 +482,6 @@ def test_clipping_uses_the_true_norm_in_any_legal_order(order, devices, micro):
         np.testing.assert_allclose(p.data().asnumpy(), q.data().asnumpy(), rtol=1e-5, atol=1e-7)
 
 
-
-
 def test_clipping_twice_sees_the_clipped_norm():
     net = two_layers()
     trainer = sgd(net)
@@ -527,8 +525,6 @@ def test_numpy_s_number_is_a_max_norm():
         trainer.step(np.int64(4))
         found.append(weights(trainer))
     assert found[0] == found[1]
-
-
 
 
 @pytest.mark.parametrize(("request_", "scale"), [("write", 1.0), ("add", 8.0)])
