@@ -1,4 +1,4 @@
-"""``explain`` names the workarounds for the kernels, at each operator and in all."""
+"""``explain`` names operators, their plans and the workarounds for the kernels; what it does not take is refused."""
 
 from __future__ import annotations
 

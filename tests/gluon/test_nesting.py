@@ -153,6 +153,3 @@ def test_tools_take_python_values_too():
     assert watched.latest
     assert mxmp.diagnose.blame(net, trainer, X, True, loss=lambda out: out["out"].sum()) is not None
     assert mxmp.tune(mxmp.restore(net), X, True, policy="float16", measure=False)
-
-
-# -- what plain code asks of arrays -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``tune`` with few rounds, and in this process."""
+"""``tune`` with few rounds, in this process or another, and what is tuned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules table against the operators that MXNet itself registers."""
+"""The rule of an operator by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file of states that MXNet's Trainer or Module writes, read by mxmp's."""
+"""Every form of states, of MXNet's Trainer and Module and of optimizers of a user's own, and what is none."""
 
 import collections
 import pickle

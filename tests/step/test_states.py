@@ -1,4 +1,4 @@
-"""Save and resume: bit-exact at every phase, across devices and precisions; damaged files change nothing."""
+"""Save and resume: bit-exact at every phase, across devices and precisions, names and orders of parameters."""
 
 from __future__ import annotations
 
@@ -237,12 +237,6 @@ def test_another_kind_of_scaler_keeps_its_own_state_and_says_so(tmp_path, caplog
     assert "NoLossScaler" in caplog.text
 
 
-# -- files of plain MXNet ---------------------------------------------------------------------------
-
-
-# -- optimizers of a user's own -----------------------------------------------------------------------
-
-
 # -- parameters that have other names or another order ----------------------------------------------
 
 
@@ -461,6 +455,3 @@ def nn_of(*shapes):
             net.add(nn.Dense(out, in_units=units, use_bias=False))
     net.initialize()
     return net
-
-
-# -- on disk ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The random numbers that follow ``tune`` are those that would have followed without it."""
+"""Every operator and cast is timed, and the random numbers that follow are those that would have followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times on disk: what cannot be read or written is one warning, before anything is measured, and never an error."""
+"""Times are of the machine that they were measured on: GPUs of two models keep times of their own."""
 
 from __future__ import annotations
 

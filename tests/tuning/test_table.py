@@ -1,4 +1,4 @@
-"""Times by signature, kept in a file: what it must hold, and the costs of a cut."""
+"""Times by signature, the file that keeps them, and costs; a file that cannot be read or written is one warning."""
 
 from __future__ import annotations
 

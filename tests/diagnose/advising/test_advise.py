@@ -102,9 +102,6 @@ def test_depthwise_convolutions_are_off_the_tensor_cores():
     assert "one channel a group" in str(found)
 
 
-# -- Joining ----------------------------------------------------------------------------------------
-
-
 # -- Intensity ----------------------------------------------------------------------------------------
 
 

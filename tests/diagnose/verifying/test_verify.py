@@ -88,9 +88,3 @@ def test_wrong_arguments():
         verify(print, arguments=["--fast"])
     with pytest.raises(FileNotFoundError):
         verify("no-such-script.py")
-
-
-# -- A script --------------------------------------------------------------------------------------
-
-
-# -- The picture -----------------------------------------------------------------------------------
