@@ -1,4 +1,4 @@
-"""Graphs of a block: for each mode, shape and flags; and static ones, with events that give a weight another array,
+"""Graphs of a block, for each mode, shape and flags; and static ones after events that change a weight's arrays.
 
 With ``static_alloc`` and ``static_shape``, MXNet's CachedOp remembers both. Each net computes in FP32, and is compared
 bit for bit with MXNet's own, not hybridized: plain MXNet's static graphs are wrong after some of these events too.
