@@ -124,7 +124,7 @@ FAULTS = (
         "step/ledger.py",
         "self._finite = finite and self._finite is not False",
         "self._finite = finite",
-        "features/test_two_trainers.py",
+        "features/test_drawn_sequences.py",
     ),
     Fault(
         "step/masters.py",
