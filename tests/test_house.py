@@ -49,7 +49,8 @@ HOUSE = {
     "step": [
         *("_mxnet", "scaler", "adaptive", "ledger", "stores", "gradients", "floor", "multi_tensor", "masters"),
         "python_operators",
-        *("statistics", "fingerprint", "step", "state_layout", "resume", "updater", "state_file", "states"),
+        *("statistics", "fingerprint", "step", "state_layout", "resume", "prepared_updates"),
+        *("updater", "state_file", "states"),
         "__init__",
     ],
     "gluon": [
