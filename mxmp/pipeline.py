@@ -23,6 +23,11 @@ from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 
 logger = logging.getLogger("mxmp")
+_WRONG_GRADIENTS = (
+    "%s: in a graph MXNet gives wrong gradients through while_loop, and through a cond of whose branches only one "
+    "reads a parameter, in FP32 too. Use foreach, or F.where on the results of both branches; or leave the block as "
+    "Python: mxmp.convert(net, exclude=lambda name, block: ...)"
+)
 # Returns the plan of one graph under a policy or plan, given the names of the parameters that may be stored in float16
 # or FP32, and those of the parameters that are stored in float16 already.
 Decider = Callable[[Union[Policy, Plan], Set[str], Set[str]], Plan]
@@ -146,11 +151,11 @@ class Conversion:
         made = emitted(original, plan, use.grad_req, large_inputs=use.large_inputs).graph
         for each in use.parameters:
             self.stored_low.setdefault(each, use.stored.get(each, each in plan.low_variables))
-        self._warn_of_control_flow(original, use.grad_req)
+        self._warn_once(wrongly_differentiated(original, use.grad_req), _WRONG_GRADIENTS)
         if use.device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
             _log_that_float16_is_emulated()
         if use.device == "gpu":
-            self._warn_of_norms(original)
+            self._warn_once(norms_over_rows(original), f"%s: BatchNorm with another axis than 1. {WHY_SLOW}")
         return made, plan
 
     def preview(self, graph: Graph, use: Use) -> Plan:
@@ -187,25 +192,12 @@ class Conversion:
         low = {name for name, is_low in use.stored.items() if is_low}
         return self._decide(decided, use.device, learned.difference(use.fixed, use.stored), low)
 
-    def _warn_of_control_flow(self, graph: Graph, grad_req: Mapping[str, str]) -> None:
-        found = self._not_warned_of(wrongly_differentiated(graph, grad_req))
-        if found:
-            logger.warning(
-                "%s: in a graph MXNet gives wrong gradients through while_loop, and through a cond of whose branches "
-                "only one reads a parameter, in FP32 too. Use foreach, or F.where on the results of both branches; or "
-                "leave the block as Python: mxmp.convert(net, exclude=lambda name, block: ...)",
-                ", ".join(found),
-            )
-
-    def _warn_of_norms(self, graph: Graph) -> None:
-        found = self._not_warned_of(norms_over_rows(graph))
-        if found:
-            logger.warning("%s: BatchNorm with another axis than 1. %s", ", ".join(found[:3]), WHY_SLOW)
-
-    def _not_warned_of(self, names: Iterable[str]) -> list[str]:
+    def _warn_once(self, names: Iterable[str], text: str) -> None:
+        """Warn of operators of which this conversion has not warned yet; the ``%s`` of ``text`` stands for them."""
         found = [name for name in names if name not in self._warned_of]
         self._warned_of.update(found)
-        return found
+        if found:
+            logger.warning(text, ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else ""))
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one FP32 graph; a subclass may decide otherwise. ``decided`` makes one from a policy."""

@@ -206,14 +206,11 @@ class NetConversion(Conversion):
     def _log_undecided(self, planned: Plan) -> None:
         """Warn of operators that the plan given lacks, in a graph of the mode that it was not tuned for."""
         given = {} if self.plan is None else self.plan.decisions
-        found = self._not_warned_of(name for name in planned.decisions if name not in given)
-        if found:
-            logger.warning(
-                "the plan has no decision for %s%s, in a graph that runs in %s: the rules decide",
-                ", ".join(found[:3]),
-                f" and {len(found) - 3} more" if len(found) > 3 else "",
-                "training" if autograd.is_training() else "inference",
-            )
+        mode = "training" if autograd.is_training() else "inference"
+        self._warn_once(
+            (name for name in planned.decisions if name not in given),
+            f"the plan has no decision for %s, in a graph that runs in {mode}: the rules decide",
+        )
 
     def reads_data(self, block: HybridBlock) -> bool:
         """Return whether ``block`` is the whole net: its inputs are data, and no features of another block."""

@@ -26,10 +26,9 @@ def device_of(ctx: mx.Context | None) -> str:
 
 def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
     """Apply the workarounds that the plan's device needs, in place; ``low.workarounds`` gets the nodes of each."""
-    device = low.planned.plan.device
+    device, left_out, requested = low.planned.plan.device, _named_by(SWITCH), _named_by(SWITCH_ON)
     if device == "cpu" and low.compute == "bfloat16" and low.low:
         _warn_of_slow_bfloat16()
-    left_out, requested = _named_by(SWITCH), _named_by(SWITCH_ON)
     for row in WORKAROUNDS:
         if (row.optional or not row.here()) and row.name not in requested:
             continue

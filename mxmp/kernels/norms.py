@@ -15,7 +15,7 @@ from ..precision.rules import RULES, Kind, leaves_cudnn
 def _norms_between_casts(fitted: LowGraph) -> list[Node]:
     """Return the BatchNorms that read a cast to FP32 and are read by one to float16."""
     # The user's policy says whether there are casts.
-    if fitted.policy.norm is not None:
+    if fitted.planned.policy.norm is not None:
         return []
     readers = fitted.graph.consumers()
     return [

@@ -10,7 +10,6 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
-from ..policy import Policy
 from .graph import TYPE_CODES, Entry, Graph, Node, Reader, inferred
 from .plan import FULL, PlannedGraph
 from .rules import Rule
@@ -59,6 +58,8 @@ class LowGraph:
     low: dict[Node, Rule]  # without those in bodies of control flow
     source: dict[Node, Node]  # from a copy in ``graph`` to its original in the FP32 graph
     grad_req: Mapping[str, str]  # "write", "add" or "null" by the name of a variable; a missing one may have any
+    compute: str  # the compute dtype
+    has_gradients: bool  # a backward may run: a requested gradient that is not known counts
     large_inputs: bool  # it runs without gradients, or never with data that are small beside the padding (LargeInputs)
     workarounds: dict[str, list[Node]] = field(default_factory=dict)  # from a name to what it rewrote
     # By control-flow operator of the FP32 graph; empty until ``pipeline.emitted`` fills it.
@@ -69,24 +70,10 @@ class LowGraph:
     widenings: set[Node] = field(default_factory=set)
 
     @property
-    def policy(self) -> Policy:
-        return self.planned.plan.policy
-
-    @property
-    def compute(self) -> str:
-        return self.policy.compute
-
-    @property
     def casts_left(self) -> list[InsertedCast]:
         """Return the casts without those that a workaround removed: a kernel of the device casts inside."""
         there = set(self.graph.nodes())
         return [cast for node, cast in self.casts.items() if node in there]
-
-    @property
-    def has_gradients(self) -> bool:
-        """Return whether a backward may run: a requested gradient that is not known counts."""
-        variables = [node for node in self.graph.nodes() if node.is_variable]
-        return any(self.grad_req.get(node.name, "write") != "null" for node in variables)
 
     def may_be_added_to(self, entry: Entry, readers: int) -> bool:
         """Return whether MXNet may add one reader's gradient of ``entry`` to what its array holds already."""
@@ -144,6 +131,8 @@ def insert_casts(
         {new[node]: planned.rules[node] for node, decision in planned.decisions.items() if decision.low},
         {copy: node for node, copy in new.items()},
         grad_req,
+        policy.compute,
+        any(grad_req.get(node.name, "write") != "null" for node in graph.nodes() if node.is_variable),
         large_inputs,
     )
 

@@ -12,7 +12,7 @@ many bytes that saves in each network, ``scripts/dev.py sweep plans`` counts.
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping
+from typing import Iterable
 
 from . import safe_sums
 from .graph import Entry, Node, Reader
@@ -21,6 +21,7 @@ from .operators import Operators
 from .plan import DecidedGraph, Decision
 from .rule import Role
 from .rules import Kind
+from .subgraphs import Body
 
 BEHIND = "nothing behind it computes in low precision, and a cast in front of it costs no more than one behind"
 RESIDUAL = "one term is FP32, and FP32 alone reads the sum: a cast of the other term costs no more than one behind"
@@ -30,17 +31,15 @@ _FOLLOWS_FP32 = "it follows its inputs, and one of them is FP32"
 class Assignment(DecidedGraph):
     """Makes a decision for each operator of a graph; those that a plan has made (``Options.decided``) stay."""
 
-    def __init__(
-        self,
-        operators: Operators,
-        needs: Needs,
-        low_inputs: Mapping[Node, set[int]],  # what control flow reads in float16
-    ) -> None:
-        super().__init__(operators.policy)
-        self.rules = operators.rules
-        self.low_inputs = dict(low_inputs)
-        self._operators, self._needs = operators, needs
-        self._readers = operators.graph.readers()
+    def __init__(self, operators: Operators, needs: Needs) -> None:
+        self.within: dict[Node, list[tuple[Body, Assignment]]] = {}
+        low_inputs = {}
+        for node, within in operators.within.items():
+            inner = [(body, Assignment(each, of)) for (body, each), (_, of) in zip(within, needs.within[node])]
+            self.within[node] = inner
+            low_inputs[node] = {body.positions[read] for body, inside in inner for read in inside.castable_low(body)}
+        super().__init__(operators.policy, operators.rules, {}, low_inputs)
+        self._operators, self._needs, self._readers = operators, needs, operators.readers
         self._heads = {entry.node for entry in operators.graph.heads}
         given = operators.options.decided
         self._by_plan = bool(given)  # it lacks the undecided and the movers, which then compute in FP32
@@ -64,15 +63,25 @@ class Assignment(DecidedGraph):
         self.heed_readers()
         self._note_loops()
 
+    def named(self) -> dict[str, Decision]:
+        """Return the decisions by the names of a plan, those in bodies too."""
+        found: dict[str, Decision] = {}
+        for node, decision in self.decisions.items():
+            name = self._operators.names[node]
+            found[name] = decision
+            for body, inside in self.within.get(node, ()):
+                found.update({body.prefix(name) + inner: each for inner, each in inside.named().items()})
+        return found
+
     # -- to the outputs ---------------------------------------------------------------------------------
 
     def _first(self, node: Node, is_exact: bool) -> tuple[bool, str]:
         """Return whether ``node`` computes in low precision by what it reads, and why."""
-        kind, reason = self._operators.kind(node)
+        kind, reason = self._operators.kinds[node]
         if kind in (Kind.LOW, Kind.FOLLOW) and node in self._needs.full:
             return False, self._needs.full[node]
         if kind is Kind.FOLLOW:
-            read = self._operators.deciding_inputs(node)
+            read = self._operators.reads[node]
             if not read:
                 return False, reason
             if is_exact and all(self._is_parameter(entry.node) for entry in read):
@@ -82,11 +91,11 @@ class Assignment(DecidedGraph):
                 return False, _FOLLOWS_FP32
             if not any(map(self._is_low_for_certain, read)):
                 self._undecided[node] = None
-        elif self._operators.is_normalized(node):
+        elif node in self._operators.normalized:
             self._either.add(node)
-        elif self._operators.lacks_a_kernel(node) and self._policy.compute == "float16":
+        elif node in self._operators.lacking and self.policy.compute == "float16":
             # Its values are in float16's range: an addition of one and a float16 tensor may still compute in float16.
-            read = self._operators.deciding_inputs(node)
+            read = self._operators.reads[node]
             if read and self._all_may_be_low(read):
                 self._either.add(node)
         return kind in (Kind.LOW, Kind.FOLLOW), reason
@@ -100,7 +109,7 @@ class Assignment(DecidedGraph):
 
     def _is_parameter(self, node: Node) -> bool:
         """Return whether ``node`` has the values of parameters that may be stored in float16, perhaps moved."""
-        return node in self._movers or self._operators.is_storable(node)
+        return node in self._movers or node in self._operators.storable
 
     def _may_be_either(self, entry: Entry) -> bool:
         """Return whether ``entry`` may be read in FP32 or low precision, as ``_settle`` decides; never in bfloat16."""
@@ -136,7 +145,7 @@ class Assignment(DecidedGraph):
             if decision.low or any(entry.node in behind_low for entry in node.inputs):
                 behind_low.add(node)
             if node in behind_low and self._sums_safely(node):
-                reads = self.is_low(node.inputs[0]) or safe_sums.reads_either(node.op, self._policy)
+                reads = self.is_low(node.inputs[0]) or safe_sums.reads_either(node.op, self.policy)
                 used = node not in self._heads and self._readers.get(node) and self._all_want_low(node)
                 if reads and used:
                     self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
@@ -144,15 +153,15 @@ class Assignment(DecidedGraph):
     def _sums_safely(self, node: Node) -> bool:
         if node not in self._either or self._operators.options.exported or not safe_sums.is_set():
             return False
-        is_full = self._operators.kind(node)[0] is Kind.FULL
-        return is_full and safe_sums.may_be_float16(node.op, node.attrs, self._policy)
+        is_full = self._operators.kinds[node][0] is Kind.FULL
+        return is_full and safe_sums.may_be_float16(node.op, node.attrs, self.policy)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
         """Return whether ``entry`` is of a BatchNorm of cuDNN's with float16 data."""
         return self._norm_reads_float16(entry.node, 0) and self._is_low_for_certain(entry.node.inputs[0])
 
     def _norm_reads_float16(self, node: Node, position: int) -> bool:
-        return position == 0 and node in self._either and self._operators.is_cudnn_norm(node)
+        return position == 0 and node in self._either and node in self._operators.cudnn_norms
 
     def _all_want_low(self, node: Node) -> bool:
         return all(self.wants_low(*reader) for reader in self._readers.get(node, ()))
@@ -164,7 +173,7 @@ class Assignment(DecidedGraph):
 
     def heed_readers(self) -> None:
         """Let operators compute in FP32 that FP32 reads, where it needs their digits, or that takes no more casts."""
-        read_in_full = self._heads if self._policy.output == "float32" else set()
+        read_in_full = self._heads if self.policy.output == "float32" else set()
         low_heads = self._heads - read_in_full
         # Behind the outputs of a body comes the next iteration.
         not_last = self._heads if self._operators.options.is_body else low_heads
@@ -191,14 +200,14 @@ class Assignment(DecidedGraph):
                 # they would need a cast for each.
                 if self._adds_to_fp32(node):
                     self._full(node, RESIDUAL)
-                elif self._operators.rounds_nothing(node) or rule.shrinks or not self._is_cheaper_before(node):
+                elif node in self._operators.selecting or rule.shrinks or not self._is_cheaper_before(node):
                     through.add(node)
                     if rule.shrinks or not shrunk.isdisjoint(users):
                         shrunk.add(node)
                 elif node in last and shrunk.isdisjoint(users):
                     self._full(node, BEHIND)
         for node in nodes:
-            if node in through and node in last and any(map(self._is_full, self._operators.deciding_inputs(node))):
+            if node in through and node in last and any(map(self._is_full, self._operators.reads[node])):
                 self._full(node, _FOLLOWS_FP32)
 
     def _note_loops(self) -> None:
@@ -212,7 +221,7 @@ class Assignment(DecidedGraph):
 
     def _follows(self, node: Node) -> bool:
         rule = self.rules[node]
-        return node in self._by_rule and rule.kind is Kind.FOLLOW and self._operators.kind(node)[0] is Kind.FOLLOW
+        return node in self._by_rule and rule.kind is Kind.FOLLOW and self._operators.kinds[node][0] is Kind.FOLLOW
 
     def _is_full(self, entry: Entry) -> bool:
         node = entry.node
@@ -223,17 +232,17 @@ class Assignment(DecidedGraph):
 
     def _adds_to_fp32(self, node: Node) -> bool:
         """Return whether ``node`` adds to what FP32 computes at most one term in low precision, as behind LayerNorm."""
-        terms = dict.fromkeys(self._operators.deciding_inputs(node))
+        terms = dict.fromkeys(self._operators.reads[node])
         count = sum(map(self._is_full, terms))
         return self.rules[node].role is Role.SUM and count > 0 and len(terms) - count <= 1
 
     def _is_low_matrix(self, node: Node) -> bool:
         """Return whether ``node`` is in low precision whatever reads it: a matrix operator, or by a plan."""
-        is_follower = node in self._by_rule and self._operators.kind(node)[0] is Kind.FOLLOW
+        is_follower = node in self._by_rule and self._operators.kinds[node][0] is Kind.FOLLOW
         return self.decisions[node].low and not is_follower
 
     def _is_cheaper_before(self, node: Node) -> bool:
         """Return whether casts in front of ``node`` cost no more than one behind, or are worth it: in a product."""
-        read = set(self._operators.deciding_inputs(node))
+        read = set(self._operators.reads[node])
         is_product = self.rules[node].role is Role.TIMES
         return len(read) == 1 or is_product or any(entry.node in self._needs.near for entry in read)

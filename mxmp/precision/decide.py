@@ -15,16 +15,8 @@ from .cost import Assignment
 from .graph import Graph, Node
 from .needs import Needs
 from .operators import DEFAULT, Operators, Options
-from .plan import Decision, Plan, low_inputs
+from .plan import Plan
 from .rules import RULES, Kind
-
-# Positions of the inputs that are taken for parameters where the caller does not say which variables are.
-_WEIGHT_SLOTS = {
-    "Convolution": (1, 2),
-    "Deconvolution": (1, 2),
-    "FullyConnected": (1, 2),
-    "RNN": (1,),
-}
 
 
 def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -> None:
@@ -50,35 +42,16 @@ def decide(graph: Graph, policy: Policy, device: str, options: Options = DEFAULT
     """Return the plan of an FP32 graph by the rules: whether each operator computes in low precision, and why.
     Raises ``ValueError`` if ``check_policy`` refuses the policy, or ``rule_under`` an operator."""
     check_policy(policy, device, {node.op for node in graph.nodes()})
+    if not policy.stores_low(device):
+        options = replace(options, parameters=(), stored_low=())
     operators = Operators(graph, policy, device, options)
-    return _planned(operators, Needs(operators).analyse(), device)
-
-
-def _planned(operators: Operators, needs: Needs, device: str) -> Plan:
-    names, policy = operators.names, operators.policy
-    inner: dict[Node, dict[str, Decision]] = {}
-    read_low: dict[Node, set[int]] = {}
-    unmatched = {p for p in policy.exclude if not any(operators.patterns[p].match(node.name) for node in names)}
-    for node, within in operators.within.items():
-        inner[node] = {}
-        for (body, inside), (_, needed) in zip(within, needs.within[node]):
-            plan = _planned(inside, needed, device)
-            prefix = body.prefix(names[node])
-            inner[node].update({prefix + name: decision for name, decision in plan.decisions.items()})
-            unmatched.intersection_update(plan.unmatched)
-        plan = Plan(policy, device, inner[node])
-        read_low[node] = low_inputs((body, plan.within(body, names[node])) for body, _ in within)
-    assignment = Assignment(operators, needs, read_low)
-    decisions: dict[str, Decision] = {}
-    for node, decision in assignment.decisions.items():
-        decisions.update({names[node]: decision, **inner.get(node, {})})
-    low = _low_variables(operators, assignment) if policy.stores_low(device) else set()
+    assignment = Assignment(operators, Needs(operators).analyse())
     return Plan(
         policy,
         device,
-        decisions,
-        frozenset(names[variable] for variable in low),
-        tuple(p for p in policy.exclude if p in unmatched),
+        assignment.named(),
+        frozenset(operators.names[variable] for variable in _low_variables(operators, assignment)),
+        tuple(pattern for pattern in policy.exclude if pattern in operators.unmatched),
     )
 
 
@@ -97,11 +70,11 @@ def doubtful(graph: Graph, plan: Plan) -> dict[str, str]:
         for body, _ in on_device.within.get(node, ()):
             prefix = body.prefix(name)
             found.update({prefix + inner: why for inner, why in doubtful(body.graph, plan.within(body, name)).items()})
-        kind, reason = on_device.kind(node)
+        kind, reason = on_device.kinds[node]
         if not plan.decisions[name].low or kind in (Kind.LOW, Kind.FOLLOW):
             continue
         by_rule = by_rule or operators(any_kernel=True)
-        if by_rule.kind(node)[0] in (Kind.HEAD, Kind.ALONE):
+        if by_rule.kinds[node][0] in (Kind.HEAD, Kind.ALONE):
             raise ValueError(
                 f"the plan has {name!r} in {plan.policy.compute}, and {node.op} cannot compute in it: {reason}"
             )
@@ -116,12 +89,11 @@ def may_compute_low(graph: Graph, policy: Policy, device: str, options: Options 
     decisions = decide(graph, policy, device, replace(options, any_kernel=True)).decisions
     operators, heads = Operators(graph, policy, device, options), {entry.node for entry in graph.heads}
     rules, names = operators.rules, operators.names
-    found = {node: operators.kind(node)[0] for node in rules if node not in operators.fixed}
+    found = {node: operators.kinds[node][0] for node in rules if node not in operators.fixed}
     found = {node: kind for node, kind in found.items() if kind in (Kind.LOW, Kind.FOLLOW)}
     low = {node for node in found if decisions[names[node]].low}
-    readers = graph.readers()
     for node in reversed(list(found)):
-        users = readers.get(node, [])
+        users = operators.readers.get(node, [])
         # What only moves values, in front of these: rounding before it gives what rounding behind it gives.
         moves = rules[node].exact and users and node not in heads
         if moves and all(user in low and position not in rules[user].keep for user, position in users):
@@ -134,13 +106,14 @@ def _low_variables(operators: Operators, assignment: Assignment) -> set[Node]:
     graph, options = operators.graph, operators.options
     heads = {entry.node for entry in graph.heads}
     low = {node for node in graph.nodes() if node.is_variable and node.name in options.stored_low}
-    for variable, users in graph.readers().items():
+    for variable, users in operators.readers.items():
         if not variable.is_variable or variable in operators.non_fp32 or variable in heads:
             continue
-        if all(assignment.wants_low(node, position) for node, position in users) and (
+        is_parameter = (
             variable.name in options.parameters
             if options.parameters is not None
-            else all(position in _WEIGHT_SLOTS.get(node.op, ()) for node, position in users)
-        ):
+            else all(position in operators.rules[node].weights for node, position in users)
+        )
+        if is_parameter and all(assignment.wants_low(node, position) for node, position in users):
             low.add(variable)
     return low

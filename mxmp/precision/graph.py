@@ -104,9 +104,7 @@ class Graph:
         self.attrs = attrs or {}
         self.numpy = numpy
         self._sorted: tuple = ()  # the heads, and ``Node.rewirings``, for which the rest is known
-        self._nodes: tuple[Node, ...] = ()
-        self._consumers: dict[Entry, list[Reader]] = {}
-        self._readers: dict[Node, list[Reader]] = {}
+        self.nodes()
 
     @classmethod
     def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
@@ -130,7 +128,9 @@ class Graph:
         """Return each node once, behind what it depends on, in MXNet's order, which ``list_arguments()`` has too."""
         now = (*self.heads, Node.rewirings)
         if self._sorted != now:
-            self._sorted, self._nodes, self._consumers, self._readers = now, tuple(self._in_order()), {}, {}
+            self._sorted, self._nodes = now, tuple(self._in_order())
+            self._consumers: dict[Entry, list[Reader]] = {}
+            self._readers: dict[Node, list[Reader]] = {}
         return self._nodes
 
     def _in_order(self) -> Iterator[Node]:
@@ -215,6 +215,10 @@ class Graph:
             for entry, users in consumers.items():
                 self._readers.setdefault(entry.node, []).extend(users)
         return self._readers
+
+    def shapes_of(self, entries: Sequence[Entry], shapes: Mapping[str, tuple]) -> list[tuple]:
+        """Return the shapes of tensors of this graph, as ``output_shapes`` does."""
+        return output_shapes(Graph([*entries], self.attrs, numpy=self.numpy).to_symbol(), shapes)
 
     def insert_behind(self, nodes: Collection[Node], made: Callable[[Node], Entry]) -> dict[Node, Entry]:
         """Let all that read the first output of one of ``nodes`` read ``made(node)`` instead; return what was made.

@@ -14,8 +14,9 @@ from mxnet.ndarray import NDArray
 
 from ..messages import warn_user
 from .graph import Graph, Node
-from .plan import Plan, rule_under
+from .plan import Plan
 from .rule import Role
+from .rules import rule_under
 
 # Rounding takes 1 / sqrt(12) of a step: of a column that varies by 16 steps it is 2 %.
 _STEPS = 16

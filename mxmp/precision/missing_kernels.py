@@ -7,11 +7,12 @@ slower than FP32's. Such operators compute in FP32.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Callable, Mapping, NamedTuple
 
-from .rule import is_exact, is_true, numbers_in
+from .rule import is_exact
 from .rule_table import LINEAR_ALGEBRA
 
 
@@ -21,7 +22,7 @@ class Call(NamedTuple):
     op: str
     attrs: Mapping[str, str]
     channels: int | None  # of the first input, if ``num_filter`` of convolutions determines them
-    # Of the data of a FullyConnected that trains in bfloat16; a size that is not known is 0.
+    # Of the data of one of ``SLOW_BY_SHAPE`` that trains in bfloat16; a size that is not known is 0.
     data_shape: tuple[int, ...] = ()
 
 
@@ -55,6 +56,17 @@ class HasAttribute:
 
     def __call__(self, call: Call) -> bool:
         return call.attrs.get(self.attr) in self.values
+
+
+def is_true(text: str | None) -> bool:
+    """Return whether a boolean parameter is true for MXNet; False for None. R writes ``"TRUE"``."""
+    return text is not None and text.lower() in ("true", "1")
+
+
+def numbers_in(text: str | None) -> tuple[int, ...]:
+    """Return the numbers of a tuple parameter, without signs: (3, 3) for ``"(3, 3)"``; ``()`` for None."""
+    # MXNet also reads "3", a tuple of one number, and the "(3L, 3L)" that Python 2 wrote.
+    return tuple(map(int, re.findall("[0-9]+", text or "")))
 
 
 def spatial_axes(attrs: Mapping[str, str]) -> int:
@@ -166,6 +178,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Those of ``_has_few_rows``.
+SLOW_BY_SHAPE = _names("FullyConnected")
 # Operators whose bfloat16 CPU kernel is right, forward and backward (docs/kernels.md; a test compares the two).
 # Of the others many raise ("Unknown type enum 12"), sum gradients in bfloat16 (of a broadcast, tiled or repeated
 # input: 2 % off over 3,000 values, 15 % over 50,000, with MXNET_SAFE_ACCUMULATION too), read the memory of another
@@ -300,7 +314,7 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
         ),
         MissingKernel(
             FEW_ROWS,
-            _names("FullyConnected"),
+            SLOW_BY_SHAPE,
             _has_few_rows,
             slow=True,
         ),
@@ -319,3 +333,22 @@ TABLE: dict[tuple[str, str], tuple[MissingKernel, ...]] = {
         ),
     ),
 }
+
+
+def missing_kernel(
+    op: str,
+    attrs: Mapping[str, str],
+    compute: str,
+    device: str,
+    *,
+    channels: int | None = None,
+    data_shape: tuple[int, ...] = (),
+    slow_too: bool = False,
+) -> str:
+    """Return why an operator stays in FP32 on ``device`` although its rule allows ``compute``, or ``""``.
+    ``channels`` and ``data_shape``, the shape in training, are of the first input; None and ``()`` if not known."""
+    call = Call(op, attrs, channels, data_shape)
+    for row in TABLE.get((device, compute), ()):
+        if (op in row.operators) is not row.all_others and not (slow_too and row.slow) and row.where(call):
+            return row.reason_for(call)
+    return ""

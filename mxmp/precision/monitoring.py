@@ -18,7 +18,8 @@ from mxnet.ndarray import NDArray
 from .casts import MARK, PASSED, is_ours, passed_on, source_of
 from .graph import Entry, Graph, Node
 from .heads import SCALE_NAME
-from .plan import Plan, rule_under
+from .plan import Plan
+from .rules import rule_under
 
 # Called with the monitor's name of a tensor, and the tensor.
 Listener = Callable[[str, NDArray], None]

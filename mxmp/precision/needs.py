@@ -16,7 +16,7 @@ from operator import or_
 from typing import Mapping
 
 from .graph import Entry, Node
-from .operators import Operators, is_square
+from .operators import Operators
 from .rule import Need, Role, is_exact
 from .rules import Kind, Rule
 
@@ -59,7 +59,7 @@ class Needs:
         """Record what each node's values are, of variables also what is ``given``; return what the outputs' are."""
         made = self._made
         for node in self._nodes:
-            own = self._operators.makes(node)
+            own = self._operators.makes[node]
             if node.is_variable:
                 own |= given.get(node, 0)
             elif node in self.within:
@@ -137,7 +137,7 @@ class Needs:
     def _cancelling(self) -> dict[Node, list[int]]:
         """Return the sums in which a matrix product meets squares of its operands, with the product's positions."""
         found: dict[Node, list[int]] = {}
-        if not any(rule.role is Role.SQUARE or is_square(node, rule) for node, rule in self._rules.items()):
+        if not self._operators.squares:
             return found
         squares: dict[Node, set[Entry]] = {}
         products: dict[Node, set[Entry]] = {}
@@ -148,12 +148,12 @@ class Needs:
                     products[node] = {self._moved_from(entry) for entry in node.inputs[:2]}
                 continue
             inside = none.union(*(squares.get(entry.node, none) for entry in node.inputs))
-            if rule.role is Role.SQUARE or is_square(node, rule):
+            if node in self._operators.squares:
                 inside.add(self._moved_from(node.inputs[0]))
             if inside:
                 squares[node] = inside
             if self._computes_from_one(node):
-                products[node] = products.get(self._operators.deciding_inputs(node)[0].node, none)
+                products[node] = products.get(self._operators.reads[node][0].node, none)
             if rule.role is Role.SUM:
                 for at, entry in enumerate(node.inputs):
                     others = none.union(*(squares.get(e.node, none) for i, e in enumerate(node.inputs) if i != at))
@@ -162,7 +162,7 @@ class Needs:
         return found
 
     def _computes_from_one(self, node: Node) -> bool:
-        return self._rules[node].kind is Kind.FOLLOW and len(set(self._operators.deciding_inputs(node))) == 1
+        return self._rules[node].kind is Kind.FOLLOW and len(set(self._operators.reads[node])) == 1
 
     def _moved_from(self, entry: Entry) -> Entry:
         """Return the tensor whose values ``entry`` has, perhaps moved, negated or some of them zero."""
@@ -227,24 +227,23 @@ class Needs:
     def _follows(self, node: Node, low: Mapping[Node, int]) -> bool:
         """Return whether ``node`` would be low if its inputs in ``low`` were; it needs nothing else."""
         operators = self._operators
-        if operators.kind(node)[0] is not Kind.FOLLOW or self._rules[node].normalized:
+        if operators.kinds[node][0] is not Kind.FOLLOW or self._rules[node].normalized:
             return False
         if node in operators.fixed or node in self.full:
             return False
-        read = operators.deciding_inputs(node)
+        read = operators.reads[node]
         return bool(read) and all(entry.node in low or self._may_be_low(entry.node) for entry in read)
 
     def _may_be_low(self, node: Node) -> bool:
         """Return whether ``node`` begins such a chain: a matrix operator, a norm that float16 may follow, a weight."""
         operators = self._operators
         if node.is_variable:
-            return operators.is_storable(node)
+            return node in operators.storable
         if node in operators.fixed or node in self.full:
             return False
-        kind = operators.kind(node)[0]
-        return (
-            kind is Kind.LOW or (kind is Kind.FOLLOW and self._rules[node].normalized) or operators.is_normalized(node)
-        )
+        kind = operators.kinds[node][0]
+        follows_norm = kind is Kind.FOLLOW and self._rules[node].normalized
+        return kind is Kind.LOW or follows_norm or node in operators.normalized
 
     def _roundings(self, node: Node) -> int:
         rule = self._rules[node]

@@ -13,14 +13,14 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from glob import escape
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..files import replacing
 from ..messages import kind_of, near_name
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from . import safe_sums
 from .graph import Entry, Graph, Node
-from .rules import REFUSED, RULES, Kind, Rule, rule_of
+from .rules import Kind, Rule, rule_under
 from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
@@ -115,10 +115,10 @@ class Plan:
             if key.startswith(prefix) and (key in own or not own.isdisjoint(_parents(key)))
         }
         plan = Plan(replace(self.policy, output="float32"), self.device, decisions)
-        # A cast in the body would run in each iteration, and each copy be kept for the backward. But MXNet sums the
-        # gradients of a weight that is cast outside in low precision, as if the loop were unrolled. In bfloat16 such a
-        # sum stops growing after 256 equal terms, so weights are cast in the body.
-        return plan if self.policy.compute != "float16" else replace(plan, low_variables=_read_low(body, plan))
+        if self.policy.compute != "float16" or not body.castable:
+            return plan
+        planned = PlannedGraph(body.graph, plan)
+        return replace(plan, low_variables=frozenset(map(planned.names.__getitem__, planned.castable_low(body))))
 
     def differences(self, other: Plan) -> dict[str, tuple[Decision | None, Decision | None]]:
         """Return the operators that only one of two plans has, or that compute in low precision in one of them only.
@@ -228,15 +228,15 @@ class Plan:
         return hash((self.policy, self.device, frozenset(self.decisions.items())))
 
 
+@dataclass(eq=False)
 class DecidedGraph:
     """A decision for each operator of an FP32 graph, looked up by node, without those in bodies of control flow."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.decisions: dict[Node, Decision] = {}
-        self.rules: dict[Node, Rule] = {}
-        self.low_inputs: dict[Node, set[int]] = {}  # what control flow reads in float16
-        self.low_variables: set[Node] = set()
+    policy: Policy
+    rules: Mapping[Node, Rule]
+    decisions: dict[Node, Decision]
+    low_inputs: Mapping[Node, set[int]]  # what control flow reads in float16
+    low_variables: Collection[Node] = ()
 
     def is_low(self, entry: Entry) -> bool:
         """Return whether the tensor ``entry`` of the FP32 graph is in low precision."""
@@ -252,27 +252,40 @@ class DecidedGraph:
             return False
         return not self.reads_fp32(node)
 
+    def castable_low(self, body: Body) -> set[Node]:
+        """Return the variables of ``body``, of whose graph this is, that a ``foreach`` reads in float16, as all do."""
+        # A cast in the body would run in each iteration, and each copy be kept for the backward. But MXNet sums the
+        # gradients of a weight that is cast outside in low precision, as if the loop were unrolled. In bfloat16 such a
+        # sum stops growing after 256 equal terms, so weights are cast in the body.
+        if self.policy.compute != "float16":
+            return set()
+        heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
+        read = {variable: readers.get(Entry(variable), ()) for variable in body.castable - heads}
+        return {variable for variable, users in read.items() if users and all(self.wants_low(*user) for user in users)}
+
     def reads_fp32(self, node: Node) -> bool:
         """Return whether the float16 ``node`` reads FP32 as it comes, and writes float16."""
         is_low = self.decisions[node].low
-        return is_low and safe_sums.reads_either(node.op, self._policy) and not self.is_low(node.inputs[0])
+        return is_low and safe_sums.reads_either(node.op, self.policy) and not self.is_low(node.inputs[0])
 
 
 class PlannedGraph(DecidedGraph):
     """An FP32 graph with its plan; ``ValueError`` if the plan does not fit, or as ``rule_under``."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        super().__init__(plan.policy)
+        self.graph, self.plan = graph, plan
         self.names = names = graph.names()  # the keys of ``plan.decisions``
         check_fit(names, plan)
-        self.graph = graph
-        self.plan = plan
-        self.decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
-        self.rules = {n: rule_under(plan.policy, n.op) for n in self.decisions}
-        loops = [n for n in self.decisions if n.subgraphs]
+        decisions = {n: plan.decisions[name] for n, name in names.items() if not n.is_variable}
+        loops = [n for n in decisions if n.subgraphs]
         self.within = {n: [(body, plan.within(body, names[n])) for body in bodies(n)] for n in loops}
-        self.low_inputs = {n: low_inputs(within) for n, within in self.within.items()}
-        self.low_variables = {n for n, name in names.items() if n.is_variable and name in plan.low_variables}
+        super().__init__(
+            plan.policy,
+            {n: rule_under(plan.policy, n.op) for n in decisions},
+            decisions,
+            {n: low_inputs(within) for n, within in self.within.items()},
+            {n for n, name in names.items() if n.is_variable and name in plan.low_variables},
+        )
 
     def cast_to(self, node: Node, position: int) -> str | None:
         """Return the dtype to which ``node`` needs a cast of its input at ``position``; None if it needs none."""
@@ -289,17 +302,6 @@ def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
         names = body.graph.names()
         found.update(at for variable, at in body.positions.items() if names[variable] in plan.low_variables)
     return found
-
-
-def _read_low(body: Body, plan: Plan) -> frozenset[str]:
-    """Return the names of the variables of ``body`` that all operators in it that read them read in float16."""
-    planned = PlannedGraph(body.graph, plan)
-    heads, readers = {entry.node for entry in body.graph.heads}, body.graph.consumers()
-    return frozenset(
-        planned.names[variable]
-        for variable in body.castable - heads
-        if readers.get(Entry(variable)) and all(planned.wants_low(*reader) for reader in readers[Entry(variable)])
-    )
 
 
 def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str] = ()) -> tuple[Policy, Plan | None]:
@@ -334,16 +336,6 @@ def why_nothing_low(plan: Plan) -> str:
     return f"its matrix operators stay in FP32 ({'; '.join(reasons)})" if reasons else _NO_MATRIX
 
 
-def rule_under(policy: Policy, op: str) -> Rule:
-    """Return the rule of ``op``; an operator that only the policy knows, such as a plug-in's, has one too.
-    Raises ``UnknownOperator`` for any other without a rule, and ``ValueError`` for one of ``REFUSED``."""
-    if op in REFUSED:
-        raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
-    if op not in RULES and op in policy.full_ops + policy.low_ops:
-        return Rule(Kind.FULL, "only the policy knows it")
-    return rule_of(op)
-
-
 def _parents(name: str) -> Iterator[str]:
     """Yield what stands before each slash in ``name``: ``"a"`` and ``"a/b"`` for ``"a/b/c"``."""
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
@@ -355,7 +347,7 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
     for node, name in names.items():
         if not node.is_variable:
             found[prefix + name] = node.op
-            for body in bodies(node):
+            for body in bodies(node) if node.subgraphs else ():
                 found.update(_operators(body.graph.names(), prefix + body.prefix(name)))
     return found
 

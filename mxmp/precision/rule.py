@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 import struct
 from dataclasses import dataclass, field
 from typing import Mapping
@@ -72,6 +71,8 @@ class Rule:
     keep: tuple[int, ...] = ()
     keep_outputs: tuple[int, ...] = ()  # positions of outputs that are always FP32
     params: tuple[int, ...] = ()  # for ``FOLLOW``: positions of inputs that get the dtype that the others determine
+    # Positions of the inputs that are taken for parameters where the caller does not say which variables are.
+    weights: tuple[int, ...] = ()
     # The first output is about 1 or less, as after a normalization or softmax, and so is safe in float16: operators
     # that read it beside float16 inputs stay float16, others as ``cost.py`` says. Not in bfloat16 or by
     # ``full_ops``.
@@ -79,6 +80,7 @@ class Rule:
     # Each output value is an input value, perhaps negated, or zero, and gradients likewise: rounding before such an
     # operator gives what rounding after it gives.
     exact: bool = False
+    exact_with: tuple[str, str] = ("", "")  # a parameter, and its value with which such an operator selects values
     when: tuple[When, ...] = ()  # the first that holds counts
     # Constants that the kernel casts to the dtype of the data: FP32 where float16 cannot hold one (a mask's -1e18).
     scalars: tuple[str, ...] = ()
@@ -117,17 +119,6 @@ class Rule:
         """Return a constant of ``limits`` that ``compute`` does not hold, such as ``"a_max=0.9999"``, or ``""``."""
         given = (attr for attr in self.limits if attr in attrs)
         return next((f"{attr}={attrs[attr]}" for attr in given if not is_exact(attrs[attr], compute)), "")
-
-
-def is_true(text: str | None) -> bool:
-    """Return whether a boolean parameter is true for MXNet; False for None. R writes ``"TRUE"``."""
-    return text is not None and text.lower() in ("true", "1")
-
-
-def numbers_in(text: str | None) -> tuple[int, ...]:
-    """Return the numbers of a tuple parameter, without signs: (3, 3) for ``"(3, 3)"``; ``()`` for None."""
-    # MXNet also reads "3", a tuple of one number, and the "(3L, 3L)" that Python 2 wrote.
-    return tuple(map(int, re.findall("[0-9]+", text or "")))
 
 
 def _leaves_float16(text: str) -> bool:

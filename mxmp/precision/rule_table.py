@@ -18,6 +18,13 @@ LINEAR_ALGEBRA = """
     _linalg_makediag _linalg_extracttrian _linalg_maketrian _npi_cholesky _npi_svd _npi_eig _npi_eigh
     _npi_eigvals _npi_eigvalsh _npi_solve _npi_pinv _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve"""
 
+# Operators that return dense arrays whatever the storage of their inputs is; many others keep it.
+RETURN_DENSE = """
+    FullyConnected Embedding take sum mean norm _square_sum Activation Dropout Reshape Flatten transpose softmax
+    log_softmax broadcast_add broadcast_sub"""
+# Operators whose first output has as many channels as their first input.
+KEEP_CHANNELS = "Activation BatchNorm Dropout LeakyReLU Pooling clip elemwise_add relu"
+
 _DISTANCE, _SMALL, _EXACT = Need.DISTANCE, Need.SMALL, Need.EXACT
 # What values stay, where an operator moves, scales, adds, multiplies or selects them.
 _SIZES = _SMALL | _EXACT
@@ -32,8 +39,16 @@ TABLE: tuple[Rule, ...] = (
         Kind.LOW,
         "it is a matrix product: Tensor Cores and oneDNN multiply low-precision inputs and accumulate in FP32 (Mixed "
         "Precision Training, ICLR 2018, 3.3)",
-        """Convolution Deconvolution FullyConnected dot batch_dot _np_dot _npi_matmul _npi_tensordot
-        _npi_tensordot_int_axes""",
+        "Convolution Deconvolution FullyConnected",
+        weights=(1, 2),
+        passes=_SIZES,
+        role=Role.MATRIX,
+    ),
+    Rule(
+        Kind.LOW,
+        "it is a matrix product: Tensor Cores and oneDNN multiply low-precision inputs and accumulate in FP32 (Mixed "
+        "Precision Training, ICLR 2018, 3.3)",
+        "dot batch_dot _np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes",
         passes=_SIZES,
         role=Role.MATRIX,
     ),
@@ -50,6 +65,7 @@ TABLE: tuple[Rule, ...] = (
         "(src/operator/rnn-inl.h); an LSTM's lengths are never cast",
         "RNN",
         keep=(4,),
+        weights=(1,),
     ),
     Rule(
         Kind.FULL,
@@ -103,6 +119,7 @@ TABLE: tuple[Rule, ...] = (
         Kind.FOLLOW,
         "its values are bounded by its input or by 1, and its slope is bounded",
         "Activation",
+        exact_with=("act_type", "relu"),
         passes=_MOVED,
         when=(
             When("act_type", ("softrelu",), Kind.FULL, "softrelu is log(1 + exp(x)), and the exponential needs FP32"),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Iterable, Mapping
 
-from . import missing_kernels, rule_table
-from .missing_kernels import Call, leaves_cudnn, spatial_axes
+from ..policy import Policy
+from . import rule_table
+from .missing_kernels import is_true, leaves_cudnn, missing_kernel, numbers_in, spatial_axes
 from .rule import Kind, Rule, When
 from .rule_table import CUDA_BUILD_ONLY, REFUSED
 
@@ -20,9 +21,13 @@ __all__ = [
     "Rule",
     "UnknownOperator",
     "When",
+    "is_true",
+    "kind_under",
     "leaves_cudnn",
     "missing_kernel",
+    "numbers_in",
     "rule_of",
+    "rule_under",
     "spatial_axes",
 ]
 
@@ -65,20 +70,27 @@ def rule_of(name: str) -> Rule:
     raise UnknownOperator(name)
 
 
-def missing_kernel(
-    op: str,
-    attrs: Mapping[str, str],
-    compute: str,
-    device: str,
-    *,
-    channels: int | None = None,
-    data_shape: tuple[int, ...] = (),
-    slow_too: bool = False,
-) -> str:
-    """Return why an operator stays in FP32 on ``device`` although its rule allows ``compute``, or ``""``.
-    ``channels`` and ``data_shape``, the shape in training, are of the first input; None and ``()`` if not known."""
-    call = Call(op, attrs, channels, data_shape)
-    for row in missing_kernels.TABLE.get((device, compute), ()):
-        if (op in row.operators) is not row.all_others and not (slow_too and row.slow) and row.where(call):
-            return row.reason_for(call)
-    return ""
+def rule_under(policy: Policy, op: str) -> Rule:
+    """Return the rule of ``op``; an operator that only the policy knows, such as a plug-in's, has one too.
+    Raises ``UnknownOperator`` for any other without a rule, and ``ValueError`` for one of ``REFUSED``."""
+    if op in REFUSED:
+        raise ValueError(f"{op} cannot be trained with loss scaling: {REFUSED[op]}")
+    if op not in RULES and op in policy.full_ops + policy.low_ops:
+        return Rule(Kind.FULL, "only the policy knows it")
+    return rule_of(op)
+
+
+def kind_under(policy: Policy, op: str, rule: Rule, attrs: Mapping[str, str], *, squares: bool) -> tuple[Kind, str]:
+    """Return how an operator takes part under a policy, as if the device had every kernel, and why.
+    ``squares``: it multiplies a tensor by itself."""
+    kind, reason = rule.resolve(attrs, policy.compute)
+    if op in policy.full_ops:
+        return Kind.FULL, "the policy's full_ops names it"
+    if op in policy.low_ops:
+        kind, reason = Kind.LOW, "the policy's low_ops names it"
+    # A BatchNorm that stays NORM is FP32 in the plan; on a GPU ``kernels/norms.drop_casts`` may drop its casts.
+    if kind is Kind.NORM and policy.norm == "compute":
+        kind = Kind.FOLLOW
+    if kind is Kind.FOLLOW and squares:
+        return Kind.FULL, "it squares its input, and squares leave float16's range and cancel in a variance"
+    return kind, reason

@@ -10,7 +10,7 @@ import os
 from typing import Mapping
 
 from ..policy import Policy
-from .rule import is_true
+from .missing_kernels import is_true
 
 VARIABLE = "MXNET_SAFE_ACCUMULATION"
 REASON = f"its kernel reads and writes float16 and sums in FP32 ({VARIABLE}=1)"

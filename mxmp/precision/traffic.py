@@ -6,7 +6,6 @@ from math import prod
 from typing import Mapping, NamedTuple
 
 from .casts import LowGraph
-from .graph import Graph, output_shapes
 
 _BYTES = 4 + 2  # of an element in FP32 and in 16 bits: a cast reads one and writes the other
 
@@ -22,11 +21,10 @@ class CastSize(NamedTuple):
 def cast_sizes(low: LowGraph, shapes: Mapping[str, tuple]) -> list[CastSize]:
     """Return the size of each of ``low.casts_left``, as far as it follows from the inputs' ``shapes``.
     Raises ``MXNetError`` if these contradict the graph."""
-    casts, full = low.casts_left, low.planned.graph
+    casts = low.casts_left
     found: list[tuple] = [()] * len(casts)
     if casts and shapes:
-        read = Graph([cast.tensor for cast in casts], full.attrs, numpy=full.numpy)
-        found = output_shapes(read.to_symbol(), shapes)
+        found = low.planned.graph.shapes_of([cast.tensor for cast in casts], shapes)
     return [
         CastSize(cast.name, cast.dtype, prod(shape) * _BYTES if shape and all(shape) else None)
         for cast, shape in zip(casts, found)

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from ...precision.casts import strip
 from ...precision.graph import Entry, Graph, Node, output_shapes
 from ...precision.plan import Plan
-from ...precision.rule import numbers_in
+from ...precision.rules import numbers_in
 from ...precision.subgraphs import bodies, control_flow, set_bodies
 from ..networks.protocol import ReplayedGraph
 
