@@ -148,15 +148,16 @@ class Conversion:
         plan = self._plan(original, use)
         if self.plan is not None:
             warn_of_plan(original, self.plan, self._warned_of)
-        made = emitted(original, plan, use.grad_req, large_inputs=use.large_inputs).graph
+        low = emitted(original, plan, use.grad_req, large_inputs=use.large_inputs)
         for each in use.parameters:
             self.stored_low.setdefault(each, use.stored.get(each, each in plan.low_variables))
-        self._warn_once(wrongly_differentiated(original, use.grad_req), _WRONG_GRADIENTS)
+        if low.bodies:
+            self._warn_once(wrongly_differentiated(original, use.grad_req), _WRONG_GRADIENTS)
         if use.device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
             _log_that_float16_is_emulated()
         if use.device == "gpu":
             self._warn_once(norms_over_rows(original), f"%s: BatchNorm with another axis than 1. {WHY_SLOW}")
-        return made, plan
+        return low.graph, plan
 
     def preview(self, graph: Graph, use: Use) -> Plan:
         """Return the plan that ``build`` would follow, with parameters as they are stored here; record nothing."""

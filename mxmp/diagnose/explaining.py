@@ -14,7 +14,7 @@ from ..kernels.fit import device_of
 from ..messages import check_shapes
 from ..pipeline import emitted, warn_of_plan
 from ..policy import Policy
-from ..precision.casts import LowGraph, strip
+from ..precision.casts import LowGraph, cast_to, strip
 from ..precision.decide import decide
 from ..precision.graph import Graph, Node
 from ..precision.operators import Options
@@ -372,7 +372,7 @@ def _described(
                 node.op,
                 fitted.compute if decision.low else FULL,
                 decision.reason,
-                sum((entry, planned.cast_to(node, i)) in inserted for i, entry in enumerate(node.inputs)),
+                sum((entry, cast_to(planned, node, i)) in inserted for i, entry in enumerate(node.inputs)),
                 planned.rules[node].kind is Kind.ALONE,
             )
         )

@@ -30,11 +30,9 @@ def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
     if device == "cpu" and low.compute == "bfloat16" and low.low:
         _warn_of_slow_bfloat16()
     for row in WORKAROUNDS:
-        if (row.optional or not row.here()) and row.name not in requested:
-            continue
-        applies = avoid_slow_kernels or row.effect != "slow"
-        if applies and device in row.devices and low.compute in row.dtypes and row.name not in left_out:
-            nodes = row.rewrite(low)
+        concerns = device in row.devices and low.compute in row.dtypes and (avoid_slow_kernels or row.effect != "slow")
+        if concerns and row.name not in left_out:
+            nodes = row.rewrite(low) if row.name in requested or (not row.optional and row.here()) else ()
             if nodes:
                 low.workarounds[row.name] = list(nodes)
 

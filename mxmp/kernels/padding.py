@@ -34,7 +34,8 @@ def pad_separately(fitted: LowGraph) -> list[Node]:
         if node.op == "Convolution":
             _pad(node, node in fitted.low and fitted.compute == "bfloat16")
     deconvolutions = [node for node in volumes if node.op == "Deconvolution"]
-    replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
+    if deconvolutions:
+        replace_heads(fitted.graph, fitted.graph.insert_behind(deconvolutions, _crop))
     return volumes
 
 

@@ -115,7 +115,8 @@ def train_slopes_apart(fitted: LowGraph) -> list[Node]:
         node for node in fitted.graph.nodes() if node.op == "LeakyReLU" and node.attrs.get("act_type") == "prelu"
     ]
     trained = [node for node in activations if _requested(node.inputs[1], fitted.grad_req) != "null"]
-    replace_heads(fitted.graph, fitted.graph.insert_behind(trained, _with_slopes))
+    if trained:
+        replace_heads(fitted.graph, fitted.graph.insert_behind(trained, _with_slopes))
     return trained
 
 
@@ -148,7 +149,8 @@ def keep_gradients_of_others(fitted: LowGraph) -> list[Node]:
 def zero_unassigned_regions(fitted: LowGraph) -> list[Node]:
     """Make the output of each ``ROIAlign`` 0 for regions with a negative batch index, in place; return these nodes."""
     aligns = [node for node in fitted.graph.nodes() if node.op == "_contrib_ROIAlign"]
-    replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
+    if aligns:
+        replace_heads(fitted.graph, fitted.graph.insert_behind(aligns, _assigned_only))
     return aligns
 
 

@@ -85,7 +85,7 @@ def insert_casts(
     planned: PlannedGraph, grad_req: Mapping[str, str] = UNKNOWN, *, large_inputs: bool = False
 ) -> LowGraph:
     """Return a copy of the FP32 graph of ``planned`` with its casts; bodies are left to ``pipeline.emitted``."""
-    graph, policy = planned.graph, planned.plan.policy
+    graph, policy = planned.graph, planned.policy
     new: dict[Node, Node] = {}
     casts: dict[tuple[Entry, str], Entry] = {}
 
@@ -100,7 +100,7 @@ def insert_casts(
         return casts[key]
 
     def read(node: Node, position: int) -> Entry:
-        dtype = planned.cast_to(node, position)
+        dtype = cast_to(planned, node, position)
         return cast(node.inputs[position], dtype) if dtype else copied(node.inputs[position])
 
     def output(entry: Entry) -> Entry:
@@ -135,6 +135,14 @@ def insert_casts(
         any(grad_req.get(node.name, "write") != "null" for node in graph.nodes() if node.is_variable),
         large_inputs,
     )
+
+
+def cast_to(planned: PlannedGraph, node: Node, position: int) -> str | None:
+    """Return the dtype to which ``node`` needs a cast of its input at ``position``; None if it needs none."""
+    low = planned.wants_low(node, position)
+    if low == planned.is_low(node.inputs[position]):
+        return None
+    return planned.policy.compute if low else FULL
 
 
 def is_ours(node: Node) -> bool:

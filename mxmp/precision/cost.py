@@ -62,6 +62,23 @@ class Assignment(DecidedGraph):
         self._settle()
         self.heed_readers()
         self._note_loops()
+        self.low_variables = self._stored_low()
+
+    def _stored_low(self) -> set[Node]:
+        """Return the parameters that are stored in float16 already, or that all their readers read in float16."""
+        options = self._operators.options
+        low = {node for node in self._operators.names if node.is_variable and node.name in options.stored_low}
+        for variable, users in self._readers.items():
+            if not variable.is_variable or variable in self._operators.non_fp32 or variable in self._heads:
+                continue
+            is_parameter = (
+                variable.name in options.parameters
+                if options.parameters is not None
+                else all(position in self.rules[node].weights for node, position in users)
+            )
+            if is_parameter and all(self.wants_low(*user) for user in users):
+                low.add(variable)
+        return low
 
     def named(self) -> dict[str, Decision]:
         """Return the decisions by the names of a plan, those in bodies too."""
@@ -145,7 +162,7 @@ class Assignment(DecidedGraph):
             if decision.low or any(entry.node in behind_low for entry in node.inputs):
                 behind_low.add(node)
             if node in behind_low and self._sums_safely(node):
-                reads = self.is_low(node.inputs[0]) or safe_sums.reads_either(node.op, self.policy)
+                reads = self.is_low(node.inputs[0]) or self.reads_either(node)
                 used = node not in self._heads and self._readers.get(node) and self._all_want_low(node)
                 if reads and used:
                     self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
@@ -154,7 +171,7 @@ class Assignment(DecidedGraph):
         if node not in self._either or self._operators.options.exported or not safe_sums.is_set():
             return False
         is_full = self._operators.kinds[node][0] is Kind.FULL
-        return is_full and safe_sums.may_be_float16(node.op, node.attrs, self.policy)
+        return is_full and safe_sums.may_be_float16(self.rules[node], node.attrs, self.policy)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
         """Return whether ``entry`` is of a BatchNorm of cuDNN's with float16 data."""

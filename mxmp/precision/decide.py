@@ -50,7 +50,7 @@ def decide(graph: Graph, policy: Policy, device: str, options: Options = DEFAULT
         policy,
         device,
         assignment.named(),
-        frozenset(operators.names[variable] for variable in _low_variables(operators, assignment)),
+        frozenset(operators.names[variable] for variable in assignment.low_variables),
         tuple(pattern for pattern in policy.exclude if pattern in operators.unmatched),
     )
 
@@ -78,7 +78,7 @@ def doubtful(graph: Graph, plan: Plan) -> dict[str, str]:
             raise ValueError(
                 f"the plan has {name!r} in {plan.policy.compute}, and {node.op} cannot compute in it: {reason}"
             )
-        if not safe_sums.may_be_float16(node.op, node.attrs, plan.policy) or not safe_sums.is_set():
+        if not safe_sums.may_be_float16(on_device.rules[node], node.attrs, plan.policy) or not safe_sums.is_set():
             found[name] = reason
     return found
 
@@ -99,21 +99,3 @@ def may_compute_low(graph: Graph, policy: Policy, device: str, options: Options 
         if moves and all(user in low and position not in rules[user].keep for user, position in users):
             low.add(node)
     return {node: kind for node, kind in found.items() if node in low}
-
-
-def _low_variables(operators: Operators, assignment: Assignment) -> set[Node]:
-    """Return the parameters that are stored in float16 already, or that all their readers read in float16."""
-    graph, options = operators.graph, operators.options
-    heads = {entry.node for entry in graph.heads}
-    low = {node for node in graph.nodes() if node.is_variable and node.name in options.stored_low}
-    for variable, users in operators.readers.items():
-        if not variable.is_variable or variable in operators.non_fp32 or variable in heads:
-            continue
-        is_parameter = (
-            variable.name in options.parameters
-            if options.parameters is not None
-            else all(position in operators.rules[node].weights for node, position in users)
-        )
-        if is_parameter and all(assignment.wants_low(node, position) for node, position in users):
-            low.add(variable)
-    return low

@@ -108,8 +108,9 @@ class Graph:
 
     @classmethod
     def from_symbol(cls, symbol: mx.sym.Symbol) -> Graph:
-        text = symbol.tojson(remove_amp_cast=False)
-        return cls.from_json(text, numpy=_mxnet.is_numpy(symbol))
+        graph = cls.from_json(symbol.tojson(remove_amp_cast=False))
+        graph.numpy = _mxnet.is_numpy(symbol)
+        return graph
 
     @classmethod
     def from_json(cls, text: str, *, numpy: bool = False) -> Graph:

@@ -20,7 +20,7 @@ from ..messages import kind_of, near_name
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from . import safe_sums
 from .graph import Entry, Graph, Node
-from .rules import Kind, Rule, rule_under
+from .rules import RULES, Kind, Rule, rule_under
 from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 
@@ -265,8 +265,13 @@ class DecidedGraph:
 
     def reads_fp32(self, node: Node) -> bool:
         """Return whether the float16 ``node`` reads FP32 as it comes, and writes float16."""
-        is_low = self.decisions[node].low
-        return is_low and safe_sums.reads_either(node.op, self.policy) and not self.is_low(node.inputs[0])
+        return self.decisions[node].low and self.reads_either(node) and not self.is_low(node.inputs[0])
+
+    def reads_either(self, node: Node) -> bool:
+        """Return whether ``node`` in float16 may read FP32 too, as a softmax under a mask."""
+        # ``low_ops`` names what is to read the compute dtype.
+        policy = self.policy
+        return self.rules[node].reads_either and policy.compute == "float16" and node.op not in policy.low_ops
 
 
 class PlannedGraph(DecidedGraph):
@@ -286,13 +291,6 @@ class PlannedGraph(DecidedGraph):
             {n: low_inputs(within) for n, within in self.within.items()},
             {n for n, name in names.items() if n.is_variable and name in plan.low_variables},
         )
-
-    def cast_to(self, node: Node, position: int) -> str | None:
-        """Return the dtype to which ``node`` needs a cast of its input at ``position``; None if it needs none."""
-        low = self.wants_low(node, position)
-        if low == self.is_low(node.inputs[position]):
-            return None
-        return self.plan.policy.compute if low else FULL
 
 
 def low_inputs(within: Iterable[tuple[Body, Plan]]) -> set[int]:
@@ -320,7 +318,7 @@ def read_policy(policy: str | os.PathLike | Policy | Plan, exclude: Iterable[str
 
 def summed_in_fp32(plan: Plan) -> Plan:
     """Return ``plan`` with softmax and LayerNorm in FP32 if they would sum in float16 in this process."""
-    unsafe = safe_sums.OPERATORS.difference(plan.policy.low_ops)
+    unsafe = {op for op, rule in RULES.items() if rule.sums_safely}.difference(plan.policy.low_ops)
     found = {name: decision for name, decision in plan.decisions.items() if decision.low and decision.op in unsafe}
     if plan.policy.compute != "float16" or safe_sums.is_set() or not found:
         return plan

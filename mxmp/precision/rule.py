@@ -77,6 +77,9 @@ class Rule:
     # that read it beside float16 inputs stay float16, others as ``cost.py`` says. Not in bfloat16 or by
     # ``full_ops``.
     normalized: bool = False
+    # Its float16 kernel on a GPU sums in FP32 if MXNET_SAFE_ACCUMULATION is set, else in float16 (``safe_sums.py``).
+    sums_safely: bool = False
+    reads_either: bool = False  # such a kernel may read FP32, as its parameter ``dtype`` says; it then rounds less
     # Each output value is an input value, perhaps negated, or zero, and gradients likewise: rounding before such an
     # operator gives what rounding after it gives.
     exact: bool = False

@@ -621,7 +621,15 @@ TABLE: tuple[Rule, ...] = (
         Kind.FULL,
         "the mean and variance of large groups need FP32, and its kernel takes gamma and beta only in the dtype of "
         "the data",
-        "LayerNorm GroupNorm InstanceNorm",
+        "LayerNorm",
+        normalized=True,
+        sums_safely=True,
+    ),
+    Rule(
+        Kind.FULL,
+        "the mean and variance of large groups need FP32, and its kernel takes gamma and beta only in the dtype of "
+        "the data",
+        "GroupNorm InstanceNorm",
         normalized=True,
     ),
     Rule(
@@ -637,6 +645,8 @@ TABLE: tuple[Rule, ...] = (
         "softmax",
         keep=(1,),
         normalized=True,
+        sums_safely=True,
+        reads_either=True,
         makes=_DISTANCE | _SMALL,
     ),
     Rule(

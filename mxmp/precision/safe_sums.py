@@ -11,34 +11,27 @@ from typing import Mapping
 
 from ..policy import Policy
 from .missing_kernels import is_true
+from .rule import Rule
 
 VARIABLE = "MXNET_SAFE_ACCUMULATION"
 REASON = f"its kernel reads and writes float16 and sums in FP32 ({VARIABLE}=1)"
-_SOFTMAX = frozenset(["softmax"])
-_LAYER_NORM = frozenset(["LayerNorm"])
-# Without ``log_softmax``: losses sum its outputs, logarithms of probabilities, which need more than float16.
-OPERATORS = _SOFTMAX | _LAYER_NORM
-
-
-def reads_either(op: str, policy: Policy) -> bool:
-    """Return whether a float16 operator may read FP32, as a softmax under a mask: its parameter ``dtype`` says so."""
-    # The kernel then rounds less. ``low_ops`` names what is to read the compute dtype.
-    return op in _SOFTMAX and policy.compute == "float16" and op not in policy.low_ops
 
 
 def is_set() -> bool:
     return is_true(os.environ.get(VARIABLE))
 
 
-def may_be_float16(op: str, attrs: Mapping[str, str], policy: Policy) -> bool:
+def may_be_float16(rule: Rule, attrs: Mapping[str, str], policy: Policy) -> bool:
     """Return whether a softmax or LayerNorm may compute in float16 if MXNET_SAFE_ACCUMULATION is set."""
-    if op in _LAYER_NORM:
-        # The kernels also read gamma and beta in float16, and round the mean and the deviation that the backward reads.
-        # Over another axis than the last they sum in float16 all the same: ``safe_acc`` is inverted there
-        # (src/operator/nn/layer_norm-inl.h).
-        if policy.norm != "compute":
-            return False
-        return attrs.get("axis", "-1") == "-1" and not is_true(attrs.get("output_mean_var"))
-    # The kernel of a softmax would round a temperature to float16.
-    plain = ("None", "1", "1.0")
-    return op in _SOFTMAX and attrs.get("temperature", "None") in plain and attrs.get("dtype", "None") == "None"
+    if not rule.sums_safely:
+        return False
+    if rule.reads_either:
+        # The kernel of a softmax would round a temperature to float16.
+        plain = ("None", "1", "1.0")
+        return attrs.get("temperature", "None") in plain and attrs.get("dtype", "None") == "None"
+    # The kernels of a LayerNorm also read gamma and beta in float16, and round the mean and the deviation that the
+    # backward reads. Over another axis than the last they sum in float16 all the same: ``safe_acc`` is inverted there
+    # (src/operator/nn/layer_norm-inl.h).
+    if policy.norm != "compute":
+        return False
+    return attrs.get("axis", "-1") == "-1" and not is_true(attrs.get("output_mean_var"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from typing import Collection, Iterable, Mapping
 
@@ -21,10 +22,13 @@ from ..precision.graph import Entry, Graph, Node, data_inputs
 from ..precision.operators import Options
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rules import Kind, Rule
+from ..precision.tuned import Tuned
 from .cut import Choice, Costs, cheapest
 from .job import Crash, Job
 from .stand_ins import needs_stand_in, with_stand_ins
 
+# Names of two candidates: the plan of the rules, and that whose casts move the fewest bytes.
+RULES, BYTES = "rules", "fewest bytes cast"
 # Operators whose outputs have shapes that depend on values, or that MXNet does not infer.
 _SHAPED_BY_VALUES = ("_cond", "_contrib_boolean_mask")
 
@@ -63,17 +67,23 @@ class Task:
         # ``slow_too`` lets in kernels that are right, but known to be slow.
         safe = may_compute_low(graph, policy, device, replace(self._options, slow_too=slow_too))
         safe = {node: kind for node, kind in safe.items() if node not in left}
+        self._planned = PlannedGraph(graph, self.rules_plan)
+        self.rule_of_node: Mapping[Node, Rule] = self._planned.rules
         self.matrix_operators = frozenset(node for node, kind in safe.items() if kind is Kind.LOW)
         self._norms = frozenset(casts_inside(graph, policy, device))
         # On a GPU in float16, BatchNorms too: always FP32, but "low" where cuDNN lets them read and write float16.
         self.may_be_low = frozenset(safe) | self._norms
-        self._planned = PlannedGraph(graph, self.rules_plan)
-        self.rule_of_node: Mapping[Node, Rule] = self._planned.rules
-        stored = set()
+        self._stored: Collection[Node] = ()  # parameters that may be stored in float16
         if policy.stores_low(device):
             most = self._decide({self.names[node]: Decision(node.op, True, "") for node in safe})
-            stored = {node for node, name in self.names.items() if node.is_variable and name in most.low_variables}
-        self.choice = Choice(self._planned, self.may_be_low, may_be_stored_low=stored)
+            self._stored = {
+                node for node, name in self.names.items() if node.is_variable and name in most.low_variables
+            }
+
+    @cached_property
+    def choice(self) -> Choice:
+        """Return the choice of all of ``may_be_low``."""
+        return Choice(self._planned, self.may_be_low, may_be_stored_low=self._stored)
 
     def low_nodes(self, plan: Plan) -> frozenset[Node]:
         """Return the operators in low precision under ``plan``, without those in bodies of loops and conditions."""
@@ -100,9 +110,8 @@ class Task:
 
     def least_bytes(self, shapes: Mapping[Entry, tuple[int, ...]]) -> frozenset[Node]:
         """Return what is low under the plan, with all matrix operators low, whose casts move the fewest bytes."""
-        free = self.may_be_low - self.matrix_operators
-        choice = Choice(self._planned, free, self.matrix_operators, self.choice.may_be_stored_low)
-        moved = cast_bytes(shapes)
+        moved, free = cast_bytes(shapes), self.may_be_low - self.matrix_operators
+        choice = Choice(self._planned, free, self.matrix_operators, self._stored)
         # 1e-2: of plans with as few bytes, the one with the most operators in low precision.
         return cheapest(choice, Costs({}, dict.fromkeys(choice.free, 1e-2), moved, moved))
 
@@ -116,14 +125,25 @@ class Task:
         return decide(self.graph, self.policy, self.device, options)
 
 
+def fewest_bytes(job: Job) -> Plan:
+    """Return the plan of ``tune(measure=False)``: all matrix operators low, casts that move the fewest bytes."""
+    task, shapes = task_of(job, measured=False)
+    plans = {RULES: task.rules_plan, BYTES: task.plan(task.least_bytes(shapes), {})}
+    amounts = {name: task.bytes_cast(plan, shapes) for name, plan in plans.items()}
+    chosen = BYTES
+    if amounts[RULES] < amounts[BYTES] and task.matrix_operators <= task.low_nodes(task.rules_plan):
+        chosen = RULES  # a kernel of the device casts where the cut does not know it
+    return replace(plans[chosen], tuned=Tuned(chosen, job.training, cast_bytes=amounts), blocks=job.blocks)
+
+
 def task_of(job: Job, measured: bool) -> tuple[Task, dict[Entry, tuple[int, ...]]]:
     """Return the task of a ``Job`` and the shapes of its graph; ``measured`` leaves out what cannot run there."""
     graph = strip(Graph.from_json(job.symbol, numpy=job.numpy[0]))
+    names, left_out = graph.names(), {}
     shapes = shapes_of(graph, job.inputs)
-    left_out = {}
     if measured:
         untimed = "only the user's process can run it, so that it could not be timed"
-        left_out = {name: untimed for node, name in graph.names().items() if needs_stand_in(node)}
+        left_out = {name: untimed for node, name in names.items() if needs_stand_in(node)}
         left_out.update(_crashing(graph, shapes, job.crashes))
     task = Task(
         *(graph, job.policy, device_of(job.ctx)),

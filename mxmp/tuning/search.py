@@ -18,13 +18,12 @@ from ..pipeline import emitted
 from ..precision.graph import Node
 from ..precision.plan import Plan
 from ..precision.tuned import CONVERTED, FULL, Tuned
-from .choices import task_of
+from .choices import BYTES, RULES, task_of
 from .clock import Cast, Owner, Timed, arrays_of, beats, gain, quartiles
 from .cut import cheapest
 from .job import Job
 from .table import Table
 
-RULES, BYTES = "rules", "fewest bytes cast"
 CUT, CUT_AGAIN = "least time", "least time, cut again"
 
 # The least and the most rounds of steps, and the seconds after which no round follows the least.
@@ -44,17 +43,6 @@ Tell = Callable[[str, Any], None]
 def measured(job: Job, tell: Tell) -> Plan:
     """Return the plan with the fastest steps, measured in this process, which a kernel may crash."""
     return replace(PlanSearch(job, tell).run(), blocks=job.blocks)
-
-
-def fewest_bytes(job: Job) -> Plan:
-    """Return the plan of ``tune(measure=False)``: all matrix operators low, casts that move the fewest bytes."""
-    task, shapes = task_of(job, measured=False)
-    plans = {RULES: task.rules_plan, BYTES: task.plan(task.least_bytes(shapes), {})}
-    amounts = {name: task.bytes_cast(plan, shapes) for name, plan in plans.items()}
-    chosen = BYTES
-    if amounts[RULES] < amounts[BYTES] and task.matrix_operators <= task.low_nodes(task.rules_plan):
-        chosen = RULES  # a kernel of the device casts where the cut does not know it
-    return replace(plans[chosen], tuned=Tuned(chosen, job.training, cast_bytes=amounts), blocks=job.blocks)
 
 
 class PlanSearch:

@@ -16,10 +16,11 @@ from ..messages import warn_user
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy
+from .choices import fewest_bytes
 from .job import context_of, job_of
 from .machine import describe, kept_times, write
 from .process import measured_apart
-from .search import EMULATED, fewest_bytes
+from .search import EMULATED
 
 logger = logging.getLogger("mxmp")
 

@@ -35,7 +35,7 @@ FAULTS = (
         "precision/missing_kernels.py", "int(filters) % CHANNEL_BLOCK != 0", "False", "scripts/test_sweep_operators.py"
     ),
     Fault("precision/casts.py", " or readers >= _ADDED_IN_PLACE", "", "precision/test_casts.py kernels/test_fit.py"),
-    Fault("precision/decide.py", " or variable in heads:", ":", "precision/test_decide.py precision/test_heads.py"),
+    Fault("precision/cost.py", " or variable in self._heads:", ":", "precision/test_decide.py precision/test_heads.py"),
     Fault("precision/rules.py", "if op in policy.full_ops:", "if False:", "precision/test_decide.py"),
     Fault("precision/heads.py", "Kind.HEAD else ()", "Kind.LOW else ()", "precision/test_heads.py"),
     Fault("precision/needs.py", "return 0 if rule.role", "return rule.passes if rule.role", "precision/test_needs.py"),

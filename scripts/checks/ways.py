@@ -56,8 +56,8 @@ def tune(policy: str) -> Callable[[], Any]:
 
 # From a name to what makes the call for a policy, and the most stays and returns.
 WAYS: dict[str, tuple[Callable[[str], Callable[[], Any]], int, int]] = {
-    "low_symbol": (low_symbol, 88, 64),
-    "tune": (tune, 102, 70),
+    "low_symbol": (low_symbol, 45, 35),
+    "tune": (tune, 60, 45),
 }
 
 

@@ -33,9 +33,8 @@ def figures(model: Any) -> dict[str, list[int]]:
     from mxmp import Policy
     from mxmp.precision.casts import strip
     from mxmp.precision.graph import Graph
-    from mxmp.tuning.choices import Task, shapes_of
+    from mxmp.tuning.choices import Task, fewest_bytes, shapes_of
     from mxmp.tuning.job import job_of
-    from mxmp.tuning.search import fewest_bytes
 
     found = {}
     for policy in POLICIES:
