@@ -141,8 +141,9 @@ def keep_gradients_of_others(fitted: LowGraph) -> list[Node]:
         return not all(is_ours(user) and user.op in ("Cast", "amp_cast") for user, _ in readers.get(Entry(node), ()))
 
     nodes = [node for node in fitted.graph.nodes() if node.op == "hard_sigmoid" and is_shared(node)]
-    made = fitted.graph.insert_behind(nodes, lambda node: beside(node)("_mul_scalar", "alone", Entry(node), scalar=1))
-    replace_heads(fitted.graph, made)
+    if nodes:
+        made = fitted.graph.insert_behind(nodes, lambda n: beside(n)("_mul_scalar", "alone", Entry(n), scalar=1))
+        replace_heads(fitted.graph, made)
     return nodes
 
 

@@ -168,10 +168,10 @@ class Assignment(DecidedGraph):
                     self.decisions[node] = Decision(node.op, True, safe_sums.REASON)
 
     def _sums_safely(self, node: Node) -> bool:
-        if node not in self._either or self._operators.options.exported or not safe_sums.is_set():
+        rule, is_full = self.rules[node], self._operators.kinds[node][0] is Kind.FULL
+        if not (rule.sums_safely and is_full and node in self._either) or self._operators.options.exported:
             return False
-        is_full = self._operators.kinds[node][0] is Kind.FULL
-        return is_full and safe_sums.may_be_float16(self.rules[node], node.attrs, self.policy)
+        return safe_sums.is_set() and safe_sums.may_be_float16(rule, node.attrs, self.policy)
 
     def _norm_returns_float16(self, entry: Entry) -> bool:
         """Return whether ``entry`` is of a BatchNorm of cuDNN's with float16 data."""
