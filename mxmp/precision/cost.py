@@ -1,10 +1,10 @@
 """The dtype of operators that may compute in either: the one in which fewer tensors are cast.
 
-Two ways through the graph, as a choice depends on what is in front of an operator and on what is behind it:
+A choice depends on what is in front of an operator and on what is behind it, so there are two passes:
 
-* to the outputs: what follows its inputs may be low if all of them may; it may read an FP32 norm in either dtype;
+* to the outputs: what follows its inputs is low if all of them are, or may be, as behind a norm or a parameter;
 * back: behind the last matrix operator, what FP32 alone reads is FP32, if that takes no more casts. In front of it, it
-  stays low, as less memory is read and written.
+  stays low, as less memory is read and written. What comes near a limit is FP32 wherever FP32 reads it.
 
 No shapes are known here, so tensors are counted; ``mxmp.tune`` weighs bytes or times, by an exact minimum cut. How
 many bytes that saves in each network, ``scripts/dev.py sweep plans`` counts.

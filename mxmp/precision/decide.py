@@ -1,7 +1,11 @@
-"""Makes the plan of a graph by the rules: each operator computes in what is safe, if the device has a kernel for it.
+"""Makes the plan of a graph by the rules: the dtype of each operator, and the reason.
 
-What an operator may compute in by itself (``operators.py``) is FP32 where its readers need it (``needs.py``). What is
-left, matrix operators computing in low precision, is up to the fewest casts (``cost.py``).
+Three sets, and one file for each question:
+
+* FP32, where an operator must: by its rule, the policy, its arrays, or for want of a kernel (``operators.py``), or
+  because a reader needs what low precision would take from its values (``needs.py``);
+* low precision: the matrix operators that are left, for which all this is done;
+* either: all others. They compute where fewer tensors are cast (``cost.py``).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """What the readers of a tensor need of it, and where low precision would take it: there FP32 must compute.
 
-A dataflow analysis, as in a compiler. What values *are*, so that rounding may take it from them, flows from inputs to
-outputs: a sigmoid comes near a limit, a product of probabilities is small, data and constants are exact. What a reader
-*needs* flows back: a logarithm needs small values, a sine an exact angle. Where one meets the other, FP32 must compute.
-What an operator makes, passes on and needs are columns of its row in ``rule_table.py``: no operator is named here.
+A dataflow analysis, as in a compiler, on sets of ``Need``. What an operator does are columns of its row in
+``rule_table.py``, so that none is named here::
 
-All that computes in FP32 needs ``DISTANCE``: ``near`` has what that concerns, and ``cost.py`` asks for it. Roundings of
-a state that many operators change in a row add up, whoever reads it.
+    made(n)   = makes(n) | passes(n) & made(inputs of n)              what rounding n may take: 1 - p, where p is 0.9999
+    needed(n) = needs(r) | passes(r) & needed(r), for all readers r   what they need: a logarithm, small values
+    FP32 computes n if made(n) & needed(n)
+
+Two rounds are enough for the state of a loop. Only FP32 readers need ``DISTANCE``: ``near`` has what that concerns, and
+``cost.py`` knows its readers. And many roundings of one state add up, whoever reads it.
 """
 
 from __future__ import annotations
@@ -175,11 +177,10 @@ class Needs:
     def conclude(self) -> None:
         for node, found in self.needed.items():
             if not node.is_variable and node.op not in self._operators.policy.low_ops:
-                rule = self._rules[node]
-                unmet = ((need, reader) for mask, reader in found for need in _WHAT if mask & need)
-                for need, reader in unmet:
-                    if self._takes(need, node, rule):
-                        self.full.setdefault(node, f"{reader.op} {reader.name!r} {_WHAT[need]}")
+                for needs, reader in found:
+                    for need in _WHAT:
+                        if need & needs & self._made[node]:
+                            self.full.setdefault(node, f"{reader.op} {reader.name!r} {_WHAT[need]}")
         for node, rule in self._rules.items():
             if rule.kind is Kind.FOLLOW and self._made[node] & Need.DISTANCE:
                 self.near[node] = self._distance(node, rule)
@@ -191,12 +192,6 @@ class Needs:
         for each in self.within.values():
             for _, inner in each:
                 inner.conclude()
-
-    def _takes(self, need: int, node: Node, rule: Rule) -> bool:
-        """Return whether ``node`` would take what is needed of its values if it computed in low precision."""
-        if need == Need.CANCELS:
-            return rule.role is Role.MATRIX
-        return bool(self._made[node] & need)
 
     def _distance(self, node: Node, rule: Rule) -> str:
         compute = self._operators.policy.compute

@@ -41,6 +41,7 @@ TABLE: tuple[Rule, ...] = (
         "Precision Training, ICLR 2018, 3.3)",
         "Convolution Deconvolution FullyConnected",
         weights=(1, 2),
+        makes=Need.CANCELS,
         passes=_SIZES,
         role=Role.MATRIX,
     ),
@@ -49,6 +50,7 @@ TABLE: tuple[Rule, ...] = (
         "it is a matrix product: Tensor Cores and oneDNN multiply low-precision inputs and accumulate in FP32 (Mixed "
         "Precision Training, ICLR 2018, 3.3)",
         "dot batch_dot _np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes",
+        makes=Need.CANCELS,
         passes=_SIZES,
         role=Role.MATRIX,
     ),
@@ -57,6 +59,7 @@ TABLE: tuple[Rule, ...] = (
         "it is a matrix product of attention: batched Tensor Core products accumulate in FP32",
         """_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
         _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt""",
+        makes=Need.CANCELS,
         role=Role.MATRIX,
     ),
     Rule(
