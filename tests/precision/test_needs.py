@@ -217,8 +217,65 @@ def low_of(symbol, policy="float16", device="gpu"):
     return {name for name, decision in plan.decisions.items() if decision.low}
 
 
-def fc(x, name):
-    return S.FullyConnected(x, num_hidden=4, name=name)
+def fc(x, name, width=4):
+    return S.FullyConnected(x, num_hidden=width, name=name)
+
+
+def residual_blocks(count, update=lambda x: x, norm=S.BatchNorm, width=4):
+    x = fc(S.var("data"), "into", width)
+    for i in range(count):
+        inside = S.relu(fc(S.relu(norm(x)), f"fc{i}", width))
+        x = S.elemwise_add(x, update(fc(norm(inside), f"last{i}", width)), name=f"sum{i}")
+    return fc(S.relu(norm(x)), "head", width)
+
+
+def low_sums(symbol):
+    return sum(name.startswith("sum") for name in low_of(symbol))
+
+
+@pytest.mark.parametrize("count", [40, 70, 200])
+def test_residual_blocks_with_norms_are_added_low_however_many_they_are(count):
+    assert low_sums(residual_blocks(count)) == count
+
+
+UPDATES = {
+    "a small constant": (lambda x: 0.01 * x, S.BatchNorm),
+    "a constant that is exact": (lambda x: 2.0**-7 * x, S.BatchNorm),
+    "a gate": (lambda x: S.sigmoid(x) * x, S.BatchNorm),
+    "no norm": (lambda x: x, S.identity),
+}
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_updates_of_a_state_that_may_be_small_are_added_in_fp32(kind):
+    assert low_sums(residual_blocks(70, *UPDATES[kind])) == 0
+
+
+def test_a_state_that_begins_behind_a_norm_changes_in_fp32_too():
+    x = repeated(lambda x: S.elemwise_add(x, S.tanh(x)), 70, S.BatchNorm(Z))
+    assert not any(name.startswith("elemwise_add") for name in low_of(fc(x, "out")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_low_sums_of_residual_blocks_with_norms_lose_what_the_products_lose(dtype):
+    symbol, rows, width = residual_blocks(64, width=16), 32, 16
+    low, full = (
+        mxmp.cast_symbol(symbol, mxmp.Policy(dtype, params="float32", full_ops=ops)) for ops in ((), ("elemwise_add",))
+    )
+    ratios = []
+    for seed in range(4):
+        rng = np.random.RandomState(seed)
+        shapes, _, of_states = symbol.infer_shape(data=(rows, width))
+        values = {}
+        for name, shape in zip(symbol.list_arguments() + symbol.list_auxiliary_states(), shapes + of_states):
+            learned = rng.normal(0, (2 / width) ** 0.5, shape) if len(shape) > 1 else np.zeros(shape)
+            values[name] = np.ones(shape) if name.endswith(("gamma", "var")) else learned
+        values["data"] = rng.normal(size=(rows, width))
+        values = {name: value.astype("float32") for name, value in values.items()}
+        want, *got = (by_symbol(each, values).outputs[0] for each in (symbol, low, full))
+        ratios.append(np.divide(*(np.linalg.norm(each - want) for each in got)))
+    assert np.exp(np.mean(np.log(ratios))) < 1.3
 
 
 def test_a_body_keeps_what_its_outputs_are_read_for():
