@@ -11,6 +11,7 @@ from mxnet.ndarray import NDArray
 from ..observed import Observed, ObservedGraph
 from ..policy import Policy
 from ..precision.graph import Entry, Node
+from ..precision.rule import Role
 from ..precision.rules import Kind, rule_under
 from ..step.floor import lower_scale_fits
 from ..step.gradients import Gradient
@@ -181,9 +182,10 @@ def guard(target: Network, trainer: Trainer | None = None, *, patience: int = 3,
     counted only where the loss scale is at most ``low_scale``, or where the scaler cannot lower it; and not where the
     scaler can lower it and the gradients of all parameters are large, as in a regression on targets in the hundreds:
     there the lower scale is the cure. An inf or NaN that appears in FP32 is counted where an operator in low precision
-    has rounded what was read to 0 or to 1, as a product in front of a logarithm: that operator is at fault. In a
-    skipped step, an output without consequences, such as the inf that a sigmoid turns into 1, is ignored, and the next
-    tensor with an inf or NaN matters.
+    has rounded what was read to 0 or to 1, as a product in front of a logarithm, or until a difference of it is 0, as
+    an offset of 3000 that is taken off again: that operator is at fault. In a skipped step, an output without
+    consequences, such as the inf that a sigmoid turns into 1, is ignored, and the next tensor with an inf or NaN
+    matters.
 
     When an operator's overflows were counted in ``patience`` steps, at least one of them skipped, it is added to the
     policy's ``exclude``, with the operators of its type that share a parameter with it. The next forward runs the new
@@ -300,20 +302,29 @@ def _rounded_to_a_limit(graph: ObservedGraph, made: Sequence[Node], records: Seq
     def reaches(node: Node) -> bool:
         name = graph.original_name(node)
         found = rounded.get(name, exact.get(name))
-        return found is not None and (found.lowest in _LIMITS or found.highest in _LIMITS)
+        return found is not None and bool(found.lowest in _LIMITS or found.highest in _LIMITS or found.zeros)
 
     def had_reached(node: Node) -> bool:
         """Return whether a result had the limit before it was rounded, where that is known: then FP32 has it too."""
         before, after = (ranges.get(graph.original_name(node)) for ranges in (exact, rounded))
-        if before is None or after is None:
+        if before is None or after is None or before.zeros < after.zeros:
             return False
         return all(getattr(before, end) in _LIMITS for end in ("lowest", "highest") if getattr(after, end) in _LIMITS)
+
+    def is_difference(node: Node) -> bool:
+        """Return whether ``node`` may be 0 because rounding has made what it adds up equal."""
+        rule = rule_under(graph.plan.policy, graph.original_op(node))
+        return rule.role in (Role.SUM, Role.MATRIX) or bool(rule.offsets)
 
     left, seen, fault = list(made), set(made), []
     while left:
         reader = left.pop()
-        for node in dict.fromkeys(graph.source(entry).node for entry in reader.inputs):
-            if node in seen or node.is_variable or not reaches(node):
+        read = [node for entry in reader.inputs if not (node := graph.source(entry).node).is_variable]
+        reaching = [node for node in read if reaches(node)]
+        if not reaching and reader not in made and is_difference(reader):
+            fault += [reader] if graph.is_low(reader) else filter(graph.is_low, read)
+        for node in dict.fromkeys(reaching):
+            if node in seen:
                 continue
             seen.add(node)
             if had_reached(node):

@@ -42,14 +42,14 @@ class Recording:
             lowest, highest = mx.nd.where(finite, values, edge).min(), mx.nd.where(finite, values, -edge).max()
             nans = (values != values).sum()
             infs = (1 - finite).sum() - nans
-            numbers = mx.nd.concat(lowest, highest, infs, nans, dim=0)
+            numbers = mx.nd.concat(lowest, highest, infs, nans, (values == 0).sum(), dim=0)
         shape, dtype = array.shape, dtype_name(array.dtype)
 
         def read() -> Range:
-            lowest, highest, infs, nans = (float(x) for x in numbers.asnumpy())
+            lowest, highest, infs, nans, zeros = (float(x) for x in numbers.asnumpy())
             if lowest > highest:  # none is finite
                 lowest = highest = math.nan
-            return Range(name, shape, dtype, lowest, highest, int(infs), int(nans))
+            return Range(name, shape, dtype, lowest, highest, int(infs), int(nans), int(zeros))
 
         self._pending.append((observed, read))
 

@@ -24,6 +24,8 @@ class Range:
         The lowest and the highest finite value, with their signs; nan where no value is finite.
     infs, nans : int
         How many values are inf or -inf, and how many are NaN.
+    zeros : int
+        How many values are 0.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Range:
     highest: float
     infs: int
     nans: int
+    zeros: int = 0
 
     @property
     def finite(self) -> bool:

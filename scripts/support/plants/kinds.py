@@ -372,9 +372,10 @@ def plan_of(net: gluon.HybridBlock, inputs: list, compute: str, device: str = "c
         converted(*inputs)
     plan = mxmp.explain(converted).graphs[0].plan
     mxmp.restore(net)
-    decisions = {n: Decision(d.op, d.op in MATRIX or n == PLANTED, "planted") for n, d in plan.decisions.items()}
-    if PLANTED not in decisions:  # as the rules decide
+    found = [name for name in plan.decisions if name.startswith(PLANTED)]
+    if not found:  # as the rules decide
         return plan
+    decisions = {n: Decision(d.op, d.op in MATRIX or n in found, "planted") for n, d in plan.decisions.items()}
     return replace(plan, decisions=decisions, device=device)
 
 

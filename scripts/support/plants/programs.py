@@ -1,8 +1,8 @@
 # ruff: noqa: N803
 """More plants: what real programs do, by the rules alone or with ``low_ops``, and what overflows or vanishes.
 
-Some rules may come to keep what is planted in FP32: those plants have a plan that keeps it low. ``SPOILED`` are the
-ones whose loss or gradients are inf or NaN in float16, which ``blame`` is asked about too.
+Some rules may come to keep what is planted in FP32: those plants have a plan that keeps it low. ``SPOILED`` and
+``BROKEN`` are the ones whose loss or gradients are inf or NaN in low precision, which ``blame`` is asked about.
 """
 
 from __future__ import annotations
@@ -209,6 +209,120 @@ VANISHING = {
 }
 SPOILED = [spoiled(name, made, reader) for name, made in VANISHING.items() for reader in ("log", "rsqrt")]
 SPOILED += [spoiled("a dot", _matrix, "reciprocal"), spoiled("a product", _product, "division")]
+
+
+# -- positions, offsets, states and raw columns whose loss of digits ends in inf or NaN ------------------
+
+
+def broken(
+    kind: str,
+    name: str,
+    body: Callable,
+    data: Callable = plain,
+    dtypes: tuple = F16,
+    where: str = PLANTED,
+    prepare: Callable | None = None,
+) -> Plant:
+    return Plant(kind, name, body, data, mean, dtypes, where=where, prepare=prepare)
+
+
+def ids(low: int, high: int) -> Callable:
+    """Rows of ids that are one apart, beside features."""
+
+    def data(rng: np.random.RandomState) -> tuple[list, list]:
+        first = rng.randint(low, high, ROWS) * 2 + 1
+        return [rng.normal(size=(ROWS, 8)), np.stack([first, first + 1], axis=1)], [rng.normal(size=(ROWS, 4))]
+
+    return data
+
+
+def _angles(multiply: Callable) -> Callable:
+    def body(F, net, x, positions):
+        table = F.reshape(F.arange(1, 5) * 37, shape=(1, 4))
+        first = F.slice_axis(positions, axis=1, begin=0, end=1)
+        return net.out(net.hidden(x)) * F.sin(multiply(F, first, table))
+
+    return body
+
+
+def _gap(F, net, x, both):
+    earlier, later = columns(F, both, 2)
+    gap = F.elemwise_sub(later, earlier, name=PLANTED)
+    return F.broadcast_mul(net.out(net.hidden(x)), F.reciprocal(gap))
+
+
+def _off_again(much: float, small: float, end: Callable) -> Callable:
+    def body(F, net, x):
+        shifted = scalar(F, "plus", net.out(net.hidden(x)) * small, much)
+        return end(F, shifted)
+
+    return body
+
+
+def _spread(F, x):
+    away = F.broadcast_sub(x, F.mean(x, axis=1, keepdims=True))
+    return F.log(F.rsqrt(F.mean(F.square(away), axis=1)))
+
+
+def _state(steps: int, change: Callable, end: Callable = lambda F, x: F.log(x)) -> Callable:
+    """The ``steps`` operators ``planted0``, ``planted1``, ... change a state; ``change(F, state, x, name)`` is one."""
+
+    def body(F, net, x):
+        inside = F.sigmoid(net.out(net.hidden(x)) * 0.1)
+        state = inside
+        for step in range(steps):
+            state = change(F, state, inside, f"{PLANTED}{step}")
+        return end(F, state)
+
+    return body
+
+
+def _scaled(factor: float) -> Callable:
+    return lambda F, state, x, name: scalar(F, "mul", state, factor, name)
+
+
+def near(rng: np.random.RandomState) -> tuple[list, list]:
+    """Two columns near 1000 that are nearly the same, four times."""
+    a = rng.normal(1000, 40, (ROWS, 4))
+    return [np.concatenate([a, a + rng.normal(0, 0.1, a.shape)], axis=1)], [rng.normal(size=(ROWS, 4))]
+
+
+def _columns_apart(reader: str) -> Callable:
+    def body(F, net, x):
+        apart = getattr(F, reader)(F.abs(net.more(x)))
+        return F.broadcast_add(net.out(F.tanh(net.hidden(x))), F.mean(apart, axis=1, keepdims=True))
+
+    return body
+
+
+def take_off(net) -> None:
+    pattern = np.zeros((16, 8))
+    for unit in range(16):
+        pattern[unit, unit % 4], pattern[unit, unit % 4 + 4] = -1, 1
+    net.more.weight.set_data(mx.nd.array(pattern))
+
+
+BROKEN = [
+    broken("positions", "sin of a table", _angles(lambda F, a, b: F.broadcast_mul(a, b, name=PLANTED)), ids(500, 1500)),
+    broken("positions", "sin of a dot", _angles(lambda F, a, b: F.dot(a, b, name=PLANTED)), ids(500, 1500)),
+    broken("positions", "division by a gap", _gap, ids(1500, 3000), BOTH),
+    broken("offset", "log, 1013", _off_again(1013.0, 0.1, lambda F, x: F.log(F.abs(x - 1013)))),
+    broken("offset", "rsqrt, 3072", _off_again(3072.0, 0.1, lambda F, x: F.rsqrt(F.abs(x - 3072))), dtypes=BOTH),
+    broken("offset", "spread", _off_again(3000.0, 0.01, _spread), dtypes=BOTH),
+    broken("state", "growth", _state(48, _scaled(1.3), lambda F, x: F.square(x * 1e-5))),
+    broken("state", "decay", _state(24, _scaled(0.4))),
+    broken("state", "gates", _state(32, lambda F, state, x, name: F.elemwise_mul(state, x, name=name))),
+    broken(
+        "raw digits",
+        "above 65504",
+        lambda F, net, x: net.out(F.tanh(net.hidden(x))),
+        lambda rng: ([rng.normal(480000, 10, (ROWS, 8))], [rng.normal(size=(ROWS, 4))]),
+        where=FIRST,
+        prepare=times(1e-4),
+    ),
+    broken("raw digits", "log", _columns_apart("log"), near, BOTH, "more_fwd", take_off),
+    broken("raw digits", "rsqrt of it", _columns_apart("rsqrt"), near, BOTH, "more_fwd", take_off),
+]
 
 
 def large(

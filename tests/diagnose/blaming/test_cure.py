@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import mxnet as mx
 import numpy as np
@@ -10,19 +11,21 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.plants.kinds import PLANTED, plan_of, planted
-from support.plants.programs import SPOILED, VANISHING
+from support.plants.programs import BROKEN, SPOILED, VANISHING
 
 import mxmp
 from mxmp.diagnose import blame, guard
 from mxmp.diagnose.networks.of_gluon.training import exclude_operators
+from mxmp.diagnose.networks.of_symbolic import training as of_symbolic
+from mxmp.precision.plan import Decision
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def trained(plant, **options):
+def trained(plant, dtype="float16", **options):
     """The net of a plant with its plan, its trainer and its inputs."""
     net, inputs, _ = planted(plant)
-    mxmp.convert(net, plan_of(net, inputs, "float16"))
+    mxmp.convert(net, plan_of(net, inputs, dtype))
     return net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-6}, **options), inputs
 
 
@@ -39,18 +42,18 @@ def test_there_are_twenty_plants():
     assert len(VANISHING) >= 10
 
 
-def check_cure(plant):
-    net, trainer, inputs = trained(plant)
+def check_cure(plant, dtype="float16", scale=1.0):
+    net, trainer, inputs = trained(plant, dtype)
     found = blame(net, trainer, *inputs, loss=lambda out: out.mean())
     assert found.reproduced
     assert found.cure
     assert f"exclude={[*found.cure]} cures it" in found.cause
     again, inputs, _ = planted(plant)
-    plan = plan_of(again, inputs, "float16")
+    plan = plan_of(again, inputs, dtype)
     low = mxmp.Plan.from_json(plan.to_json())
     mxmp.convert(again, low)
     exclude_operators(again, found.cure)
-    trainer = mxmp.Trainer(again.collect_params(), "sgd", loss_scale=1)
+    trainer = mxmp.Trainer(again.collect_params(), "sgd", loss_scale=scale)
     assert not blame(again, trainer, *inputs, loss=lambda out: out.mean()).reproduced
     return found
 
@@ -64,6 +67,88 @@ def test_the_operator_that_cures_is_named(name):
 @pytest.mark.slow
 def test_the_operator_that_cures_is_named_for_each_plant(plant):
     check_cure(plant)
+
+
+def module_of(plant, dtype="float16", **options):
+    """A Module of the symbol of a plant, with its plan and its weights, and its batch."""
+    net, inputs, _ = planted(plant)
+    plan = plan_of(net, inputs, dtype)
+    full = {name: Decision(op, False, "planted") for name, op in (("mean", "mean"), ("loss", "MakeLoss"))}
+    plan = replace(plan, decisions={**plan.decisions, **full})
+    names = [f"input{i}" for i in range(len(inputs))]
+    with mx.name.NameManager():
+        symbol = mx.sym.MakeLoss(mx.sym.mean(net(*map(mx.sym.var, names)), name="mean"), name="loss")
+    module = mxmp.Module(symbol, names, None, policy=plan, **options)
+    module.bind([(name, each.shape) for name, each in zip(names, inputs)])
+    params = {name: each.data() for name, each in net.collect_params().items()}
+    module.init_params(arg_params={name: each for name, each in params.items() if name in symbol.list_arguments()})
+    module.init_optimizer(optimizer_params={"learning_rate": 1e-6})
+    return module, mx.io.DataBatch(inputs)
+
+
+BY_DTYPE = [pytest.param(plant, dtype, id=f"{plant.name}, {dtype}") for plant in BROKEN for dtype in plant.dtypes]
+OF_MODULES = [*BY_DTYPE, *(pytest.param(plant, "float16", id=plant.name) for plant in SPOILED)]
+
+
+@pytest.mark.parametrize(("plant", "dtype"), BY_DTYPE)
+@pytest.mark.slow
+def test_the_operator_that_takes_digits_is_named_for_each_plant(plant, dtype):
+    found = check_cure(plant, dtype, 2.0**-14)  # at which no gradient overflows
+    assert all(plant.where in name for name in found.cure)
+
+
+@pytest.mark.parametrize(("plant", "dtype"), OF_MODULES)
+@pytest.mark.slow
+def test_of_a_module_the_operator_that_cures_is_named_for_each_plant(plant, dtype):
+    module, batch = module_of(plant, dtype)
+    found = blame(module, batch, loss_scale=1)
+    assert found.reproduced
+    assert found.cure
+    assert f"exclude={[*found.cure]} cures it" in found.cause
+    module, batch = module_of(plant, dtype)
+    of_symbolic.exclude_operators(module, module, found.cure)
+    assert not blame(module, batch, loss_scale=2.0**-14).reproduced  # no gradient overflows at this one
+
+
+def test_of_a_module_the_loss_may_be_one_number():
+    scores = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc") * 1e6
+    module = mxmp.Module(mx.sym.MakeLoss(mx.sym.mean(scores), name="loss"), label_names=None, policy="float16")
+    module.bind([("data", (4, 5))])
+    module.init_params(mx.init.One())
+    module.init_optimizer()
+    found = blame(module, mx.io.DataBatch([mx.nd.ones((4, 5))]), loss_scale=2.0**16)
+    assert (found.where, found.dtype) == ("backward", "float16")
+    assert "A lower loss scale avoids it" in found.cause
+
+
+SCALE = 2.0**-6  # at which no gradient of the plants overflows in FP32's place
+
+
+def guarded_gluon(plant):
+    net, trainer, inputs = trained(plant, loss_scale=SCALE)
+    with guard(net, trainer) as guarded:
+        for _ in range(16):
+            step(net, trainer, inputs)
+    return guarded, trainer
+
+
+def guarded_module(plant):
+    module, batch = module_of(plant, loss_scale=SCALE)
+    with guard(module) as guarded:
+        for _ in range(16):
+            module.forward_backward(batch)
+            module.update()
+    return guarded, module
+
+
+@pytest.mark.parametrize("guarded_by", [guarded_gluon, guarded_module])
+@pytest.mark.parametrize("plant", BROKEN, ids=lambda plant: plant.name)
+@pytest.mark.slow
+def test_guard_moves_what_takes_digits(plant, guarded_by):
+    guarded, step = guarded_by(plant)
+    assert all(any(plant.where in name for name in moved.operators) for moved in guarded.moved[:1])
+    assert 3 <= step.skipped_steps < 16
+    assert not step.last_step_skipped
 
 
 @pytest.mark.parametrize("name", ["log of a product", "log of a dot", "log of a dense layer"])

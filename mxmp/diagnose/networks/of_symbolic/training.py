@@ -85,7 +85,8 @@ class TrainedModule:
         # Of the outputs that are no loss heads, the backward starts from the loss scale in every element.
         module.set_head_scale(loss_scale)
         with true_gradients(loss_scale):
-            _mxnet.group(module).backward([mx.nd.ones_like(out) * loss_scale for out in module.get_outputs()])
+            for executor in _mxnet.group(module).execs:
+                executor.backward([mx.nd.ones_like(out) * loss_scale for out in executor.outputs])
 
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
         gradients, plan = place.grad_dict, self._module.plan
