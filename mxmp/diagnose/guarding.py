@@ -316,7 +316,8 @@ def _rounded_to_a_limit(graph: ObservedGraph, made: Sequence[Node], records: Seq
         rule = rule_under(graph.plan.policy, graph.original_op(node))
         return rule.role in (Role.SUM, Role.MATRIX) or bool(rule.offsets)
 
-    left, seen, fault = list(made), set(made), []
+    left, seen = list(made), set(made)
+    fault: list[Node] = []
     while left:
         reader = left.pop()
         read = [node for entry in reader.inputs if not (node := graph.source(entry).node).is_variable]
