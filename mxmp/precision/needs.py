@@ -251,7 +251,7 @@ class Needs:
         found: set[Node] = set()
         for node, rule in self._rules.items():
             if rule.kind is Kind.LOW or (rule.kind is Kind.FOLLOW and rule.role not in _ROUNDING):
-                read = [entry.node for entry in self._operators.deciding_inputs(node) if not entry.node.is_variable]
+                read = [entry.node for entry in self._operators.reads[node] if not entry.node.is_variable]
                 if read and found.issuperset(read):
                     found.add(node)
             elif rule.kind is Kind.NORM:

@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     """How an operator takes part in mixed precision."""
 
     LOW = "low"  # reads and writes the compute dtype, sums in FP32: convolutions and matrix products
-    FOLLOW = "follow"  # in low precision if all ``deciding_inputs`` are, else FP32; see ``Rule.normalized``
+    FOLLOW = "follow"  # in low precision if all inputs that decide are, else FP32; see ``Rule.normalized``
     FULL = "full"  # reads, computes and writes FP32
     NORM = "norm"  # BatchNorm: ``FULL``, or ``FOLLOW`` with the policy's norm="compute"
     HEAD = "head"  # a loss head, which ignores its output's gradient: FP32, and ``scale_heads`` scales what it writes
