@@ -47,6 +47,7 @@ from .symbolic.parameters import cast_parameters, check_parameters
 from .tuning import tune
 
 PROGRAM = "python -m mxmp"
+_ELSEWHERE = {"convert": "cast", "--dtype": "--policy", "--output": "--out", "--gpu": "--device", "--cpu": "--device"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,15 +84,17 @@ class _Parser(argparse.ArgumentParser):
         wrong = next((each for each in others if each.startswith("-")), "")
         if others and self.prog != PROGRAM:
             options = re.findall(r"--[\w-]+", self.format_help())
-            self.error(f"unrecognized arguments: {' '.join(others)}{did_you_mean(wrong.partition('=')[0], options)}")
+            meant = did_you_mean(_ELSEWHERE.get(wrong, wrong.partition("=")[0]), options)
+            self.error(f"unrecognized arguments: {' '.join(others)}{meant}")
         return known, others
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following arguments are required") and self.prog != PROGRAM:
+        takes_several = " ...]" in self.format_usage()
+        if message.startswith("the following arguments are required") and takes_several:
             message += "; an option that takes several values, such as --shape, goes behind them"
         chosen = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if chosen:
-            message += did_you_mean(chosen[1], re.findall(r"[\w-]+", chosen[2]))
+            message += did_you_mean(_ELSEWHERE.get(chosen[1], chosen[1]), re.findall(r"[\w-]+", chosen[2]))
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

@@ -184,7 +184,7 @@ def _read(path: str) -> dict:
         elif os.path.isfile(given):
             fix = "; parameters alone are net.load_parameters(file) or module.load_params(file)"
         else:
-            fix = near_name(path, _ENDINGS[-1]).replace(".json'", "'")
+            fix = near_name(given + _ENDINGS[1], _ENDINGS[1]).replace(f"{_ENDINGS[1]}'", "'")
         what = f"{os.strerror(errno.ENOENT)}; expected that of mxmp.save_checkpoint{fix}"
         raise FileNotFoundError(errno.ENOENT, what, path)
     try:

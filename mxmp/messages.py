@@ -7,6 +7,7 @@ import re
 import warnings
 import zipfile
 from contextlib import contextmanager
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
@@ -70,6 +71,9 @@ _MODULE = {
     "module.save_optimizer_states(file), or mxmp.save_checkpoint(path, module)": "state_dict save_states save",
     "module.load_optimizer_states(file), or mxmp.load_checkpoint(path, module)": "load_state_dict load_states",
 }
+# Arguments of the scalers of mxnet.contrib.amp, Apex and Megatron-LM, and ours.
+_ELSEWHERE = {"scale_window": "growth_interval", "scale_factor": "growth_factor", "init_value": "init_scale"}
+_FIELDS = [field.name for field in fields(Policy)]
 # By their first bytes. MXNet's number of a list of arrays: kMXAPINDArrayListMagic, src/ndarray/ndarray.cc.
 _BEGINNINGS = {
     b"SQLite format 3\0": "an SQLite database",
@@ -229,6 +233,10 @@ def check_keywords(function: str, given: Iterable[str], known: Collection[str]) 
 
 
 def _keyword_meant(name: str, known: Collection[str]) -> str:
+    if _ELSEWHERE.get(name) in known:
+        return f"; here it is {_ELSEWHERE[name]!r}"
+    if "policy" in known and name in _FIELDS:
+        return f"; that is a field of the policy, policy=mxmp.Policy('float16', {name}=...)"
     hint = did_you_mean(name, known)
     if name in ("dtype", "compute", "compute_dtype", "precision", "amp", "fp16", "policy") and not hint:
         takes = "the dtype is the policy, policy='float16'"
@@ -237,12 +245,20 @@ def _keyword_meant(name: str, known: Collection[str]) -> str:
 
 
 def keywords_explained(function: _Function) -> _Function:
-    """Let ``function`` say what was meant where it is given a keyword that it does not take."""
-    known = [name for name in signature(function).parameters if name != "self"]
+    """Let ``function`` say what was meant where it is given a keyword that it does not take, or too many values."""
+    parameters = signature(function).parameters
+    known = [name for name in parameters if name != "self"]
+    ordered = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    called_as = function.__qualname__.partition(".")[0]
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        check_keywords(function.__qualname__.partition(".")[0], kwargs, known)
+        check_keywords(called_as, kwargs, known)
+        if len(args) > len(ordered):
+            first = ", ".join(name for name in ordered if name != "self")
+            others = [f"{name}=..." for name in known if name not in ordered]
+            name = f"; write {' or '.join(others)} with its name" if others else ""
+            raise TypeError(f"{called_as} takes {first or 'nothing'} by position, got {args[-1]!r:.80} too{name}")
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]

@@ -18,7 +18,7 @@ from ..precision.casts import LowGraph, cast_to, strip
 from ..precision.decide import decide
 from ..precision.graph import Graph, Node
 from ..precision.operators import Options
-from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32
+from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32, without_effect
 from ..precision.rules import Kind
 from ..precision.traffic import CastSize, cast_sizes
 from .networks.frontends import Network, converted_graphs, is_network, kind_of
@@ -117,14 +117,7 @@ class GraphReport:
 
         Such as ``"low_ops=softmax: the graph has none"``, or that the device has no kernel for it in the compute dtype.
         """
-        low, full = self.policy.low_ops, self.policy.full_ops
-        of_type = grouped(self.nodes, lambda node: node.op)
-        absent = [(f, op) for f, ops in (("low_ops", low), ("full_ops", full)) for op in ops if op not in of_type]
-        kept = [op for op in low if op in of_type and all(node.dtype == "float32" for node in of_type[op])]
-        return (
-            *(f"{field}={op}: the graph has none" for field, op in absent),
-            *(f"low_ops={op}: it stays in FP32, as {of_type[op][0].reason}" for op in kept),
-        )
+        return tuple(f"{entry}: {why}" for entry, why in without_effect(self.plan).items())
 
     @property
     def cast_bytes(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -54,6 +54,7 @@ def plot_histograms(snapshot: Snapshot, path: str | None = None, *, kinds: Seque
     ValueError
         ``kinds`` has a name that is none of these, or ``path`` has another ending.
     """
+    _check(isinstance(snapshot, Snapshot), "plot_histograms", "a Snapshot, such as watched.latest", snapshot)
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ValueError(f"kinds are {', '.join(map(repr, KINDS))}, got {unknown[0]!r}")
@@ -111,10 +112,9 @@ def plot_loss_scale(
     ValueError
         The history is empty, or ``path`` has another ending.
     """
-    if not isinstance(run, StepView) and not all(isinstance(each, ScaleEvent) for each in run):
-        raise TypeError(
-            f"plot_loss_scale takes what trains, a Trainer or Module, or its scale_history, got {type(run).__name__}"
-        )
+    is_history = isinstance(run, Iterable) and all(isinstance(each, ScaleEvent) for each in run)
+    wanted = "what trains, a Trainer or Module, or its scale_history"
+    _check(isinstance(run, StepView) or is_history, "plot_loss_scale", wanted, run)
     events = list(run.scale_history if isinstance(run, StepView) else run)
     if not events:
         raise ValueError("scale_history is empty: the first scale is its first event")
@@ -169,6 +169,7 @@ def plot_verification(found: Verification, path: str | None = None) -> Any:
     ValueError
         No run came to an update, or ``path`` has another ending.
     """
+    _check(isinstance(found, Verification), "plot_verification", "what verify returned", found)
     courses = found.courses
     if not courses:
         raise ValueError("there is nothing to draw: mxmp and plain MXNet did not both come to an update")
@@ -208,6 +209,11 @@ def plot_verification(found: Verification, path: str | None = None) -> Any:
 def _from_one(values: Sequence[float]) -> tuple[range, Sequence[float]]:
     """Return x and y of a curve over updates, which are counted from 1."""
     return range(1, len(values) + 1), values
+
+
+def _check(is_right: bool, function: str, wanted: str, got: Any) -> None:
+    if not is_right:
+        raise TypeError(f"{function} takes {wanted}, got {type(got).__name__}")
 
 
 def _axes(size: tuple[float, float], heights: Sequence[float], xlabel: str) -> list[Any]:

@@ -23,7 +23,7 @@ from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
 from ..precision.operators import SPARSE, SPARSE_GRADIENT
-from ..precision.plan import Plan, why_nothing_low
+from ..precision.plan import Plan, message_of_idle, why_nothing_low, without_effect
 from ..precision.subgraphs import refuse_fused
 from ..step.gradients import Gradient
 from . import _mxnet
@@ -41,7 +41,8 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
     Making it checks the net and changes nothing. A root is a block that runs as a graph and is called from Python code;
-    once each has a graph, it warns if nothing is in low precision, or a pattern of ``exclude`` matches nothing."""
+    once each has a graph, it warns if nothing is in low precision, or what ``exclude``, ``low_ops`` or ``full_ops``
+    names is in vain."""
 
     def __init__(self, how: Policy | Plan, division: Division) -> None:
         super().__init__(how)
@@ -69,6 +70,8 @@ class NetConversion(Conversion):
         self._whole = id(net) if id(net) in self._roots else 0
         names = [block.name for block in division.python]
         self._unmatched = [p for p in self.policy.exclude if not any(fnmatchcase(name, p) for name in names)]
+        # Of ``low_ops`` and ``full_ops``: what no graph so far had a use for. A Plan may have reasons of its own.
+        self._idle: dict[str, str] | None = None if self.plan is None else {}
         self._warned = False
         self._await_first_graphs()
         _last_forward[self] = 0
@@ -104,7 +107,7 @@ class NetConversion(Conversion):
     def exclude(self, nodes: Collection[str]) -> None:
         """Keep ``nodes`` in FP32 in graphs that are built from now on; the caller deletes the existing ones."""
         super().exclude(nodes)
-        self._unmatched = []
+        self._unmatched, self._idle = [], {}
         self._await_first_graphs()
 
     def note_training_forward(self) -> None:
@@ -220,6 +223,9 @@ class NetConversion(Conversion):
         """Record that the root ``block`` has its first graph; if all roots have one, warn of faults."""
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
+        idle = without_effect(plan)
+        before = idle if self._idle is None else self._idle
+        self._idle = {entry: why for entry, why in before.items() if entry in idle}
         # A tuned plan without operators in low precision says that FP32 is faster.
         self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None
         if self._waiting:
@@ -231,6 +237,8 @@ class NetConversion(Conversion):
             )
         if self._unmatched:
             warn_user(f"exclude: no node or block of {self._net!r} matches {self._unmatched}")
+        if self._idle:
+            warn_user(f"{self._net!r} has {message_of_idle(self._idle)}")
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one graph, which may read parameters that another net has stored in float16.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from inspect import signature
 from typing import Callable, Iterable
 
 import mxnet as mx
@@ -77,6 +79,8 @@ def convert(
     _mxnet.refuse_contrib_amp()
     if isinstance(exclude, (Block, type)):  # which is callable too
         exclude = [exclude]  # type: ignore[list-item]  # refused as a name
+    if callable(exclude):
+        _check_filter(exclude)
     requested, plan = read_policy(policy, () if callable(exclude) else exclude)
     if callable(exclude) and plan is not None:
         raise ValueError("a Plan is of the whole net, and blocks that run as Python have none: tune what remains")
@@ -85,6 +89,14 @@ def convert(
     division = divide(net, exclude if callable(exclude) else policy)
     install(division, NetConversion(how, division))
     return net
+
+
+def _check_filter(exclude: Callable[[str, Block], bool]) -> None:
+    with suppress(ValueError):  # a builtin may have no signature
+        try:
+            signature(exclude).bind("", None)
+        except TypeError as error:
+            raise TypeError(f"exclude is a filter of two arguments, lambda name, block: ...: {error}") from error
 
 
 def restore(net: Block) -> Block:

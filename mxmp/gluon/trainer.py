@@ -128,6 +128,8 @@ class Trainer(StepView, gluon.Trainer):
         *,
         loss_scale: Any = "dynamic",
     ) -> None:
+        if isinstance(params, (str, mx.optimizer.Optimizer)):
+            raise TypeError(f"params come first, then the optimizer: Trainer(net.collect_params(), {params!r})")
         check_kvstore(kvstore, update_on_kvstore)
         refuse_compression(compression_params)
         check_optimizer(optimizer, optimizer_params)

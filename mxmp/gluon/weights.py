@@ -88,6 +88,8 @@ def set_master_weights(net: Any, weights: Mapping[str, Any]) -> None:
     >>> mxmp.set_master_weights(net, {name: 0.5 * value for name, value in weights.items()})
     """
     params = _initialized(net)
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights: expected a dict of arrays, as master_weights returns, got {type(weights).__name__}")
     for name, value in weights.items():
         if name not in params:
             meant = next((own for own, param in params.items() if param.name == name), None)

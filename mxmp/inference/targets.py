@@ -19,7 +19,7 @@ from ..files import replacing_all
 from ..gluon.graphs import traced_call
 from ..gluon.parameter import weight_of
 from ..kernels.memory import keep_memory_apart
-from ..messages import instead
+from ..messages import class_of, instead
 from ..precision._mxnet import dtype_name
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes
@@ -59,6 +59,10 @@ def read_target(
     target: Any, calibration: Any, arg_params: Batch | None, aux_params: Batch | None, *, any_device: bool = False
 ) -> Subject:
     """Return what ``optimize_for_inference`` was called with, checked; ``any_device`` lets parameters be on a GPU."""
+    if not isinstance(target, (mx.sym.Symbol, Block)):
+        raise TypeError(
+            f"optimize_for_inference takes a gluon Block or Symbol, got {class_of(target)}{instead(target)}"
+        )
     batches = _batches(calibration)
     if isinstance(target, mx.sym.Symbol):
         subject = _read_symbol(target, batches, arg_params, aux_params)
@@ -159,7 +163,13 @@ def _read_symbol(symbol: mx.sym.Symbol, batches: list[Any], args: Batch | None, 
     """Return a Symbol and its batches as a ``Subject``; arguments not in ``args`` are inputs, labels too."""
     if not args and not auxs and symbol.list_auxiliary_states():
         raise ValueError("a Symbol is optimized with its parameters: pass arg_params= and aux_params=")
-    check_parameters(symbol, _prefixed(args or {}, auxs or {}), {})
+    try:
+        check_parameters(symbol, _prefixed(args or {}, auxs or {}), {})
+    except ValueError as error:
+        raise ValueError(
+            f"arg_params and aux_params do not fit the Symbol: {error}; give those that mx.model.load_checkpoint or "
+            "module.get_params() returns"
+        ) from error
     params = {**(args or {}), **(auxs or {})}
     inputs = [name for name in symbol.list_arguments() if name not in params]
     fed = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Collection
 
+from ..messages import did_you_mean
 from ..policy import Policy
 from . import _mxnet, safe_sums
 from .cost import Assignment
@@ -34,7 +35,9 @@ def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -
             own = _mxnet.name_in_graphs(op)
             # ``operators``, of a graph, may be of an mx.library, which a process that measures has not loaded.
             if not own and op not in RULES and op not in operators:
-                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}")
+                near = did_you_mean(op, [*RULES, *operators], 0.75)
+                what = near or "; a type such as 'FullyConnected' is expected: blocks and nodes go in exclude"
+                raise ValueError(f"Policy({name}=[{op!r}]): MXNet has no operator {op!r}{what}")
             if own not in ("", op):
                 raise ValueError(f"Policy({name}=[{op!r}]): in graphs MXNet calls this operator {own!r}: use that name")
             rule = RULES.get(op)

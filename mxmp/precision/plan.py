@@ -334,6 +334,25 @@ def why_nothing_low(plan: Plan) -> str:
     return f"its matrix operators stay in FP32 ({'; '.join(reasons)})" if reasons else _NO_MATRIX
 
 
+def without_effect(plan: Plan) -> dict[str, str]:
+    """Return why each of the policy's ``low_ops`` and ``full_ops`` that changes nothing in the graph does not, such as
+    ``{"low_ops=softmax": "the graph has none"}``, or that the device has no kernel for it in the compute dtype."""
+    of_type: dict[str, list[Decision]] = {}
+    for decision in plan.decisions.values():
+        of_type.setdefault(decision.op, []).append(decision)
+    fields = (("low_ops", plan.policy.low_ops), ("full_ops", plan.policy.full_ops))
+    idle = {f"{field}={op}": "the graph has none" for field, ops in fields for op in ops if op not in of_type}
+    for op in plan.policy.low_ops:
+        if op in of_type and not any(decision.low for decision in of_type[op]):
+            idle[f"low_ops={op}"] = f"it stays in FP32, as {of_type[op][0].reason}"
+    return idle
+
+
+def message_of_idle(idle: Mapping[str, str]) -> str:
+    """Return the warning about what ``without_effect`` has found."""
+    return f"entries of the policy that change nothing: {'; '.join(f'{entry} ({why})' for entry, why in idle.items())}"
+
+
 def _parents(name: str) -> Iterator[str]:
     """Yield what stands before each slash in ``name``: ``"a"`` and ``"a/b"`` for ``"a/b/c"``."""
     return (name[:i] for i, letter in enumerate(name) if letter == "/")

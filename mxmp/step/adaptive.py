@@ -6,6 +6,7 @@ import math
 from statistics import fmean
 from typing import Any, ClassVar
 
+from ..messages import keywords_explained
 from .scaler import MIN_SCALE, DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
 
 _LARGEST = 65504.0  # of float16
@@ -96,6 +97,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         "futile": _check_bool,
     }
 
+    @keywords_explained
     def __init__(
         self,
         init_scale: float = 2.0**16,

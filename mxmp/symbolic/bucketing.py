@@ -74,6 +74,12 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ) -> None:
         self._curr_module: Any
         check_keywords(type(self).__name__, kwargs, keywords_of(type(self)))
+        sym_gen = args[0] if args else kwargs.get("sym_gen")
+        if isinstance(sym_gen, (mx.sym.Symbol, mx.gluon.Block)):
+            raise TypeError(
+                "sym_gen must be a function from a bucket's key to a Symbol, the names of its data and those of its "
+                f"labels, got {type(sym_gen).__name__}: a network of one Symbol is mxmp.Module(symbol)"
+            )
         super().__init__(*args, **kwargs)
         self.core = Core(policy, exclude, loss_scale)
 
@@ -95,6 +101,15 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         )
         module.core = self.core
         return module
+
+    def _call_sym_gen(self, *args: Any, **kwargs: Any) -> Any:
+        made = super()._call_sym_gen(*args, **kwargs)
+        if not isinstance(made, (tuple, list)) or len(made) != 3:
+            raise TypeError(
+                f"sym_gen(key) must return a Symbol, the names of its data and those of its labels, such as "
+                f"(symbol, ['data'], ['softmax_label']), got {type(made).__name__}"
+            )
+        return made
 
     # If ``_buckets`` has no module for a bucket, MXNet's methods make one of MXNet's own class. So each method below
     # puts an mxmp.Module there first.

@@ -12,7 +12,7 @@ from ..pipeline import low_graph, warn_of_plan
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
 from ..precision.graph import Graph
-from ..precision.plan import Plan, read_policy, why_nothing_low
+from ..precision.plan import Plan, message_of_idle, read_policy, why_nothing_low, without_effect
 
 
 @keywords_explained
@@ -71,7 +71,7 @@ def cast_symbol(
     graph, plan = low_graph(original, override or requested, device_of(ctx), keep_output_names=True)
     if override is not None:
         warn_of_plan(original, override, set())
-    warn_of_unmatched(plan)
+    warn_of_unmatched(plan, override is None)
     useless = message_if_nothing_low(plan)
     if useless:
         raise ValueError(useless)
@@ -79,9 +79,13 @@ def cast_symbol(
     return graph.to_symbol()
 
 
-def warn_of_unmatched(plan: Plan) -> None:
+def warn_of_unmatched(plan: Plan, by_rules: bool) -> None:
+    """Warn of what ``exclude``, ``low_ops`` and ``full_ops`` name in vain; a Plan given may have its own reasons."""
     if plan.unmatched:
         warn_user(f"exclude: no node or block matches {list(plan.unmatched)}")
+    idle = without_effect(plan) if by_rules else {}
+    if idle:
+        warn_user(message_of_idle(idle))
 
 
 def message_if_nothing_low(plan: Plan) -> str | None:

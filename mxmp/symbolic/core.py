@@ -86,7 +86,7 @@ class Core:
         graph, plan = self.conversion.build(Graph.from_symbol(symbol), replace(use, stored=stored, strict=not known))
         if not self._warned:
             self._warned = True
-            warn_of_unmatched(plan)
+            warn_of_unmatched(plan, self.conversion.plan is None)
             useless = message_if_nothing_low(plan)
             if useless:
                 warn_user(useless)

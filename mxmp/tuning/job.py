@@ -12,10 +12,12 @@ from mxnet.ndarray import NDArray
 from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
 from ..gluon.graphs import read_inputs, traced_call
-from ..messages import as_shape, instead
+from ..messages import as_shape, did_you_mean, instead
 from ..policy import Policy
 from ..precision._mxnet import is_numpy
 from .stand_ins import described
+
+_KEYWORDS = ("policy", "exclude", "training", "measure", "ctx", "cache", "progress")  # of ``tune``
 
 
 class Crash(NamedTuple):
@@ -82,7 +84,8 @@ def job_of(
         if not isinstance(target, Block):
             raise TypeError(f"tune takes a gluon HybridBlock or a Symbol, got {type(target).__name__}{instead(target)}")
         if named or not inputs:
-            raise ValueError("give a block its inputs, or their shapes, in order: named inputs are for Symbols")
+            meant = did_you_mean(next(iter(named)), _KEYWORDS) if named else ""
+            raise ValueError(f"give a block its inputs, or their shapes, in order: named inputs are for Symbols{meant}")
         if not isinstance(target, HybridBlock):
             raise ValueError(f"{target.name!r} runs as Python, which has no plan: tune the HybridBlocks in it")
         arrays, empty = read_inputs(inputs)

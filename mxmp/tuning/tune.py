@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Iterable
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import Block
 
 from ..child import showing
@@ -117,6 +118,9 @@ def tune(
     >>> plan = mxmp.tune(net, x, policy="bfloat16")
     >>> net = mxmp.convert(net, plan)
     """
+    for name, value in {"training": training, "measure": measure}.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
     policy, plan = read_policy(policy, exclude)
     if plan is not None:
         raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")

@@ -10,6 +10,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from ...messages import class_of
 from ...observed import Observed
 from ...step.gradients import Gradient
 from ...step.masters import Weight
@@ -210,4 +211,6 @@ def watch(
         or ``every``, ``sample`` or ``keep`` is not a positive integer.
     """
     check_positive(every=every, sample=sample, keep=keep)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be a function of a Snapshot, got {class_of(callback)}")
     return Watch(trained_network(target, trainer), every, sample, keep, callback)
