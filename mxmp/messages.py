@@ -71,8 +71,6 @@ _MODULE = {
     "module.save_optimizer_states(file), or mxmp.save_checkpoint(path, module)": "state_dict save_states save",
     "module.load_optimizer_states(file), or mxmp.load_checkpoint(path, module)": "load_state_dict load_states",
 }
-# Arguments of the scalers of mxnet.contrib.amp, Apex and Megatron-LM, and ours.
-_ELSEWHERE = {"scale_window": "growth_interval", "scale_factor": "growth_factor", "init_value": "init_scale"}
 _FIELDS = [field.name for field in fields(Policy)]
 # By their first bytes. MXNet's number of a list of arrays: kMXAPINDArrayListMagic, src/ndarray/ndarray.cc.
 _BEGINNINGS = {
@@ -233,8 +231,6 @@ def check_keywords(function: str, given: Iterable[str], known: Collection[str]) 
 
 
 def _keyword_meant(name: str, known: Collection[str]) -> str:
-    if _ELSEWHERE.get(name) in known:
-        return f"; here it is {_ELSEWHERE[name]!r}"
     if "policy" in known and name in _FIELDS:
         return f"; that is a field of the policy, policy=mxmp.Policy('float16', {name}=...)"
     hint = did_you_mean(name, known)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains one GluonCV network in float32, float16 and bfloat16 and compares them. Arguments go to demo.py.
+# Trains one GluonCV network in float32, float16 and bfloat16 and compares them. Arguments go to demo.py: --whole trains
+# for ten epochs, not three.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh

@@ -6,7 +6,6 @@ import math
 from statistics import fmean
 from typing import Any, ClassVar
 
-from ..messages import keywords_explained
 from .scaler import MIN_SCALE, DynamicLossScaler, check_count, check_integer, check_scale, is_number, require
 
 _LARGEST = 65504.0  # of float16
@@ -97,7 +96,6 @@ class AdaptiveLossScaler(DynamicLossScaler):
         "futile": _check_bool,
     }
 
-    @keywords_explained
     def __init__(
         self,
         init_scale: float = 2.0**16,

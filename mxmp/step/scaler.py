@@ -10,8 +10,6 @@ from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Protocol, TypeVar
 
-from ..messages import keywords_explained
-
 T = TypeVar("T")
 # The default floor: true gradients of up to 1e9, as of a regression without normalized targets, then fit into float16.
 MIN_SCALE = 2.0**-14
@@ -106,7 +104,6 @@ class StaticLossScaler:
     ARGUMENTS: tuple[str, ...] = ()
     COUNTERS: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
 
-    @keywords_explained
     def __init__(self, scale: float) -> None:
         self._scale = check_scale("scale", scale)
 
@@ -202,7 +199,6 @@ class NoLossScaler(StaticLossScaler):
     1.0
     """
 
-    @keywords_explained
     def __init__(self) -> None:
         super().__init__(1.0)
 
@@ -262,7 +258,6 @@ class DynamicLossScaler(StaticLossScaler):
     )
     COUNTERS: ClassVar = {"clean_steps": partial(check_count, least=0), "tolerance": check_integer}
 
-    @keywords_explained
     def __init__(
         self,
         init_scale: float = 2.0**16,

@@ -37,8 +37,8 @@ def cast_symbol(
         Plan that was made for ``sym``, or the path of a saved Plan.
     exclude : iterable of str
         Patterns, as of ``fnmatch``, for names of operators to keep in FP32, besides the policy's own. ``["stage1"]``
-        keeps ``"stage1"`` and ``"stage1_conv0"``. A warning names patterns that match nothing. Must be empty with a
-        Plan.
+        keeps ``"stage1"`` and ``"stage1_conv0"``. A warning names patterns that match nothing, and ``low_ops`` and
+        ``full_ops`` of the policy that change nothing. Must be empty with a Plan.
     ctx : mxnet.Context, optional
         The device that will run the Symbol (default: the current context). On a CPU float16 is emulated, on a GPU
         native. If the environment variable ``MXNET_SAFE_ACCUMULATION`` is ``"1"`` or ``"true"`` now, it must be so

@@ -191,9 +191,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """Bind executors of the FP32 Symbol with casts; the arguments are those of ``mx.mod.Module.bind``.
 
         Sets ``plan``. The first ``bind`` decides which parameters are stored in float16, and warns if no operator
-        computes in low precision, or if a pattern of ``exclude`` matches nothing. The policy, loss scale and master
-        weights of a ``shared_module`` replace this module's own. Like MXNet's, it warns and does nothing if the module
-        is bound already, unless ``force_rebind``.
+        computes in low precision, or if what ``exclude``, ``low_ops`` or ``full_ops`` names is in vain. The policy,
+        loss scale and master weights of a ``shared_module`` replace this module's own. Like MXNet's, it warns and does
+        nothing if the module is bound already, unless ``force_rebind``.
 
         Raises
         ------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -536,3 +537,50 @@ def test_a_part_of_a_converted_net_may_be_converted_for_calls_of_its_own(own):
 def test_restore_takes_a_block():
     with pytest.raises(TypeError, match="gluon Block, got int"):
         mxmp.restore(3)
+
+
+# -- Entries of a policy that change nothing ----------------------------------------------------------
+
+
+def said_of(net, policy, x):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mxmp.convert(net, policy)(x)
+    return [str(each.message) for each in caught if "entries of the policy" in str(each.message)]
+
+
+@pytest.mark.parametrize("policy", ["low_ops=clip;softmax", "full_ops=softmax,low_ops=clip"])
+def test_an_entry_that_loses_to_a_missing_kernel_or_matches_nothing_is_warned_of_once(policy):
+    x = mx.nd.ones((2, 4))
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3), nn.HybridLambda(lambda mod, x: mod.clip(x, 0, 6)), nn.Dense(2))
+    net.initialize()
+    (said,) = said_of(net, f"bfloat16,{policy}", x)
+    assert "low_ops=clip (it stays in FP32, as the bfloat16 CPU kernel of clip is" in said
+    assert "softmax (the graph has none)" in said
+    assert said_of(net, f"bfloat16,{policy}", x) == []  # the same policy again
+
+
+def test_an_entry_that_one_graph_of_the_net_has_use_for_is_not_warned_of():
+    class Parts(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.first, self.second = nn.Dense(3), nn.Dense(2, activation="relu")
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    net, x = Parts(), mx.nd.ones((2, 4))
+    net.initialize()
+    assert said_of(net, "float16,full_ops=Activation", x) == []
+    (said,) = said_of(net, "float16,full_ops=Activation;softmax", x)
+    assert "Activation" not in said
+
+
+def test_a_plan_may_have_its_own_reasons_and_is_not_warned_of():
+    net, x = mlp(), mx.nd.ones((2, 8))
+    net.initialize()
+    net(x)
+    plan = mxmp.tune(net, x, policy="bfloat16,full_ops=softmax", measure=False)
+    assert said_of(net, plan, x) == []
