@@ -41,8 +41,7 @@ _last_forward: weakref.WeakKeyDictionary[NetConversion, int] = weakref.WeakKeyDi
 class NetConversion(Conversion):
     """One call of ``mxmp.convert``: what decides the dtypes of a net, and how its graphs have stored the parameters.
     Making it checks the net and changes nothing. A root is a block that runs as a graph and is called from Python code;
-    once each has a graph, it warns if nothing is in low precision, or what ``exclude``, ``low_ops`` or ``full_ops``
-    names is in vain."""
+    once each has a graph, it warns if nothing is in low precision, or if what the policy names is in vain."""
 
     def __init__(self, how: Policy | Plan, division: Division) -> None:
         super().__init__(how)
