@@ -16,9 +16,6 @@ from mxmp.diagnose import audit
 from mxmp.diagnose.auditing.audit import THRESHOLD
 from mxmp.diagnose.auditing.report import LOST
 
-# The plants share a policy, which names operators that most of them lack.
-pytestmark = pytest.mark.filterwarnings("ignore:.*entries of the policy that change nothing")
-
 BCE = gluon.loss.SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)
 S = mx.sym
 
