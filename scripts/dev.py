@@ -92,6 +92,7 @@ COMMANDS = {  # by name: the module whose main() runs it, and what it does
     "check verify": ("checks.verify", "counts ported programs, right and wrong ones, that verify answers right"),
     "check faults": ("checks.faults", "plants faults in a copy of mxmp, and fails where the tests do not notice one"),
     "check libraries": ("checks.libraries", "trains nets of GluonCV, GluonNLP, GluonTS and Sockeye in three dtypes"),
+    "check closure": ("checks.closure", "counts the lines of code that a training through mxmp loads, file by file"),
     "check site": ("checks.site", "fails where a search of the built manual leads to another page than it should"),
     "check ways": ("checks.ways", "counts how often who follows a conversion, or tune, changes files, and lists where"),
     "check words": ("checks.words", "lists private words and docstrings that are too long, and counts their lines"),
