@@ -54,7 +54,8 @@ HOUSE = {
         "__init__",
     ],
     "gluon": [
-        *("_mxnet", "nesting", "known", "remembered", "blocks", "parameter", "conversion", "scaling", "scaled_reads"),
+        *("_mxnet", "nesting", "known", "remembered", "blocks", "parameter", "conversion", "record", "scaling"),
+        *("scaled_reads", "unconverted_heads"),
         *("graphs", "hook", "convert"),
         *("backward", "trainer", "weights", "__init__"),
     ],
@@ -78,8 +79,8 @@ HOUSE = {
         "__init__",
     ],
     "diagnose/networks": ["protocol", "stand_ins", "probe"],
-    "diagnose/networks/of_gluon": ["training", "replaying", "reading", "plain", "__init__"],
-    "diagnose/networks/of_symbolic": ["training", "replaying", "reading", "plain", "__init__"],
+    "diagnose/networks/of_gluon": ["_mxnet", "training", "replaying", "reading", "plain", "__init__"],
+    "diagnose/networks/of_symbolic": ["_mxnet", "training", "replaying", "reading", "plain", "__init__"],
     "diagnose/networks, of both": ["frontends", "__init__"],
     "diagnose, shared": ["text"],
     "diagnose/watching": ["histogram", "snapshot", "watch", "__init__"],
@@ -87,6 +88,7 @@ HOUSE = {
     "diagnose/blaming": ["report", "verdict", "recording", "cure", "blame", "__init__"],
     "diagnose/advising": ["gemm", "flops", "gpus", "machine", "advice", "advise", "__init__"],
     "diagnose/verifying": [
+        "_mxnet",
         "recording",
         "folder",
         "judging",

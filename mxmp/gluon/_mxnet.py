@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from operator import attrgetter, is_
 from types import FrameType
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.base import _LIB, NDArrayHandle, check_call, py_str
+from mxnet import autograd
+from mxnet.base import _LIB, NDArrayHandle, py_str
 from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
@@ -104,16 +105,16 @@ class Marks:
 def _has_gradient(array: NDArray) -> bool:
     # As ``array.grad is not None``, in half the time: static graphs ask it of all running statistics in each call.
     handle = NDArrayHandle()
-    check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(handle)))
+    call_library("MXNDArrayGetGrad", array.handle, ctypes.byref(handle))
     if handle.value is None:
         return False
-    check_call(_LIB.MXNDArrayFree(handle))
+    call_library("MXNDArrayFree", handle)
     return True
 
 
 def _shallow_copy(array: NDArray) -> NDArray:
     handle = NDArrayHandle()
-    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    call_library("MXShallowCopyNDArray", array.handle, ctypes.byref(handle))
     return NDArray(handle)
 
 
@@ -173,30 +174,6 @@ def copied(block: HybridBlock) -> HybridBlock:
     clone._active = False
     restore_calls(clone)
     return clone
-
-
-def graph_arguments(block: HybridBlock, args: tuple) -> tuple | None:
-    """Return the arguments that the graph of ``block`` would get in ``block(*args)``; None if no graph would run."""
-    # An overriding ``forward`` may call ``HybridBlock.forward`` with other arguments. It runs on a copy, and is stopped
-    # where it would run the graph; operators and child blocks before that really run.
-    if not overrides_forward(block):
-        return args
-    clone = copied(block)
-
-    def note(*given: Any) -> None:
-        raise _GraphCalledError(given)
-
-    clone._active = True
-    clone.__dict__["_call_cached_op"] = note
-    try:
-        forward(clone, args)
-    except _GraphCalledError as call:
-        return call.args[0]
-    return None
-
-
-class _GraphCalledError(Exception):
-    """Stops the ``forward`` that ``graph_arguments`` runs; ``args[0]`` has the arguments that the graph would get."""
 
 
 def own_symbol(block: HybridBlock) -> mx.sym.Symbol | None:
@@ -370,11 +347,6 @@ def monitor(block: HybridBlock) -> tuple | None:
     return (block._callback, block._monitor_all) if block._callback else None
 
 
-def set_monitor(block: HybridBlock, monitor: tuple | None) -> None:
-    """Set the op hook ``(callback, monitor_all)`` of ``block`` alone; None removes it."""
-    block._callback, block._monitor_all = monitor or (None, False)
-
-
 def register_op_hook(op: mx.nd.CachedOp, callback: Callable, monitor_all: bool) -> None:
     """Make MXNet call ``callback(name: bytes, operator: bytes, handle)``, which must free the array of ``handle``.
     From then on only the calling thread may run ``op``. Call ``remove_op_hook`` before the last reference goes."""
@@ -485,114 +457,17 @@ def set_attribute(node: mx.sym.Symbol, name: str, text: str) -> None:
     node._set_attr(**{name: text})
 
 
-def outputs_of_cached_ops(recorded: mx.sym.Symbol, nodes: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Map the ``_CachedOp`` nodes, and the outputs of each, to whether its backward reads the output's head gradient.
-    A node is missing if this is unknown: each of its inputs is passed more than once, or a running statistic."""
-    # A loss head writes its own gradient, so a block that ends in one does not read that head gradient. Python sees no
-    # operators inside a node, but MXNet's gradient pass tells which arrays its backward reads. Where the pass fails, as
-    # for an output without a gradient, it runs again on a copy that is cut off at the node's inputs.
-    found: dict[str, dict[str, bool]] = {}
-    for node in nodes:
-        try:
-            found[node] = _reads_head_gradients(recorded, node)
-        except mx.MXNetError:
-            found[node] = _reads_head_gradients(recorded.__copy__(), node, cut=True)
-    return {node: outputs for node, outputs in found.items() if outputs}
+def call_library(function: str, *args: Any) -> None:
+    """Call a function of MXNet's C library; raise ``MXNetError`` with its message if it fails."""
+    if getattr(_LIB, function)(*args) != 0:
+        message = _LIB.NNGetLastError if function.startswith("NN") else _LIB.MXGetLastError
+        message.restype = ctypes.c_char_p
+        raise mx.MXNetError(py_str(message()))
 
 
-def _reads_head_gradients(recorded: mx.sym.Symbol, node: str, cut: bool = False) -> dict[str, bool]:
-    """Return what ``outputs_of_cached_ops`` does for one node; empty if this cannot be found out.
-    With ``cut``, ``recorded`` must be a copy: variables replace the node's inputs in it."""
-    inner = recorded.get_internals()
-    outputs = {name: i for i, name in enumerate(inner.list_outputs()) if name.startswith(f"{node}_")}
-    block = mx.sym.Group([inner[i] for i in outputs.values()])
-    if cut:
-        block[0]._set_attr(__subgraph_name__=node)
-        _cut_off_inputs(block)
-    inputs = block.get_children()
-    times = Counter(inputs.list_outputs())
-    once = [inputs[i] for i, name in enumerate(inputs.list_outputs()) if times[name] == 1]
-    if not once:
-        return {}
-    variables = {name: f"{name}_gradient" for name in outputs}
-    heads = mx.sym.Group([mx.sym.var(name) for name in variables.values()])
-    backward = _gradients(block, mx.sym.Group(once), heads)
-    read = backward.get_children()
-    names = set() if read is None else set(read.list_outputs())  # None: all are running statistics
-    return {name: variable in names for name, variable in variables.items()} if names else {}
-
-
-def _cut_off_inputs(block: mx.sym.Symbol) -> None:
-    """Replace all inputs of a node by new variables, in place; only this node has its ``__subgraph_name__``."""
-    inputs, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_int()
-    check_call(_LIB.MXSymbolCutSubgraph(block.handle, ctypes.byref(inputs), ctypes.byref(count)))
-    for i in range(count.value):
-        check_call(_LIB.NNSymbolFree(ctypes.c_void_p(inputs[i])))
-
-
-def _gradients(outputs: mx.sym.Symbol, inputs: mx.sym.Symbol, head_gradients: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return the graph of the gradients of ``inputs`` by ``MXGradient``, the pass of autograd's backward.
-    ``head_gradients`` has one output for each of ``outputs``. Raises ``MXNetError`` if the pass fails."""
-    graph, made, symbol = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    _check_nnvm(_LIB.NNGraphCreate(outputs.handle, ctypes.byref(graph)))
+def recorded_name(array: NDArray) -> str | None:
+    """Return the name that autograd's recorded graph has for the node of ``array``; None if it was not recorded."""
     try:
-        for key, entries in ((b"grad_ys", outputs), (b"grad_xs", inputs), (b"grad_ys_out_grad", head_gradients)):
-            _check_nnvm(_LIB.NNGraphSetNodeEntryListAttr_(graph, key, entries.handle))
-        passes = (ctypes.c_char_p * 1)(b"MXGradient")
-        _check_nnvm(_LIB.NNGraphApplyPasses(graph, 1, passes, ctypes.byref(made)))
-        _check_nnvm(_LIB.NNGraphGetSymbol(made, ctypes.byref(symbol)))
-    finally:
-        for handle in (graph, made):
-            _LIB.NNGraphFree(handle)
-    return mx.sym.Symbol(symbol)
-
-
-def _check_nnvm(status: int) -> None:
-    """Raise ``MXNetError`` with NNVM's message, which MXNet's ``check_call`` does not read, unless ``status`` is 0."""
-    if status != 0:
-        _LIB.NNGetLastError.restype = ctypes.c_char_p
-        raise mx.MXNetError(py_str(_LIB.NNGetLastError()))
-
-
-# -- initial values, in a process of ``verify`` -------------------------------------------------------
-
-
-def after_initial_values(call: Callable[[Parameter, bool], None]) -> None:
-    """Let ``call(parameter, drawn)`` follow wherever a Parameter gets values: drawn ones, or others (``set_data``).
-    Changes MXNet's class, for a process that does nothing else and ends."""
-    finish, load, set_data = Parameter._finish_deferred_init, Parameter._load_init, Parameter.set_data
-    busy = threading.local()
-
-    def followed(original: Callable, drawn: bool) -> Callable:
-        def method(self: Parameter, *args: Any, **kwargs: Any) -> Any:
-            nested, busy.now = getattr(busy, "now", False), True
-            before = self._data
-            try:
-                found = original(self, *args, **kwargs)
-                if not nested and self._data is not None and not (drawn and self._data is before):
-                    call(self, drawn)
-            finally:
-                busy.now = nested
-            return found
-
-        return method
-
-    Parameter._finish_deferred_init = followed(finish, True)
-    Parameter._load_init = followed(load, False)
-    Parameter.set_data = followed(set_data, False)
-
-
-def never_hybridize() -> None:
-    """Let ``hybridize`` do nothing, so that all blocks run as Python code; for such a process, too."""
-    hybridize = HybridBlock.hybridize
-    HybridBlock.hybridize = lambda self, active=True, *args, **kwargs: hybridize(self, False)
-
-
-def export_if_possible() -> None:
-    """Let ``export`` of a block that is not hybridized write nothing, as only mxmp's graphs could be written."""
-    export = HybridBlock.export
-
-    def exported(self: HybridBlock, *args: Any, **kwargs: Any) -> Any:
-        return export(self, *args, **kwargs) if self._cached_graph else (None, None)
-
-    HybridBlock.export = exported
+        return autograd.get_symbol(array).name
+    except mx.MXNetError:
+        return None

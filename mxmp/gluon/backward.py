@@ -8,29 +8,26 @@ gradient. A gradient that is neither marked nor noted is stale: no step checks o
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
+import mxnet as mx
+import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ..callbacks import hold_interrupts
+from ..precision._mxnet import BFLOAT16, dtype_name
+from ..precision.heads import HEAD_OPERATORS
 from ..step.ledger import Event, Ledger
 from ..step.updater import Update
 from . import _mxnet
 from .graphs import engine_lock
 from .parameter import LowParameter
+from .record import Record, explain_unrecorded
 from .scaled_reads import stop_warning, warn_of_reads
-from .scaling import (
-    Record,
-    explain_unrecorded,
-    heads_scaled_by,
-    living_trainers,
-    recorded_name,
-    refuse_hidden_heads,
-    refuse_late_scale,
-    refuse_unscaled_heads,
-)
+from .scaling import converted_calls, heads_scaled_by, living_trainers, refuse_late_scale
 
 
 @contextmanager
@@ -102,10 +99,13 @@ def _check_and_begin(trainer: Any, peers: Sequence[Any], others: Sequence[Any], 
     The loss scale then stays until all peers have stepped. ``others`` are trainers with other scalers."""
     scale = trainer.loss_scale
     if scale != 1.0:
-        refuse_unscaled_heads(record, scale)
         refuse_late_scale(record, scale)
-        trained = [p for peer in peers for p in _mxnet.parameters_of(peer) if p.grad_req != "null"]
-        refuse_hidden_heads(record, scale, (array for param in trained for array in _mxnet.arrays(param)))
+        if not HEAD_OPERATORS.isdisjoint(record.operators) or not record.calls.keys() <= converted_calls.keys():
+            from .unconverted_heads import refuse_hidden_heads, refuse_unscaled_heads
+
+            refuse_unscaled_heads(record, scale)
+            trained = [p for peer in peers for p in _mxnet.parameters_of(peer) if p.grad_req != "null"]
+            refuse_hidden_heads(record, scale, (array for param in trained for array in _mxnet.arrays(param)))
     for other in others:
         for param in _reached(other, record) if other.ledger.pending else ():
             raise RuntimeError(
@@ -162,7 +162,8 @@ def _overwrites(record: Record, trainer: Any) -> bool:
     """Return whether a backward of ``record`` overwrites all gradients that ``trainer`` has not applied."""
     params = [param for param in _mxnet.parameters_of(trainer) if is_written(param, trainer.ledger)]
     return all(
-        param.grad_req == "write" and (not trainer.ledger.has_written(array) or recorded_name(array) in record.leaves)
+        param.grad_req == "write"
+        and (not trainer.ledger.has_written(array) or _mxnet.recorded_name(array) in record.leaves)
         for param in params
         for array in _mxnet.arrays(param)
     )
@@ -172,8 +173,45 @@ def _reached(trainer: Any, record: Record) -> Iterator[Parameter]:
     """Yield the trainer's parameters whose gradients a backward from the losses of ``record`` would write."""
     for param in _mxnet.parameters_of(trainer):
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
-        if any(recorded_name(array) in record.leaves for array in arrays):
+        if any(_mxnet.recorded_name(array) in record.leaves for array in arrays):
             yield param
+
+
+# -- what a backward starts from --------------------------------------------------------------------
+
+# How many binary digits a number of these dtypes has.
+_NARROW = {np.dtype(np.float16): ("float16", 11), BFLOAT16: ("bfloat16", 8)}
+
+
+def check_head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> None:
+    """Raise ``TypeError`` if one of them is no NDArray, and ``ValueError`` if the dtype of the loss cannot hold
+    ``scale`` exactly, or ``given`` does not fit the loss."""
+    if not isinstance(loss, NDArray):
+        raise TypeError(f"loss must be an NDArray or a list of them, got {type(loss).__name__}")
+    name, digits = _NARROW.get(np.dtype(loss.dtype), ("", 53))
+    if (name == "float16" and not 2.0**-14 <= scale <= 2.0**15) or not (
+        math.frexp(scale)[0] * 2.0**digits
+    ).is_integer():
+        # The update divides by the exact scale.
+        raise ValueError(
+            f"the loss is {name}, which cannot hold the loss scale {scale:g}: compute the loss in FP32 "
+            "(loss_fn(net(x).astype('float32'), y)), or use a power of two from 2**-14 to 2**15"
+        )
+    if given is None:
+        return
+    if not isinstance(given, NDArray):
+        raise TypeError(f"out_grad must be an NDArray or a list of them, got {type(given).__name__}")
+    wanted, got = ((each.shape, dtype_name(each.dtype), str(each.ctx)) for each in (loss, given))
+    if wanted != got:
+        raise ValueError(f"out_grad must have the shape, dtype and device of its loss, {wanted}, got {got}")
+
+
+def head_gradient(loss: NDArray, scale: float, given: NDArray | None = None) -> NDArray:
+    """Return the head gradient with which a backward of ``loss`` is one of ``loss * scale``; does not wait.
+    ``given`` is the user's, None for 1. Raises as ``check_head_gradient``."""
+    check_head_gradient(loss, scale, given)
+    kind = mx.np if isinstance(loss, mx.np.ndarray) else mx.nd
+    return (kind.ones_like(loss) if given is None else given) * scale
 
 
 # -- the gradients that are there -------------------------------------------------------------------

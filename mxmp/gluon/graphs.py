@@ -21,7 +21,6 @@ from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..messages import as_shape, warn_user
-from ..observed import with_gradients_of_outputs
 from ..policy import is_policy_text
 from ..precision.casts import inserted
 from ..precision.graph import Graph
@@ -569,6 +568,8 @@ class _LowPrecisionOp:
     @property
     def listened(self) -> mx.sym.Symbol:
         """Return the graph that runs where mxmp's own listeners get its tensors."""
+        from ..observed import with_gradients_of_outputs
+
         return with_gradients_of_outputs(self.symbol)
 
     def _make(self, flags: list) -> mx.nd.CachedOp:

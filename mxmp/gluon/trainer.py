@@ -16,7 +16,6 @@ from mxnet.ndarray import NDArray
 
 from ..messages import class_of, keywords_explained, warn_user
 from ..step import gradients as grads
-from ..step import states
 from ..step.gradients import listed
 from ..step.ledger import Event, Ledger, ScalerGroup
 from ..step.masters import Weight, share_drawn, share_initial
@@ -33,12 +32,13 @@ from ..step.stores import (
 )
 from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
-from .backward import Gradients
+from .backward import Gradients, check_head_gradient, head_gradient
 from .conversion import any_conversion, next_forward_number, running_statistics_of
 from .graphs import engine_lock
 from .parameter import conversions_of, is_scaling, refuse_own_arrays, weight_of
+from .record import Record
 from .scaled_reads import stop_warning
-from .scaling import Record, check_head_gradient, head_gradient, living_trainers
+from .scaling import living_trainers
 
 logger = logging.getLogger("mxmp")
 
@@ -476,11 +476,13 @@ class Trainer(StepView, gluon.Trainer):
             raise RuntimeError(
                 "save_states between backward and step would lose the gradients: step first, or trainer.discard()"
             )
+        from ..step import states
+
         states.save(fname, self.scaled_step, self._updaters, self._all_weights())
 
     def check_states(self, fname: str) -> None:
         """Raise the errors of ``load_states`` for a file that this trainer cannot continue from; change nothing."""
-        states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts, only_check=True)
+        self._read_states(fname, only_check=True)
 
     def load_states(self, fname: str) -> None:
         """Continue from a file of ``save_states``, or of MXNet's own Trainer or Module. Runs no code from the file.
@@ -500,11 +502,17 @@ class Trainer(StepView, gluon.Trainer):
         OSError
             The file cannot be read.
         """
-        states.load(fname, self.scaled_step, self._updaters, self._all_weights, self._contexts)
+        self._read_states(fname)
         self._statistics = RunningStatistics()  # those of before belong to another run
         self.watch_statistics()
         self._drop(self._found())  # they have another scale
         self.scaled_step.group.forget_backward(self.scaled_step)
+
+    def _read_states(self, fname: str, *, only_check: bool = False) -> None:
+        from ..step import states
+
+        args = self.scaled_step, self._updaters, self._all_weights, self._contexts
+        states.load(fname, *args, only_check=only_check)
 
     # -- attributes that mxnet.contrib.amp reads and writes ------------------------------------------
 

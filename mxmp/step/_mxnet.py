@@ -7,7 +7,7 @@ import gc
 import sys
 from functools import partial
 from types import FunctionType
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -113,21 +113,3 @@ def _recorded_functions() -> list[autograd.Function]:
         found += [each for each in held if isinstance(each, autograd.Function)]
         todo = [each for each in inner if not isinstance(each, FunctionType)]
     return list({id(each): each for each in found}.values())
-
-
-def before_files_are_written(call: Callable[[bytes], None]) -> None:
-    """Let ``call(path)`` precede each file that MXNet's library writes by itself; for a process of ``verify``."""
-
-    def after(function: Any) -> Callable[..., Any]:
-        def write(*args: Any) -> Any:
-            for arg in args:
-                path = getattr(arg, "value", arg)
-                if isinstance(path, bytes):
-                    call(path)
-                    break
-            return function(*args)
-
-        return write
-
-    for name in ("MXNDArraySave", "MXSymbolSaveToFile", "MXRecordIOWriterCreate"):
-        setattr(_LIB, name, after(getattr(_LIB, name)))

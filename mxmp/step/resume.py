@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
-
-from .state_layout import map_leaves
 
 # Attributes that a resumed run never takes from a file: they belong to its process, or to its caller's arguments.
 _NOT_STATE = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "rescale_grad", "aggregate_num", "multi_precision"}
@@ -21,6 +19,15 @@ _NOT_STATE = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "rescale_gra
 _SETTINGS = {"lr", "lr_mult", "wd_mult"}
 _COUNTS = {"num_update", "_index_update_count", "_all_index_update_counts"}
 _PLAIN = (bool, int, float, str, type(None))
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples, with ``function`` of all else, None and namedtuples too."""
+    if isinstance(value, dict):
+        return {k: map_leaves(function, v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map_leaves(function, v) for v in value)
+    return function(value)
 
 
 class InitialOptimizer(NamedTuple):

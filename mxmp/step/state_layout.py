@@ -5,20 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
-
-
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a copy of nested dicts, lists and tuples, with ``function`` of all else, None and namedtuples too."""
-    if isinstance(value, dict):
-        return {k: map_leaves(function, v) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map_leaves(function, v) for v in value)
-    return function(value)
 
 
 class Layout:

@@ -18,12 +18,13 @@ from .resume import (
     describe,
     equal,
     is_data,
+    map_leaves,
     restore_schedule,
     savable_attributes,
     to_host,
     without_start,
 )
-from .state_layout import Layout, check_shapes, check_states, map_leaves, positions, with_attributes
+from .state_layout import Layout, check_shapes, check_states, positions, with_attributes
 from .step import ScaledStep
 from .updater import Updaters
 

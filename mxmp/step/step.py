@@ -18,7 +18,6 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ..messages import missing_method
-from .floor import FORWARD_FAILED, cure
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
 from .masters import MasterPair, distances, take_over
@@ -280,6 +279,8 @@ class ScaledStep:
             self._log(bad, before, after, forward_failed)
         self.skips_at_floor = self.skips_at_floor + 1 if bad and at_floor else 0
         if self.skips_at_floor >= FLOOR_PATIENCE:
+            from .floor import FORWARD_FAILED, cure
+
             why = FORWARD_FAILED if forward_failed else cure(gradients, bad, before, self.scaler, unscaled)
             raise FloatingPointError(
                 f"{self.skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "

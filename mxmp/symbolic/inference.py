@@ -59,6 +59,16 @@ class InferenceGraph:
             shared_exec=executor,
         )
 
+    def executor(
+        self,
+        executor: Any,
+        knows_changes: Callable[[], bool],  # whether all that can change the parameters calls ``forget``
+        forget: Callable[[], None],  # for all graphs with copies of the executor's arrays
+    ) -> InferenceExecutor:
+        """Return what stands in for a module's executor: that itself if it does so already, as after ``reshape``."""
+        is_one = isinstance(executor, InferenceExecutor)
+        return executor if is_one else InferenceExecutor(executor, self, knows_changes, forget)
+
     def _compute(self, params: Params) -> tuple[mx.sym.Symbol, Params]:
         network = without_identities(strip(Graph.from_symbol(self._symbol)))
         graph, params = lower(*folded_norms(network, params), policy=self._policy, decided=self._decided)
@@ -72,8 +82,8 @@ class InferenceExecutor:
         self,
         executor: mx.executor.Executor,
         graph: InferenceGraph,
-        knows_changes: Callable[[], bool],  # whether all that can change the parameters calls ``forget``
-        forget: Callable[[], None],  # for all graphs with copies of the executor's arrays
+        knows_changes: Callable[[], bool],  # as of ``InferenceGraph.executor``
+        forget: Callable[[], None],
     ) -> None:
         self._executor = executor
         self._graph = graph

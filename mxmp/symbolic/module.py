@@ -24,7 +24,6 @@ from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
-from ..step import states
 from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient, non_finite
 from ..step.masters import Weight, share_drawn, share_initial
@@ -42,7 +41,6 @@ from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
 from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
 from .core import Core, Inputs, NamedUpdaters
-from .inference import InferenceExecutor, InferenceGraph
 from .parameters import check_values
 
 
@@ -138,7 +136,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
         refuse_compression(self._compression_params)
-        self._inference_graphs: list[InferenceGraph] = []
+        self._inference_graphs: list[Any] = []
         self._monitored = False
 
     @classmethod
@@ -276,7 +274,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().reshape(data_shapes, label_shapes)
         self._fuse_inference()
 
-    def _make_inference_graphs(self) -> list[InferenceGraph]:
+    def _make_inference_graphs(self) -> list[Any]:
         """Return an InferenceGraph per device, or none unless the module only predicts, on CPUs, in bfloat16."""
         if (
             self.for_training
@@ -287,6 +285,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
             or "MXNET_SUBGRAPH_BACKEND" in os.environ
         ):
             return []
+        from .inference import InferenceGraph  # with mxmp.serving, which no training needs
+
         group = self._exec_group
         names = [*group.param_names, *group.aux_names]
         graphs = [InferenceGraph(self._symbol, self.core.conversion.how, names) for _ in group.execs]
@@ -296,8 +296,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def _fuse_inference(self) -> None:
         execs = self._exec_group.execs
         for i, graph in enumerate(self._inference_graphs):
-            if not isinstance(execs[i], InferenceExecutor):  # ``reshape`` to the same shapes leaves it
-                execs[i] = InferenceExecutor(execs[i], graph, self._knows_parameters, self.core.forget_copies)
+            execs[i] = graph.executor(execs[i], self._knows_parameters, self.core.forget_copies)
 
     def _knows_parameters(self) -> bool:
         """Return whether only ``init_params`` and ``set_params`` can change the parameters, and no Monitor listens."""
@@ -768,6 +767,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ``OSError`` if the file cannot be written.
         """
         require(self, optimizer=True)
+        from ..step import states
+
         states.save(fname, self.scaled_step, self._updater, self._weights_of_optimizer())
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -800,6 +801,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._read_states(fname, only_check=True)
 
     def _read_states(self, fname: str, *, only_check: bool = False) -> None:
+        from ..step import states
+
         require(self, optimizer=True)
         states.load(
             fname,

@@ -12,7 +12,8 @@ import mxmp
 from mxmp.gluon import scaling
 from mxmp.gluon import trainer as trainers
 from mxmp.gluon.hook import hook_of
-from mxmp.gluon.scaling import Record, call_with_scale, heads_scaled_by
+from mxmp.gluon.record import Record
+from mxmp.gluon.scaling import call_with_scale, heads_scaled_by
 from mxmp.precision._mxnet import BFLOAT16
 
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
-from ...step._mxnet import before_files_are_written
+from ._mxnet import before_files_are_written
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Of Python's audit events: which of their arguments are paths of entries that a folder gets or loses.

@@ -18,6 +18,7 @@ from ....precision.plan import read_policy
 from ....step.gradients import Gradient, listed
 from ....step.scaler import as_positive
 from ..stand_ins import PlainStep, StepRecorder, in_full_precision
+from ._mxnet import after_initial_values, export_if_possible, never_hybridize
 
 
 class _Losses:
@@ -174,8 +175,8 @@ class _PlainBatchProcessor(estimator.BatchProcessor):
 def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[Any, Any]:
     """Return what stands in for each public name of this frontend in a run of ``mode``, by the real object."""
     if imperative:
-        _mxnet.never_hybridize()
-    _mxnet.after_initial_values(recorder.initial_value)
+        never_hybridize()
+    after_initial_values(recorder.initial_value)
 
     def plain_convert(net: Block, policy: Any = "float16", *, exclude: Any = ()) -> Block:
         recorder.note_policy(read_policy(policy, () if callable(exclude) else exclude)[0])
@@ -187,7 +188,7 @@ def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[An
 
     name = {"recorder": recorder, "__module__": Trainer.__module__}
     if mode == "plain":
-        _mxnet.export_if_possible()
+        export_if_possible()
         return {
             convert: plain_convert,
             restore: lambda net: net,

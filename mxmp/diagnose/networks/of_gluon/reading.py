@@ -13,6 +13,7 @@ from ....gluon.graphs import read_inputs, traced_call
 from ....gluon.hook import hook_of, hooks
 from ....policy import Policy
 from ..protocol import CalledGraph, ConvertedGraph
+from ._mxnet import graph_arguments
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
@@ -72,7 +73,7 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
         if inside or not _is_graph(block):
             return
         inside.append(block)  # also while a copy of the block runs, for its arguments
-        arguments = _mxnet.graph_arguments(block, args)
+        arguments = graph_arguments(block, args)
         if arguments is None:  # it runs as Python
             inside.clear()
         else:

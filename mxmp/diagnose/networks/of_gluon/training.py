@@ -11,12 +11,14 @@ from mxnet.ndarray import NDArray
 
 from ....callbacks import hold_interrupts
 from ....gluon import _mxnet
+from ....gluon.backward import head_gradient
 from ....gluon.blocks import blocks_of
 from ....gluon.conversion import NetConversion
 from ....gluon.hook import Hook, conversions_in, exclude_more, hooks
 from ....gluon.nesting import joined, nested, nesting_of, split
 from ....gluon.parameter import conversions_of, weight_of
-from ....gluon.scaling import Record, head_gradient, heads_scaled_by, living_trainers, recorded_name
+from ....gluon.record import Record
+from ....gluon.scaling import heads_scaled_by, living_trainers
 from ....gluon.trainer import Trainer
 from ....messages import class_of
 from ....policy import Policy
@@ -25,6 +27,7 @@ from ....step.gradients import Gradient, listed
 from ....step.masters import Weight
 from ....step.step import ScaledStep
 from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unchanged
+from ._mxnet import set_monitor
 
 
 class TrainedNet:
@@ -88,7 +91,7 @@ class TrainedNet:
         gradients = [array for _, array in self.gradients()]
 
         def is_read(array: NDArray) -> bool:  # by the loss; another thread may train the others
-            return recorded_name(array) in self._read
+            return _mxnet.recorded_name(array) in self._read
 
         try:
             with restored(of_others, is_read), unchanged(gradients, running):
@@ -141,7 +144,7 @@ class TrainedNet:
         self._read = record.leaves
         # Not a backward, which would also write the gradients of other nets that the loss calls.
         own = {id(a): (p.name, a) for p in self._params() if p.grad_req != "null" for a in _mxnet.arrays(p)}
-        read = [a for a in [*apart, *(a for _, a in own.values())] if recorded_name(a) in self._read]
+        read = [a for a in [*apart, *(a for _, a in own.values())] if _mxnet.recorded_name(a) in self._read]
         heads = [head_gradient(each, loss_scale) for each in losses]
         with heads_scaled_by(loss_scale, record), hold_interrupts():
             sent = dict(zip(map(id, read), autograd.grad(losses, read, heads, retain_graph=True))) if read else {}
@@ -172,14 +175,14 @@ class TrainedNet:
             listener = in_training(listener_at(hook), autograd.is_training)
             monitor[0].add(listener)
             self._listening.append((block, hook, monitor, listener))
-            _mxnet.set_monitor(block, monitor)
+            set_monitor(block, monitor)
 
     def stop_listening(self) -> None:
         for block, hook, monitor, listener in self._listening:
             monitor[0].remove(listener)
             if monitor[0].idle:
                 if _mxnet.monitor(block) == monitor:
-                    _mxnet.set_monitor(block, None)
+                    set_monitor(block, None)
                 for built in hook.graphs.values():
                     built.op.forget(monitor)
         self._listening = []

@@ -14,6 +14,7 @@ from ....symbolic.bucketing import BucketingModule
 from ....symbolic.cast import cast_symbol
 from ....symbolic.module import Module
 from ..stand_ins import Inert, PlainStep, StepRecorder, in_full_precision
+from ._mxnet import default_bucket, executing, optimizer_of
 
 
 class _Settled:
@@ -66,18 +67,18 @@ class _PlainModule(PlainStep, _Settled):
         super().__init__(*args, **kwargs)
 
     def update(self) -> None:
-        group = _mxnet.group(_mxnet.executing(self))
+        group = _mxnet.group(executing(self))
         # With a kvstore, the sum over devices, which ``update`` makes inside.
         summed = {name: arrays for name, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None}
         due = [Gradient(name, _sum(arrays)) for name, arrays in summed.items()]
-        rescale = _mxnet.optimizer_of(_mxnet.executing(self)).rescale_grad
+        rescale = optimizer_of(executing(self)).rescale_grad
         self.recorder.note_outputs(self, self.get_outputs())
         with self.plain_step(due, rescale, lambda: _values(self)) as applies:
             if applies:
                 super().update()  # type: ignore[misc]
 
     def discard(self) -> None:
-        for arrays in _mxnet.group(_mxnet.executing(self)).grad_arrays:
+        for arrays in _mxnet.group(executing(self)).grad_arrays:
             for array in arrays:
                 if array is not None:
                     array[:] = 0
@@ -96,7 +97,7 @@ class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
     load: Any = classmethod(BucketingModule.load.__func__)  # type: ignore[attr-defined]
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
-        Module.start_from(_mxnet.default_bucket(self), arg_params, aux_params, states)
+        Module.start_from(default_bucket(self), arg_params, aux_params, states)
 
 
 class _InFull:
@@ -134,7 +135,7 @@ class _RecordedModule(_InFull, _Settled, Module):
 
 
 def _values(module: Any) -> Mapping[str, NDArray]:
-    group = _mxnet.group(_mxnet.executing(module))
+    group = _mxnet.group(executing(module))
     masters = getattr(module.core, "masters", {}) if isinstance(module, Module) else {}
     found = {name: masters.get(name, arrays)[0] for name, arrays in zip(group.param_names, group.param_arrays)}
     return {**found, **{name: arrays[0] for name, arrays in zip(group.aux_names, group.aux_arrays)}}

@@ -18,6 +18,7 @@ from ....symbolic import _mxnet
 from ....symbolic.bucketing import BucketingModule
 from ....symbolic.module import Module
 from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, unchanged
+from ._mxnet import copy_with_callback, is_training, mark_dirty
 
 
 class TrainedModule:
@@ -104,9 +105,9 @@ class TrainedModule:
         for i, executor in enumerate(execs):
             if executor not in twins:
                 listeners = Listeners()
-                execs[i] = _mxnet.copy_with_callback(executor, listeners)
+                execs[i] = copy_with_callback(executor, listeners)
                 twins[execs[i]] = listeners, executor
-            listener = in_training(listener_at(execs[i]), partial(_mxnet.is_training, execs[i]))
+            listener = in_training(listener_at(execs[i]), partial(is_training, execs[i]))
             twins[execs[i]][0].add(listener)
             self._listening.append((module, i, execs[i], listener))
 
@@ -149,7 +150,7 @@ def exclude_operators(target: Module | BucketingModule, current: Module, nodes: 
         module.rebind(first)
     first.remake_masters(weights)
     for each in (target, *trained):
-        _mxnet.mark_dirty(each)
+        mark_dirty(each)
     if core.low_names != low_names:
         for k, module in enumerate(trained):
             owner = next((each for each in trained[:k] if module.has_optimizer_of(each)), None)
