@@ -7,8 +7,9 @@ that cost most accuracy, when they alone are in the dtype, go to FP32 first, as 
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Callable, Collection, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -27,7 +28,7 @@ from .report import Candidate, InferenceReport, Layer
 from .runner import CandidateError, Runner
 from .targets import Subject
 
-INT8, BFLOAT16, FLOAT16 = "int8", "bfloat16", "float16"
+INT8, BFLOAT16, FLOAT16, FLOAT32 = "int8", "bfloat16", "float16", "float32"
 SUMS = "float16 sums"
 PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
 # The SQNR in dB above which two FP32 graphs compute the same. Sums in another order stay above it, and a wrong fusion
@@ -35,8 +36,6 @@ PLAIN, FOLDED, FUSED = "float32", "float32, folded", "float32, fused"
 _SAME = 90.0
 # How many rounds are timed: at least, at most, and in between as many as take so many seconds.
 _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 7, 31, 30.0
-# How the verdict on a graph begins that MXNet cannot run.
-_FAILS = "fails here"
 _FAILURES = CandidateError, mx.MXNetError
 # A dtype in which a network of more layers than this is less than so many times as fast is not tried layer by layer.
 _FEW, _SLOW = 16, 0.95
@@ -53,7 +52,17 @@ _AFTER_SCORES |= {"expand_dims", "elemwise_add", "slice", "slice_axis", "slice_l
 _CRASHES = 2
 
 
-Made = Tuple[Graph, Params]
+class Made(NamedTuple):
+    """A graph, and its parameters by name."""
+
+    graph: Graph
+    params: Params
+
+    def fused(self, **how: bool) -> Made:
+        """Return it with operators fused, as ``fuse`` takes it."""
+        return Made(fuse(self.graph, **how), self.params)
+
+
 # Takes the names of the layers that must not be in the dtype that is tried.
 Build = Callable[[Collection[str]], Made]
 
@@ -66,16 +75,72 @@ class Limits(NamedTuple):
     evaluate: Callable[[Graph, Params], float] | None
 
 
+@dataclass
+class Tried:
+    """A candidate: its row in the report, and what the search knows of it besides."""
+
+    row: Candidate
+    # Of its layers but those that are kept in another; FLOAT32 without any in low precision.
+    dtype: str
+    # None where MXNet cannot make or run it.
+    made: Made | None = None
+    # The reasons for the dtypes of operators, by name.
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether it may be returned: it runs, and is accurate enough."""
+        return not self.row.verdict
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Makes INT8 graphs of one network in FP32, with BatchNorm folded."""
+
+    base: Made
+    # ``base`` fused, as MXNet quantizes it.
+    fused: Graph
+    ranges: Ranges
+    # The operators that cannot be in INT8, with the reason, which the search finds more of.
+    failing: dict[str, str]
+    # What only MXNet's full mode would quantize, and may fail.
+    others: Collection[str]
+
+    def graph(self, rest: Collection[str] = ()) -> Made:
+        """Return the graph with all layers in INT8 but ``rest`` and those that fail."""
+        return self._made(self.fused, self.base.params, self.ranges, {*rest, *self.failing})
+
+    def alone(self, rest: Collection[str]) -> Made:
+        """Return the graph with just those layers in INT8 that are not in ``rest``, without a neighbor in INT8 too."""
+        return self._made(self.fused, self.base.params, self.ranges, {*rest, *self.others}, every=True)
+
+    def together(self, rest: Collection[str]) -> Made:
+        return self.alone([*self.failing, *rest])
+
+    def beside_bfloat16(self, rest: Collection[str]) -> Made:
+        """Return ``graph(rest)`` with ``rest`` in bfloat16."""
+        groups = {node.name: inner_operators(node) for node in self.fused.nodes() if not node.is_variable}
+        full = {name for layer, names in groups.items() if layer not in rest for name in names}
+        lowered, params = lower(*self.base, full, quantizable=True)
+        # A cast has the range of the tensor that it casts.
+        casts = [node for node in lowered.nodes() if node.op == "amp_cast"]
+        read = {f"{cast.name}_output": tensor_names(cast.inputs)[0] for cast in casts}
+        more = {name: self.ranges[source] for name, source in read.items() if source in self.ranges}
+        return self._made(lowered, params, {**self.ranges, **more}, {*rest, *self.failing})
+
+    @staticmethod
+    def _made(*args: Any, **kwargs: Any) -> Made:
+        return Made(*quantize(*args, **kwargs)[:2])
+
+
 class CandidateSearch:
     """One search. Each graph that is tried is a candidate, with a name such as ``"int8, 3 in float32"``."""
 
     def __init__(self, subject: Subject, runner: Runner, limits: Limits, tell: Callable[[str], None]) -> None:
         self._runner, self._limits, self._tell = runner, limits, tell
         self._calibrating, self._held = subject.calibrating, subject.held
-        self._base = subject.graph, subject.params
-        # By candidate: the graph, its parameters by name, and the reasons for the dtypes of operators by name.
-        self._tried: dict[str, tuple[Graph, Params, Mapping[str, str]]] = {}
-        self._rows: dict[str, Candidate] = {}
+        self._base = Made(subject.graph, subject.params)
+        self._tried: dict[str, Tried] = {}  # by the candidate's name
         self._alone: dict[str, dict[str, float]] = {}  # by dtype, then by layer
         self._calibrators: dict[str, float] = {}
         self.notes: list[str] = []
@@ -99,41 +164,43 @@ class CandidateSearch:
     def _try_float32(self, fused: bool) -> None:
         """Run the network as it is, with BatchNorm folded and, with ``fused``, fused by oneDNN too."""
         self._tell("float32")
-        graph, params = self._base = without_identities(self._base[0]), self._base[1]
-        folded = folded_norms(graph, params)
+        plain = self._base = Made(without_identities(self._base.graph), self._base.params)
+        folded = Made(*folded_norms(*plain))
         every = sorted({*self._calibrating, *self._held})
-        self._reference = self._outputs(PLAIN, self._base, every)
+        self._reference = self._outputs(PLAIN, plain, every)
         if any(np.isnan(value).any() for outputs in self._reference.values() for value in outputs):
             raise ValueError("the network's own FP32 outputs on the calibration data hold NaN: is it trained?")
-        self._tried[PLAIN] = *self._base, {}
-        self._rows[PLAIN] = Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf)
-        if self._try(FOLDED, lambda: (fuse(folded[0], apart=True), folded[1]), {}, same=True):
+        self._tried[PLAIN] = Tried(Candidate(PLAIN, sqnr=np.inf, column_sqnr=np.inf), FLOAT32, plain)
+        if self._try_same(FOLDED, partial(folded.fused, apart=True)):
             self._base = folded  # graphs in other dtypes are made from it
         else:
-            self.notes.append(f"BatchNorm stays: the graph without it {self._rows[FOLDED].verdict}")
-            self._try(FOLDED, lambda: (fuse(graph, apart=True), params), {}, same=True)
-        if fused and not self._try(FUSED, lambda: (fuse(self._base[0]), self._base[1]), {}, same=True):
-            self.notes.append(f"the network stays unfused: the fused graph {self._rows[FUSED].verdict}")
+            self.notes.append(f"BatchNorm stays: the graph without it {self._tried[FOLDED].row.verdict}")
+            self._try_same(FOLDED, partial(plain.fused, apart=True))
+        if fused and not self._try_same(FUSED, self._base.fused):
+            self.notes.append(f"the network stays unfused: the fused graph {self._tried[FUSED].row.verdict}")
         # Of those without fused operators, which may run in the user's process; one with a verdict may crash.
-        self._unfused = PLAIN if self._rows[FOLDED].verdict else FOLDED
+        self._unfused = FOLDED if self._tried[FOLDED].fits else PLAIN
         if self._limits.evaluate is not None:  # scores in other dtypes are compared with this one
-            self._score = self._limits.evaluate(*self._tried[self._unfused][:2])
-            self._rows[self._unfused] = self._rows[self._unfused]._replace(score=self._score)
+            unfused = self._tried[self._unfused]
+            self._score = self._limits.evaluate(*(unfused.made or plain))
+            unfused.row = unfused.row._replace(score=self._score)
 
     # -- bfloat16 -----------------------------------------------------------------------------------
 
     def _try_bfloat16(self) -> None:
         self._tell(BFLOAT16)
-        build = partial(lower, *self._base)
         try:
-            layers = _bfloat16_layers(build(())[0])
+            layers = _bfloat16_layers(self._in_bfloat16(()).graph)
         except (mx.MXNetError, ValueError) as error:
             self.notes.append(f"bfloat16 cannot be had: {error}")
             return
         if layers:
-            self._fall_back(BFLOAT16, layers, build)
+            self._fall_back(BFLOAT16, layers, self._in_bfloat16)
         else:
             self.notes.append("bfloat16: no operator of this network may compute in it")
+
+    def _in_bfloat16(self, full: Collection[str]) -> Made:
+        return Made(*lower(*self._base, full))
 
     # -- float16 ------------------------------------------------------------------------------------
 
@@ -148,29 +215,33 @@ class CandidateSearch:
         layers = [node.name for node in weighted if decisions[node.name].low]
         kept: list[str] = []
         if layers:
-            kept = self._fall_back(FLOAT16, layers, lambda full: lower_to_float16(*self._base, full, "cpu")[:2])
+            kept = self._fall_back(FLOAT16, layers, self._in_float16)
         else:
             self.notes.append("float16: no layer of this network may compute in it")
-        chosen = _candidate_name(FLOAT16, len(kept), "float32")
-        if chosen in self._rows and not self._rows[chosen].verdict:
+        chosen = _candidate_name(FLOAT16, len(kept))
+        if chosen in self._tried and self._tried[chosen].fits:
             graph, params, decisions = lower_to_float16(graph, params, kept, "gpu") if kept else found
-            if any(node.op == "FullyConnected" and decisions[name].low for node, name in self._base[0].names().items()):
+            names = self._base.graph.names()
+            if any(node.op == "FullyConnected" and decisions[name].low for node, name in names.items()):
                 self._try_float16_sums(kept)
         else:
             chosen, decisions = self._unfused, {}
         operators, alone = [], self._alone.get(FLOAT16, {})
-        for node in self._base[0].nodes():
+        for node in self._base.graph.nodes():
             if not node.is_variable:
                 decision = decisions.get(node.name, Decision(node.op, False, ""))
-                dtype = FLOAT16 if decision.low else "float32"
+                dtype = FLOAT16 if decision.low else FLOAT32
                 operators.append(Layer(node.name, node.op, dtype, decision.reason or _ALL_FP32, alone.get(node.name)))
-        rows = list(self._rows.values())
+        rows = [each.row for each in self._tried.values()]
         return graph, params, InferenceReport(chosen, self._unfused, rows, operators, {}, self.notes)
+
+    def _in_float16(self, full: Collection[str], float16_sums: bool = False) -> Made:
+        return Made(*lower_to_float16(*self._base, full, "cpu", float16_sums=float16_sums)[:2])
 
     def _try_float16_sums(self, kept: Collection[str]) -> None:
         """Run one more candidate, which emulates a GPU with MXNET_FC_TRUE_FP16=1, and note the result."""
         register()
-        right = self._try(SUMS, lambda: lower_to_float16(*self._base, kept, "cpu", float16_sums=True)[:2], {})
+        right = self._try(SUMS, FLOAT16, partial(self._in_float16, kept, float16_sums=True))
         self.notes.append(
             f"MXNET_FC_TRUE_FP16=1, which lets FullyConnected sum in float16 on a GPU, is {'' if right else 'not '}"
             f"accurate enough here: see {SUMS!r}"
@@ -182,54 +253,43 @@ class CandidateSearch:
         """Try INT8, with as few layers in FP32 as accuracy needs.
         If there are any, and a bfloat16 graph was accurate enough, try these layers in bfloat16 too."""
         self._tell("calibration")
-        base, params = self._base
-        fused = fuse(base, quantizable=True)
         try:
-            self._runner.add("calibration", fused, params)
-            tensors = tensors_to_calibrate(fused, params)
-            seen: Statistics = self._runner.ask("statistics", "calibration", self._calibrating, tensors)
-            failing = layers_at(fused, seen.unusable(tensors))
-            least = seen.ranges("min/max")
-            every = quantize(fused, params, least, failing)[2]
-            # What only MXNet's full mode would quantize is no candidate, and may fail.
-            others = {*failing, *quantizable(fused, params, failing, every=True)} - {*every}
-            self._note_unfit({name: failing[name] for name in quantizable(fused, params, ()) if name in failing})
+            seen, int8, every = self._calibrated()
         except _FAILURES as error:
             self.notes.append(f"int8 cannot be had: {last_line(error)[-350:]}")
             return
         if not every:
             self.notes.append("int8: nothing to quantize, no operator of this network has an INT8 kernel")
             return
-        whole = lambda: quantize(fused, params, least, failing)[:2]  # noqa: E731
-        if len(every) > _FEW and self._is_slow(INT8, whole):
-            self._try(INT8, whole, failing)
+        failing = int8.failing
+        if len(every) > _FEW and self._is_slow(INT8, int8.graph()):
+            self._try(INT8, INT8, int8.graph, failing)
             return
-        one = lambda rest: quantize(fused, params, least, {*rest, *others}, every=True)[:2]  # noqa: E731
-        failing.update(self._measure_alone(INT8, every, one))
-        alone = [name for name in every if name not in failing]
-        failing.update(self._fails_with_others(alone, lambda rest: one([*failing, *rest])))
+        failing.update(self._measure_alone(INT8, every, int8.alone))
+        failing.update(self._fails_with_others([name for name in every if name not in failing], int8.together))
         layers = [name for name in every if name not in failing]
-        found = self._best_ranges(fused, params, seen, failing)
+        found = self._best_ranges(int8, seen)
         if found is None:
             self.notes.append("int8: no graph runs here, see the reasons of its operators")
             return
-
-        def build(rest: Collection[str], in_bfloat16: bool) -> tuple[Graph, Params]:
-            if not in_bfloat16:
-                return quantize(fused, params, found, {*rest, *failing})[:2]
-            groups = {node.name: inner_operators(node) for node in fused.nodes() if not node.is_variable}
-            full = {name for layer, names in groups.items() if layer not in rest for name in names}
-            lowered, values = lower(base, params, full, quantizable=True)
-            # A cast has the range of the tensor that it casts.
-            casts = [node for node in lowered.nodes() if node.op == "amp_cast"]
-            read = {f"{cast.name}_output": tensor_names(cast.inputs)[0] for cast in casts}
-            more = {name: found[source] for name, source in read.items() if source in found}
-            return quantize(lowered, values, {**found, **more}, {*rest, *failing})[:2]
-
-        kept = self._fall_back(INT8, layers, lambda rest: build(rest, False), why=failing)
-        if kept and any(name.startswith(BFLOAT16) and not row.verdict for name, row in self._rows.items()):
+        int8 = replace(int8, ranges=found)
+        kept = self._fall_back(INT8, layers, int8.graph, why=failing)
+        if kept and any(each.dtype == BFLOAT16 and each.fits for each in self._tried.values()):
             name = _candidate_name(INT8, len(kept), BFLOAT16)
-            self._try(name, lambda: build(kept, True), dict.fromkeys(kept, "for accuracy"))
+            self._try(name, INT8, partial(int8.beside_bfloat16, kept), dict.fromkeys(kept, "for accuracy"))
+
+    def _calibrated(self) -> tuple[Statistics, Quantizer, list[str]]:
+        """Return what calibration has seen, a Quantizer with the ranges of all values, and all layers for INT8."""
+        fused, params = self._base.fused(quantizable=True)
+        self._runner.add("calibration", fused, params)
+        tensors = tensors_to_calibrate(fused, params)
+        seen: Statistics = self._runner.ask("statistics", "calibration", self._calibrating, tensors)
+        failing = layers_at(fused, seen.unusable(tensors))
+        ranges = seen.ranges("min/max")
+        every = quantize(fused, params, ranges, failing)[2]
+        others = {*failing, *quantizable(fused, params, failing, every=True)} - {*every}
+        self._note_unfit({name: failing[name] for name in quantizable(fused, params, ()) if name in failing})
+        return seen, Quantizer(self._base, fused, ranges, failing, others), every
 
     def _note_unfit(self, layers: Mapping[str, str]) -> None:
         if layers:
@@ -237,11 +297,11 @@ class CandidateSearch:
             more = f"; and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
             self.notes.append(f"int8: the range of some values is not known, so these stay out: {named}{more}")
 
-    def _is_slow(self, dtype: str, build: Callable[[], tuple[Graph, Params]]) -> bool:
+    def _is_slow(self, dtype: str, made: Made) -> bool:
         """Return whether a graph with all layers in ``dtype`` is slower than FP32, and note it; False if it fails."""
         full = self._full_candidates()
         try:
-            self._runner.add("trial", *build())
+            self._runner.add("trial", *made)
             times = self._runner.ask("times", [*full, "trial"], _FEWEST_ROUNDS)
         except _FAILURES:
             return False
@@ -252,17 +312,16 @@ class CandidateSearch:
         return speed < _SLOW
 
     def _full_candidates(self) -> list[str]:
-        return [name for name in (PLAIN, FOLDED, FUSED) if name in self._rows and not self._rows[name].verdict]
+        return [name for name, each in self._tried.items() if each.dtype == FLOAT32 and each.fits]
 
-    def _best_ranges(self, fused: Graph, params: Params, seen: Statistics, failing: Mapping[str, str]) -> Ranges | None:
+    def _best_ranges(self, int8: Quantizer, seen: Statistics) -> Ranges | None:
         """Return the ranges with which INT8 has the highest SQNR, which is kept; None if it cannot run with any."""
         self._tell("calibrators")
         ranges: dict[str, Ranges] = {}
         for name in CALIBRATORS:
             try:
                 ranges[name] = self._runner.ask("ranges", seen, name)
-                made = quantize(fused, params, ranges[name], failing)[:2]
-                self._calibrators[name] = self._sqnr_of(made, self._held)
+                self._calibrators[name] = self._sqnr_of(replace(int8, ranges=ranges[name]).graph(), self._held)
             except _FAILURES as error:
                 self.notes.append(f"int8 by {name} {_fails(error)}")
         return ranges[max(self._calibrators, key=self._calibrators.__getitem__)] if self._calibrators else None
@@ -275,7 +334,7 @@ class CandidateSearch:
         alone = self._alone[dtype] = {}
         failing: dict[str, str] = {}
         crashes: dict[str, int] = {}
-        kinds = {node.name: node.op for node in fuse(self._base[0], quantizable=True).nodes()}
+        kinds = {node.name: node.op for node in self._base.fused(quantizable=True).graph.nodes()}
         for number, name in enumerate(layers):
             self._tell(f"layer {number + 1} of {len(layers)}")
             kind = kinds.get(name, "")
@@ -311,11 +370,7 @@ class CandidateSearch:
         return dict(zip(batches, self._runner.ask("outputs", name, batches)))
 
     def _fall_back(
-        self,
-        dtype: str,
-        layers: Sequence[str],
-        build: Build,
-        why: Mapping[str, str] | None = None,
+        self, dtype: str, layers: Sequence[str], build: Build, why: Mapping[str, str] | None = None
     ) -> list[str]:
         """Return the layers, as few as accuracy needs, that must be in FP32; ``why`` has reasons for other operators.
         The list is empty if the candidate ``dtype`` has no verdict, or if ``dtype`` is given up, as a note says."""
@@ -327,14 +382,13 @@ class CandidateSearch:
             if count not in tried:
                 self._tell(f"{dtype}, {count} of {len(layers)} layers not")
                 reasons = {**(why or {}), **dict.fromkeys(order[:count], "for accuracy")}
-                name = _candidate_name(dtype, count, "float32")
-                tried[count] = self._try(name, lambda: build(order[:count]), reasons)
+                tried[count] = self._try(_candidate_name(dtype, count), dtype, partial(build, order[:count]), reasons)
             return tried[count]
 
         if within(0):
             return []
-        is_many = dtype == BFLOAT16 and len(layers) > _FEW and dtype in self._tried
-        if is_many and self._is_slow(dtype, lambda: self._tried[dtype][:2]):
+        whole = self._tried[dtype]
+        if dtype == BFLOAT16 and len(layers) > _FEW and whole.made and self._is_slow(dtype, whole.made):
             return []
         if dtype not in self._alone:
             self._measure_alone(dtype, layers, build)
@@ -344,9 +398,8 @@ class CandidateSearch:
         while count < most and not within(count):
             count, failed = min(2 * count, most), count
         if not most or not within(count):
-            failure = self._rows[dtype].verdict
             inaccurate = "no graph with a layer in it is accurate enough"
-            self.notes.append(f"{dtype}: {failure if failure.startswith(_FAILS) else inaccurate}")
+            self.notes.append(f"{dtype}: {inaccurate if whole.made else whole.row.verdict}")
             return []
         while count - failed > 1:
             middle = (count + failed) // 2
@@ -358,36 +411,52 @@ class CandidateSearch:
         alone = self._alone.get(dtype, {})
         return sorted(layers, key=lambda name: alone.get(name, -np.inf))  # most costs one that cannot run
 
-    def _try(self, name: str, build: Callable[[], Made], why: Mapping[str, str], same: bool = False) -> bool:
-        """Run a candidate; return True if it is within the ``Limits`` or, with ``same``, as FP32 but for rounding.
-        ``why`` has reasons for dtypes, by operator."""
+    def _try(self, name: str, dtype: str, build: Callable[[], Made], why: Mapping[str, str] | None = None) -> bool:
+        """Run a candidate; return whether it is within the ``Limits``. ``why`` has reasons for dtypes, by operator."""
+        tried = self._run(name, dtype, build, self._held, why)
+        if tried.made:
+            limits, row, score, verdict = self._limits, tried.row, None, ""
+            if limits.evaluate is not None:
+                score = limits.evaluate(*tried.made)
+                verdict = "" if self._score - score <= limits.max_drop else f"loses {self._score - score:.4g}"
+            elif (row.column_sqnr or 0.0) < limits.min_sqnr:
+                verdict = f"below {limits.min_sqnr:.0f} dB"
+            elif row.agreement is not None and row.agreement < 1 - limits.max_drop:
+                verdict = f"{1 - row.agreement:.1%} of the answers are others"
+            tried.row = row._replace(score=score, verdict=verdict)
+        return tried.fits
+
+    def _try_same(self, name: str, build: Callable[[], Made]) -> bool:
+        """Run an FP32 candidate; return whether its outputs are those of the network but for rounding."""
+        tried = self._run(name, FLOAT32, build, list(self._reference))
+        if tried.made and not (tried.row.sqnr or 0.0) >= _SAME:  # or NaN
+            tried.row = tried.row._replace(verdict=f"has other outputs: below {_SAME:.0f} dB")
+        return tried.fits
+
+    def _run(
+        self,
+        name: str,
+        dtype: str,
+        build: Callable[[], Made],
+        batches: Sequence[int],
+        why: Mapping[str, str] | None = None,
+    ) -> Tried:
+        """Make and run a candidate; keep and return what it is, with a verdict if it fails."""
         try:
-            graph, params = build()
-            outputs = self._outputs(name, (graph, params), list(self._reference) if same else self._held)
+            made = build()
+            ratio, worst, agreement = self._compared(self._outputs(name, made, batches))
         except _FAILURES as error:
-            self._rows[name] = Candidate(name, verdict=_fails(error))
-            return False
-        self._tried[name] = graph, params, why
-        ratio, worst, agreement = self._compared(outputs)
-        limits, score, verdict = self._limits, None, ""
-        if same:
-            verdict = "" if ratio >= _SAME else f"has other outputs: below {_SAME:.0f} dB"
-        elif limits.evaluate is not None:
-            score = limits.evaluate(graph, params)
-            verdict = "" if self._score - score <= limits.max_drop else f"loses {self._score - score:.4g}"
-        elif worst < limits.min_sqnr:
-            verdict = f"below {limits.min_sqnr:.0f} dB"
-        elif agreement is not None and agreement < 1 - limits.max_drop:
-            verdict = f"{1 - agreement:.1%} of the answers are others"
-        self._rows[name] = Candidate(
-            name, sqnr=ratio, column_sqnr=worst, agreement=agreement, score=score, verdict=verdict
-        )
-        return not verdict
+            tried = Tried(Candidate(name, verdict=_fails(error)), dtype)
+        else:
+            row = Candidate(name, sqnr=ratio, column_sqnr=worst, agreement=agreement)
+            tried = Tried(row, dtype, made, why or {})
+        self._tried[name] = tried
+        return tried
 
     def _compared(self, found: Mapping[int, Sequence[np.ndarray]]) -> tuple[float, float, float | None]:
         """Return how near outputs, by the position of a batch, are to FP32's: sqnr, column_sqnr and agreement."""
         pooled, worst, same = [], [], []
-        for place, head in enumerate(self._base[0].heads):
+        for place, head in enumerate(self._base.graph.heads):
             pairs = [(self._reference[number][place], outputs[place]) for number, outputs in found.items()]
             pooled.append(sqnr(*(np.concatenate([each.reshape(-1) for each in side]) for side in zip(*pairs))))
             columns = [[columns_of(each) for each in side] for side in zip(*pairs)]
@@ -405,7 +474,7 @@ class CandidateSearch:
     def _choose(self) -> tuple[Graph, Params, InferenceReport]:
         """Time the candidates that are accurate enough; return the fastest."""
         self._tell("whole graphs")
-        names = [name for name, row in self._rows.items() if not row.verdict and self._runs_again(name)]
+        names = [name for name, each in self._tried.items() if each.fits and self._runs_again(each)]
         spent = sum(min(each) for each in self._runner.ask("times", names, 2).values())
         times = self._runner.ask("times", names, int(np.clip(_SECONDS / spent, _FEWEST_ROUNDS, _MOST_ROUNDS)))
         middle = {name: statistics.median(each) for name, each in times.items()}
@@ -419,42 +488,40 @@ class CandidateSearch:
         if chosen == PLAIN:  # a Module that binds the plain graph would let MXNet fuse it, perhaps wrongly
             chosen = min([name for name in full if name != PLAIN] or [PLAIN], key=middle.__getitem__)
         for dtype in (BFLOAT16, INT8):
-            best = max((gains[n][1] for n in others if n.startswith(dtype)), default=None)
+            best = max((gains[name][1] for name in others if self._tried[name].dtype == dtype), default=None)
             if best is not None and best <= 1:
                 self.notes.append(f"{dtype} does not pay here: {best:.2f} times as fast as {baseline}")
-        rows = [
-            row._replace(milliseconds=1e3 * middle[name], gain=gains[name]) if name in middle else row
-            for name, row in self._rows.items()
-        ]
-        graph, params, _ = self._tried[chosen]
+        for name in names:
+            tried = self._tried[name]
+            tried.row = tried.row._replace(milliseconds=1e3 * middle[name], gain=gains[name])
+        rows = [each.row for each in self._tried.values()]
         report = InferenceReport(chosen, baseline, rows, self._layers(chosen), self._calibrators, self.notes)
-        return graph, params, report
+        return *(self._tried[chosen].made or self._base), report
 
-    def _runs_again(self, name: str) -> bool:
+    def _runs_again(self, tried: Tried) -> bool:
         """Return whether a candidate runs several times; that it fails is its verdict, but for the network itself."""
         try:
-            self._runner.ask("times", [name], 1)
+            self._runner.ask("times", [tried.row.name], 1)
         except CandidateError as error:
-            if name == PLAIN:
+            if tried.row.name == PLAIN:
                 raise
-            self._rows[name] = self._rows[name]._replace(verdict=_fails(error))
-        return not self._rows[name].verdict
+            tried.row = tried.row._replace(verdict=_fails(error))
+        return tried.fits
 
     def _layers(self, name: str) -> list[Layer]:
         """Return a report's ``Layer`` of each operator of a candidate, which runs once more for the times."""
-        graph, _, why = self._tried[name]
+        tried = self._tried[name]
         spent = self._runner.ask("profile", name)
-        kind = name.partition(",")[0]
-        layers, alone = [], self._alone.get(kind, {})
-        in_fp32 = _ALL_FP32 if kind == "float32" else f"no {kind} kernel is tried for it"
-        for node in graph.nodes():
+        layers, alone = [], self._alone.get(tried.dtype, {})
+        in_fp32 = _ALL_FP32 if tried.dtype == FLOAT32 else f"no {tried.dtype} kernel is tried for it"
+        for node in (tried.made or self._base).graph.nodes():
             if node.is_variable:
                 continue
             own = node.name[len(QUANTIZED) :] if node.name.startswith(QUANTIZED) else node.name
             names = f"{node.name}_output", f"{node.name}_output0"  # MXNet numbers several outputs of most operators
-            milliseconds, dtype = next((spent[name] for name in names if name in spent), (None, "float32"))
+            milliseconds, dtype = next((spent[name] for name in names if name in spent), (None, FLOAT32))
             dtype = INT8 if own != node.name or dtype == "uint8" else dtype
-            reason = why.get(own) or ("within the accuracy that was requested" if dtype != "float32" else in_fp32)
+            reason = tried.why.get(own) or ("within the accuracy that was requested" if dtype != FLOAT32 else in_fp32)
             parts = tuple(inner_operators(node))
             layers.append(
                 Layer(own, node.op, dtype, reason, alone.get(own), milliseconds, parts if len(parts) > 1 else ())
@@ -477,9 +544,9 @@ def _bfloat16_layers(graph: Graph) -> list[str]:
     return [name for name, node in weights.items() if node.is_variable and node.attrs.get("__dtype__") == code]
 
 
-def _candidate_name(dtype: str, count: int, other: str) -> str:
+def _candidate_name(dtype: str, count: int, other: str = FLOAT32) -> str:
     return f"{dtype}, {count} in {other}" if count else dtype
 
 
 def _fails(error: Exception) -> str:
-    return f"{_FAILS}: {last_line(error)[-350:]}"
+    return f"fails here: {last_line(error)[-350:]}"
