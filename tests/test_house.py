@@ -56,7 +56,7 @@ HOUSE = {
     "gluon": [
         *("_mxnet", "nesting", "known", "remembered", "blocks", "parameter", "conversion", "record", "scaling"),
         *("scaled_reads", "unconverted_heads"),
-        *("graphs", "hook", "convert"),
+        *("graphs", "symbols", "hook", "convert"),
         *("backward", "trainer", "weights", "__init__"),
     ],
     "symbolic": [

@@ -20,8 +20,7 @@ from ..callbacks import hold_interrupts
 from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
-from ..messages import as_shape, warn_user
-from ..policy import is_policy_text
+from ..messages import warn_user
 from ..precision.casts import inserted
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
@@ -33,7 +32,7 @@ from . import _mxnet
 from .blocks import blocks_of
 from .conversion import NetConversion, requested_gradient
 from .known import Functions, Knowledge, asks_for_more, known, knows_arrays, tracing
-from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of, split
+from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
 from .parameter import overridden
 from .remembered import ANY, Left, Reads, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
@@ -220,13 +219,13 @@ class BuiltGraph(NamedTuple):
         out = self.op(inputs, monitor)
         flat = [out] if isinstance(out, NDArray) else out
         if self.nesting is None or not self.left.nestings:
-            return _as_nested(flat, self.nesting, self.traced)
+            return as_nested(flat, self.nesting, self.traced)
         answer, *values = nested(Nesting(list, [self.nesting, *self.left.nestings]), flat)
         self.left.repeat(values)
         return answer
 
 
-def _as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
+def as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
     return _mxnet.regroup(flat, traced.out_format) if nesting is None else nested(nesting, flat)
 
 
@@ -238,12 +237,12 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     """Trace ``block`` for a call, and return its low-precision graph, for training or inference as autograd is set now.
     ``args`` and ``constants`` are as ``nesting.split`` returns them. Parameters become ``LowParameter``, or get their
     shape. Raises ``UntraceableError``, and what ``NetConversion.build_graph`` and ``refuse_contrib_amp`` raise."""
-    clone, nesting, needs, reads, left = _trace(block, args, constants)
+    clone, nesting, needs, reads, left = trace_block(block, args, constants)
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     original, compute = Graph.from_symbol(symbol), conversion.policy.compute
-    inputs = _named_inputs(data, args)
+    inputs = named_inputs(data, args)
     shapes = {name: array.shape for name, array in inputs.items()}
     device = device_of(next(iter(inputs.values())).ctx)
     large = LargeInputs(original, list(shapes), compute) if device == "cpu" else None
@@ -274,14 +273,14 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     has_few_rows = conversion.plan is None and any(each.reason == FEW_ROWS for each in plan.decisions.values())
     few = tuple(array.size for array in inputs.values()) if has_few_rows else ()
     conditions = Conditions(adds_to_inputs, large, few, has_heads)
-    kept = _without_last_outputs(symbol, left.outputs)
+    kept = without_last_outputs(symbol, left.outputs)
     # ``export`` takes the Parameters from here.
     shown = traced._replace(graph=(data, kept), op_args=[sources[name] for name in kept.list_inputs()])
     shown = shown if left.outputs else traced
     return BuiltGraph(shown, symbol, op, plan, shapes, requested, nesting, needs, conditions, reads, left)
 
 
-def _without_last_outputs(symbol: mx.sym.Symbol, count: int) -> mx.sym.Symbol:
+def without_last_outputs(symbol: mx.sym.Symbol, count: int) -> mx.sym.Symbol:
     outputs = len(symbol.list_outputs()) - count
     return mx.sym.Group([symbol[i] for i in range(outputs)]) if count else symbol
 
@@ -295,41 +294,7 @@ def _copy_returned_inputs(graph: Graph) -> None:
             graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
-class TracedCall(NamedTuple):
-    """The FP32 graph of one call of a block, traced without running an operator."""
-
-    symbol: mx.sym.Symbol
-    # The arrays of the call, by the names of the graph's variables.
-    inputs: dict[str, NDArray]
-    params: dict[str, Parameter]
-    # Takes the flat list of the graph's outputs, and returns them as the block nests them.
-    nested: Callable[[list[NDArray]], Any]
-
-
-def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool = False) -> TracedCall:
-    """Return the FP32 graph of ``block(*args)`` in training or inference mode; ``block`` stays as it is.
-    Behind the outputs there are results that the code leaves in attributes, unless the graph is to be served.
-    Raises ``ValueError`` if the block's Python code fails on Symbols."""
-    args, constants = split(args)
-    try:
-        with autograd.train_mode() if training else autograd.predict_mode():
-            clone, nesting, _, _, left = _trace(block, args, constants)
-    except UntraceableError as error:
-        culprit, reason = error.args
-        policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
-        hint = f"; a policy is given by name, policy={policies[0]!r}" if policies else ""
-        raise ValueError(f"{culprit.name!r} cannot be traced, so it has no graph to plan: {reason}{hint}") from error
-    traced = _mxnet.traced_graph(clone)
-    data, symbol = traced.graph
-    if served:
-        symbol = _without_last_outputs(symbol, left.outputs)
-    names = set(symbol.list_inputs())
-    params = {param.name: param for param in block.collect_params().values() if param.name in names}
-    inputs = {name: array for name, array in _named_inputs(data, args).items() if name in names}
-    return TracedCall(symbol, inputs, params, lambda outs: _as_nested(outs, nesting, traced))
-
-
-def _named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
+def named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:
     """Return the arrays in ``args`` by the names of the variables ``data`` (``"data0"``) that stand for them."""
     return {variable.name: array for variable, array in zip(data, _mxnet.arrays_in(args))}
 
@@ -344,7 +309,7 @@ class _Traced(NamedTuple):
     left: Left
 
 
-def _trace(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
+def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
     """Trace a copy of ``block``; return it, and what is known of its output and its code.
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
     innermost block that failed."""
@@ -365,7 +330,7 @@ def _trace(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
 
 
 def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge: Knowledge | None) -> _Traced:
-    """Do what ``_trace`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
+    """Do what ``trace_block`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
     clone = _mxnet.copied(block)
     nestings: list[Nesting] = []
     lefts = [Left([], [], [])]
@@ -410,28 +375,6 @@ def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
     return known(_mxnet.forward(block, args))
 
 
-def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:
-    """Return ``inputs`` as arguments of a call, with a new array for each shape, and a list of the new arrays.
-    These are FP32, on the CPU, not initialized. ``ValueError``: one is no argument of a call, nor a shape."""
-    made: list[NDArray] = []
-    empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty  # no operator runs, so no thread starts
-
-    def read(value: Any) -> Any:
-        if value is None or isinstance(value, NDArray):
-            return value
-        # A list of anything else is a shape, right or wrong.
-        if isinstance(value, (list, tuple)) and value and all(isinstance(each, _INPUTS) for each in value):
-            return [read(each) for each in value]
-        made.append(empty(as_shape(value), ctx=mx.cpu()))
-        return made[-1]
-
-    if inputs and all(isinstance(each, int) for each in inputs):
-        raise ValueError(f"got the numbers {', '.join(map(str, inputs))}: give a shape as one tuple, {tuple(inputs)}")
-    beside = any(isinstance(each, _INPUTS[:-1]) for each in inputs)
-    return tuple(each if beside and isinstance(each, (bool, int, float, str)) else read(each) for each in inputs), made
-
-
-_INPUTS = (NDArray, list, tuple, type(None))
 # Global: one lock for MXNet's engine, which is one for the process.
 _engine = threading.RLock()
 # Global: the functions that free the CachedOps which nobody uses any more; see ``_CachedOp``.

@@ -16,8 +16,8 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import last_line
 from ..files import replacing_all
-from ..gluon.graphs import traced_call
 from ..gluon.parameter import weight_of
+from ..gluon.symbols import traced_call
 from ..kernels.memory import keep_memory_apart
 from ..messages import class_of, instead
 from ..precision._mxnet import dtype_name

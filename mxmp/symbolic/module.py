@@ -41,7 +41,6 @@ from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
 from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
 from .core import Core, Inputs, NamedUpdaters
-from .parameters import check_values
 
 
 class Module(SavesParams, StepView, mx.mod.Module):
@@ -338,7 +337,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ignored = self.params_initialized and not force_init
         if self.binded and not ignored:
             for given, held in ((arg_params, self._arg_params), (aux_params, self._aux_params)):
-                check_values(given, held, missing=allow_missing, extra=True)
+                _check_values(given, held, missing=allow_missing, extra=True)
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if not ignored:
             self.core.set_masters(self._arg_params, self.arrays())
@@ -364,7 +363,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             inputs = {*self._data_names, *self._label_names, *self._state_names}  # MXNet sets these, too
             named = {name: value for name, value in (arg_params or {}).items() if name not in inputs}
             for given, held in ((named, self._arg_params), (aux_params, self._aux_params)):
-                check_values(given, held, missing=True, extra=allow_extra)
+                _check_values(given, held, missing=True, extra=allow_extra)
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if allow_missing and not ignored:
             low = {k: v for k, v in (arg_params or {}).items() if k in self.core.low_names}
@@ -828,6 +827,23 @@ def _check_names(given: Mapping[str, Any]) -> None:
         if isinstance(names, str) and len(names) > 1:
             fix = f"the policy is a keyword, policy={names!r}" if is_policy_text(names) else f"write [{names!r}]"
             raise ValueError(f"{which} must be a list of names, got {names!r}: {fix}")
+
+
+def _check_values(
+    given: Mapping[str, NDArray] | None, held: Mapping[str, NDArray], *, missing: bool, extra: bool
+) -> None:
+    """Raise an error unless ``given`` values fit the arrays to set, ``held``, before any of them is set."""
+    if given is None:
+        return
+    absent = [name for name in held if name not in given]
+    if absent and not missing:
+        raise RuntimeError(f"{', '.join(absent[:5])} is not presented: pass its value, or allow_missing=True")
+    unknown = [name for name in given if name not in held]
+    if unknown and not extra:
+        raise ValueError(f"the Symbol has no {', '.join(unknown[:5])}: leave it out, or pass allow_extra=True")
+    for name in given.keys() & held.keys():
+        if given[name].shape != held[name].shape:
+            raise ValueError(f"{name} has shape {given[name].shape}, expected {held[name].shape}")
 
 
 def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:

@@ -49,23 +49,6 @@ def check_parameters(
     return bool(wrong)
 
 
-def check_values(
-    given: Mapping[str, NDArray] | None, held: Mapping[str, NDArray], *, missing: bool, extra: bool
-) -> None:
-    """Raise an error unless ``given`` values fit the arrays to set, ``held``, before any of them is set."""
-    if given is None:
-        return
-    absent = [name for name in held if name not in given]
-    if absent and not missing:
-        raise RuntimeError(f"{', '.join(absent[:5])} is not presented: pass its value, or allow_missing=True")
-    unknown = [name for name in given if name not in held]
-    if unknown and not extra:
-        raise ValueError(f"the Symbol has no {', '.join(unknown[:5])}: leave it out, or pass allow_extra=True")
-    for name in given.keys() & held.keys():
-        if given[name].shape != held[name].shape:
-            raise ValueError(f"{name} has shape {given[name].shape}, expected {held[name].shape}")
-
-
 def cast_parameters(params: Mapping[str, NDArray], low: mx.sym.Symbol) -> dict[str, NDArray]:
     """Return a checkpoint's FP32 parameters in the dtypes in which a Symbol of ``cast_symbol`` stores them.
     Waits for the device. Raises ``ValueError`` for a finite value beyond 65504 that would be float16."""

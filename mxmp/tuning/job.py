@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
-from ..gluon.graphs import read_inputs, traced_call
+from ..gluon.symbols import read_inputs, traced_call
 from ..messages import as_shape, did_you_mean, instead
 from ..policy import Policy
 from ..precision._mxnet import is_numpy

@@ -20,7 +20,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon.graphs import traced_call
+from mxmp.gluon.symbols import traced_call
 
 WIDTH, CLASSES, BATCH, STEPS = 8, 3, 8, 3
 

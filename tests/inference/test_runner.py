@@ -51,7 +51,7 @@ def test_ctrl_c_leaves_the_net_as_it_was(net, images, held, monkeypatch):
     def interrupt(self, *args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search.PlanSearch, "_try_int8", interrupt)
+    monkeypatch.setattr(search.CandidateSearch, "_try_int8", interrupt)
     before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
     with pytest.raises(KeyboardInterrupt):
         mxmp.optimize_for_inference(net, batches(images))

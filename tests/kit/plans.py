@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 import mxmp
-from mxmp.gluon.graphs import traced_call
+from mxmp.gluon.symbols import traced_call
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
 from mxmp.precision.tuned import Tuned

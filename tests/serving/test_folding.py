@@ -12,7 +12,7 @@ from kit.served_networks import S, check, conv, forward, networks, relu
 from mxnet import gluon
 
 import mxmp
-from mxmp.gluon.graphs import traced_call
+from mxmp.gluon.symbols import traced_call
 from mxmp.precision.graph import Graph
 from mxmp.serving.folding import fold_constants
 

@@ -8,7 +8,7 @@ import pytest
 from kit.oracle import sqnr
 from kit.served_networks import SHAPE, S, check, conv, filled, forward, optimized, preactivation, relu, warmed
 
-from mxmp.gluon.graphs import traced_call
+from mxmp.gluon.symbols import traced_call
 from mxmp.precision.graph import Graph
 from mxmp.serving.fusing import FUSED, inner_operators
 

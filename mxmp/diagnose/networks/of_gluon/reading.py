@@ -9,8 +9,8 @@ from mxnet.gluon import Block, HybridBlock
 
 from ....gluon import _mxnet
 from ....gluon.blocks import hybrid_blocks
-from ....gluon.graphs import read_inputs, traced_call
 from ....gluon.hook import hook_of, hooks
+from ....gluon.symbols import read_inputs, traced_call
 from ....policy import Policy
 from ..protocol import CalledGraph, ConvertedGraph
 from ._mxnet import graph_arguments

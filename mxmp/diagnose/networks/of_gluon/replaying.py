@@ -11,10 +11,10 @@ from mxnet.ndarray import NDArray
 
 from ....gluon import _mxnet
 from ....gluon.blocks import blocks_of
-from ....gluon.graphs import TracedCall, traced_call
 from ....gluon.hook import Hook, hooks, standing_in
 from ....gluon.nesting import key_of, split
 from ....gluon.parameter import weight_of
+from ....gluon.symbols import TracedCall, traced_call
 from ....kernels.fit import device_of
 from ....pipeline import Conversion, Use, emulated
 from ....policy import Policy
