@@ -54,9 +54,8 @@ HOUSE = {
         "__init__",
     ],
     "gluon": [
-        *("_mxnet", "nesting", "known", "remembered", "blocks", "parameter", "conversion", "record", "scaling"),
-        *("scaled_reads", "unconverted_heads"),
-        *("graphs", "symbols", "hook", "convert"),
+        *("_mxnet", "nesting", "tracing", "known", "remembered", "blocks", "parameter", "conversion", "record"),
+        *("scaling", "scaled_reads", "unconverted_heads", "graphs", "symbols", "hook", "convert"),
         *("backward", "trainer", "weights", "__init__"),
     ],
     "symbolic": [

@@ -31,11 +31,11 @@ from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .blocks import blocks_of
 from .conversion import NetConversion, requested_gradient
-from .known import Functions, Knowledge, asks_for_more, known, knows_arrays, tracing
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
 from .parameter import overridden
 from .remembered import ANY, Left, Reads, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
+from .tracing import present_knowledge, tracing
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
@@ -321,6 +321,8 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
     arrays = _mxnet.arrays_in(args)
     if not arrays:
         raise first
+    from .known import Knowledge, asks_for_more
+
     named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
     knowledge = Knowledge({**block.collect_params(), **named}, arrays[0].ctx)
     try:
@@ -329,7 +331,7 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
         raise (error if asks_for_more(first.args[1]) else first) from None
 
 
-def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge: Knowledge | None) -> _Traced:
+def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge: Any) -> _Traced:
     """Do what ``trace_block`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
     clone = _mxnet.copied(block)
     nestings: list[Nesting] = []
@@ -340,7 +342,7 @@ def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge
         # In place of ``hybrid_forward``; returns what MXNet's own trace accepts.
         values = joined(given, constants)
         if knowledge is not None:
-            functions, values, params = Functions(functions), known(values), known(params)
+            functions, values, params = knowledge.arguments(functions, values, params)
         answer = forward(functions, *values, **params)
         arrays: list[mx.sym.Symbol] = []
         nestings.append(nesting_of(answer, arrays))
@@ -368,11 +370,11 @@ def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge
 
 def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
     """Call the ``forward`` of the block's class in a trace; the Symbols in its output know what mxmp's trace knows."""
-    if not knows_arrays():
+    if present_knowledge() is None:
         return _mxnet.forward(block, args)
-    if type(block).forward is HybridBlock.forward:
-        return known(_mxnet.hybrid_forward(block, Functions(mx.sym), args, known))
-    return known(_mxnet.forward(block, args))
+    from .known import called_with_symbols
+
+    return called_with_symbols(block, args)
 
 
 # Global: one lock for MXNet's engine, which is one for the process.

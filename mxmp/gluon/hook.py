@@ -23,9 +23,9 @@ from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
 from .graphs import BUILDING, BuiltGraph, Graphs, UntraceableError, build, call_on_symbols
-from .known import is_tracing
 from .nesting import Constants, key_of, split
 from .parameter import conversions_of, replace_conversions
+from .tracing import is_tracing
 
 # The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
 _CALLED = "mxmp_conversion"

@@ -6,17 +6,16 @@ The graph is then right only for calls with the same; ``Knowledge.needs`` says w
 from __future__ import annotations
 
 import re
-import threading
-from contextlib import contextmanager
 from functools import lru_cache, wraps
 from math import prod
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Mapping
 
 import mxnet as mx
+from mxnet.gluon import HybridBlock
 
-# Global: whether a trace runs on this thread, and what it knows, for attributes of Symbols, which hold nothing.
-_local = threading.local()
+from . import _mxnet
+from .tracing import present_knowledge
 
 
 class Knowledge:
@@ -27,27 +26,9 @@ class Knowledge:
         self.variables, self.ctx = variables, ctx
         self.needs: set[str] = set()
 
-
-@contextmanager
-def tracing(knowledge: Knowledge | None) -> Iterator[None]:
-    """Trace blocks on this thread in the ``with`` block, with Symbols that know what ``knowledge`` has."""
-    # The code that is traced may call another converted block on arrays, which is traced inside this trace.
-    outer = is_tracing(), getattr(_local, "knowledge", None)
-    _local.tracing, _local.knowledge = True, knowledge
-    try:
-        yield
-    finally:
-        _local.tracing, _local.knowledge = outer
-
-
-def is_tracing() -> bool:
-    """Return whether mxmp is tracing a block on this thread, and so calls the block's children with Symbols."""
-    # If not, and a block gets Symbols, MXNet may be tracing an unconverted block around it, which would lose the casts.
-    return getattr(_local, "tracing", False)
-
-
-def knows_arrays() -> bool:
-    return getattr(_local, "knowledge", None) is not None
+    def arguments(self, functions: Any, values: list, params: dict) -> tuple[Functions, list, dict]:
+        """Return what a ``hybrid_forward`` gets, with Symbols that know."""
+        return Functions(functions), known(values), known(params)
 
 
 def known(value: Any) -> Any:
@@ -92,7 +73,7 @@ def _returns_known(function: Callable) -> Callable:
 
 
 def _ask(what: str) -> Knowledge:
-    knowledge = getattr(_local, "knowledge", None)
+    knowledge = present_knowledge()
     if knowledge is None:
         raise AttributeError(f"a Symbol has no {what} after the trace")
     knowledge.needs.add(what)
@@ -161,3 +142,10 @@ def _known_class(kind: type) -> type:
 def asks_for_more(error: Exception) -> bool:
     """Return whether ``error`` says that a Symbol lacks an attribute which ``knowing`` Symbols have."""
     return isinstance(error, AttributeError) and _LACKS.search(str(error)) is not None
+
+
+def called_with_symbols(block: HybridBlock, args: tuple) -> Any:
+    """Call the ``forward`` of the block's class on Symbols that know, and return such."""
+    if type(block).forward is HybridBlock.forward:
+        return known(_mxnet.hybrid_forward(block, Functions(mx.sym), args, known))
+    return known(_mxnet.forward(block, args))
