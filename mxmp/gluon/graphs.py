@@ -25,7 +25,6 @@ from ..precision.casts import inserted
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
-from ..precision.monitoring import GraphListener, NetworkView
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
@@ -455,9 +454,7 @@ class _LowPrecisionOp:
         self._shared: mx.nd.CachedOp | None = None
         # From a thread's number to its CachedOp, and the weights of its last call on each device.
         self._recording: dict[int, tuple[mx.nd.CachedOp, dict[mx.Context, _mxnet.Marks]]] = {}
-        # From a thread's number to its CachedOp with an op hook, and the monitor that the hook was registered with.
-        self._monitored: dict[int, tuple[mx.nd.CachedOp, tuple]] = {}
-        weakref.finalize(self, _remove_monitored, self._monitored).atexit = False
+        self._monitored: Any = None  # MonitoredOps, from the first call with an op hook on
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
         """Run the graph, with the array of the loss scale if it has loss heads; return its output or outputs."""
@@ -481,10 +478,10 @@ class _LowPrecisionOp:
                 inputs[at] if is_input else at.data() if at in self._computed else _mxnet.data(at)
                 for is_input, at in self._sources
             ]
-            # Calls that autograd does not record belong to no training step: mxmp's own listeners do not get them.
-            if monitor is not None and (autograd.is_recording() or not isinstance(monitor[0], GraphListener)):
+            monitored = None if monitor is None else self._monitored_op(monitor)
+            if monitored is not None:
                 with hold_interrupts():
-                    return self._monitored_op(monitor)(*values)
+                    return monitored(*values)
             if not autograd.is_recording():
                 self._shared = self._shared or self._make(self._flags)
                 return self._shared(*values)
@@ -510,44 +507,19 @@ class _LowPrecisionOp:
                 marks[ctx] = _mxnet.Marks(weights)
         return op
 
-    @property
-    def listened(self) -> mx.sym.Symbol:
-        """Return the graph that runs where mxmp's own listeners get its tensors."""
-        from ..observed import with_gradients_of_outputs
-
-        return with_gradients_of_outputs(self.symbol)
-
     def _make(self, flags: list) -> mx.nd.CachedOp:
         return _CachedOp(copy.copy(self.symbol), flags)
 
-    def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls with an op hook, with ``monitor`` as its only op hook."""
-        thread, (callback, monitor_all) = threading.get_ident(), monitor
-        op, registered = self._monitored.get(thread, (None, (None, False)))
-        is_own = isinstance(callback, GraphListener)
-        if op is None or is_own != isinstance(registered[0], GraphListener):
-            _mxnet.silence_removed()
-            # With ``static_alloc`` and ``static_shape`` MXNet would call the callback for few outputs.
-            flags = [flag for flag in self._flags if not flag[0].startswith("static_")]
-            op = _CachedOp(self.listened, flags) if is_own else self._make(flags)
-        if callback is not registered[0] or monitor_all != registered[1]:
-            self._monitored[thread] = op, monitor
-            if not is_own:
-                # A user's callback gets the names of before conversion, and values in FP32.
-                callback = NetworkView(self.symbol, self._plan).translated(callback)
-            _mxnet.register_op_hook(op, callback, monitor_all)
-        return op
+    def _monitored_op(self, monitor: tuple) -> mx.nd.CachedOp | None:
+        """Return this thread's CachedOp for calls with the op hook ``monitor``, or None if it does not get this one."""
+        if self._monitored is None:
+            from .monitored import MonitoredOps
+
+            self._monitored = MonitoredOps(self.symbol, self._plan, self._flags, _CachedOp)
+            weakref.finalize(self, self._monitored.remove).atexit = False
+        return self._monitored.op(monitor)
 
     def forget(self, monitor: tuple) -> None:
         """Drop the CachedOps of all threads with the op hook ``monitor``, which has no listener any more."""
-        _remove_monitored(self._monitored, monitor)
-        _mxnet.silence_removed()
-
-
-def _remove_monitored(monitored: dict[int, tuple[mx.nd.CachedOp, tuple]], monitor: tuple | None = None) -> None:
-    """Remove the CachedOps with the callback of ``monitor``, or all, from ``monitored``, by thread number.
-    MXNet may still call the callbacks in a backward, until ``_mxnet.silence_removed``."""
-    for thread, (op, registered) in list(monitored.items()):
-        if monitor is None or registered[0] is monitor[0]:
-            del monitored[thread]
-            _mxnet.remove_op_hook(op, thread=thread)
+        if self._monitored is not None:
+            self._monitored.forget(monitor)

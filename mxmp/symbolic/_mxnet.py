@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 import mxnet as mx
-
-from ..precision.monitoring import NetworkView, in_full
-from ..precision.plan import Plan
 
 INHERITED = {
     "Module": (
@@ -58,28 +55,3 @@ def group(module: mx.mod.Module) -> Any:
 # Of a BucketingModule, the module of the current bucket and the ``mx.mon.Monitor``; of an executor, its Symbol.
 current, monitor_of = attrgetter("_curr_module"), attrgetter("_monitor")
 symbol_of = attrgetter("_symbol")
-
-
-class Monitored:
-    """Wraps an executor so that a ``mx.mon.Monitor`` sees the user's FP32 network, without the casts that run in it."""
-
-    def __init__(self, executor: mx.executor.Executor, symbol: mx.sym.Symbol, plan: Plan) -> None:
-        self._executor = executor
-        self._symbol = symbol
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-    def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Let ``callback(name, handle)`` get the tensors of the user's operators, in FP32; it must free each handle."""
-        view = NetworkView(symbol_of(self._executor), self._plan)
-        self._executor.set_monitor_callback(view.translated(callback), monitor_all)
-
-    @property
-    def arg_arrays(self) -> list[mx.nd.NDArray]:
-        return [in_full(self._executor.arg_dict[name]) for name in self._symbol.list_arguments()]
-
-    @property
-    def aux_arrays(self) -> list[mx.nd.NDArray]:
-        return [in_full(self._executor.aux_dict[name]) for name in self._symbol.list_auxiliary_states()]

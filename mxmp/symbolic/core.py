@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +17,6 @@ from ..policy import Policy
 from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
-from ..precision.monitoring import Listeners
 from ..precision.plan import Plan, read_policy
 from ..step.masters import Masters, Weight
 from ..step.scaler import NoLossScaler, as_scaler
@@ -25,6 +24,9 @@ from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep
 from ..step.updater import Updaters
 from .cast import message_if_nothing_low, warn_of_unmatched
+
+if TYPE_CHECKING:
+    from ..precision.monitoring import Listeners
 
 
 class Inputs(NamedTuple):

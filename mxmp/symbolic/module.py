@@ -316,9 +316,11 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         if self.plan is None:
             raise RuntimeError("call bind() first: a monitor is installed in executors")
+        from .monitored import Monitored
+
         self._monitored = True
         for executor in self._exec_group.execs:
-            mon.install(_mxnet.Monitored(executor, self._symbol, self.plan))
+            mon.install(Monitored(executor, self._symbol, self.plan))
 
     def init_params(
         self,

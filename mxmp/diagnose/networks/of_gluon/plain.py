@@ -12,8 +12,9 @@ from mxnet.ndarray import NDArray
 
 from ....gluon import _mxnet
 from ....gluon.convert import convert, restore
+from ....gluon.estimator import BatchProcessor
 from ....gluon.parameter import full_arrays
-from ....gluon.trainer import BatchProcessor, Trainer
+from ....gluon.trainer import Trainer
 from ....precision.plan import read_policy
 from ....step.gradients import Gradient, listed
 from ....step.scaler import as_positive

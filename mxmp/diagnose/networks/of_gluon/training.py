@@ -21,6 +21,7 @@ from ....gluon.record import Record
 from ....gluon.scaling import heads_scaled_by, living_trainers
 from ....gluon.trainer import Trainer
 from ....messages import class_of
+from ....observed import with_gradients_of_outputs
 from ....policy import Policy
 from ....precision.monitoring import Listener, Listeners
 from ....step.gradients import Gradient, listed
@@ -161,7 +162,7 @@ class TrainedNet:
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         for key, built in list(place.graphs.items()):
             if key.call.training:
-                yield GraphRun(built, built.op.listened, built.plan)
+                yield GraphRun(built, with_gradients_of_outputs(built.op.symbol), built.plan)
 
     def count_graphs(self, place: Hook) -> int:
         return sum(key.call.training for key in place.graphs)
