@@ -55,6 +55,7 @@ class When:
     kind: Kind
     reason: str
     makes: int = 0
+    draws: bool = False
 
     def holds(self, attrs: Mapping[str, str]) -> bool:
         return attrs.get(self.attr) in self.values
@@ -96,6 +97,8 @@ class Rule:
     role: Role = Role.OTHER
     offsets: tuple[str, ...] = ()  # those of ``scalars`` that are added
     shrinks: bool = False  # the output is smaller than the input, and so a cast of it costs less
+    draws: bool = False  # random numbers, in training at least; see also ``share``
+    share: float | None = None  # of the values, which it drops at random, where the parameter ``p`` does not say it
 
     def resolve(self, attrs: Mapping[str, str], compute: str = "float16") -> tuple[Kind, str]:
         """Return how an operator of this rule with these parameters takes part in mixed precision, and why."""
@@ -117,6 +120,12 @@ class Rule:
         exception = next((each for each in self.when if each.holds(attrs)), None)
         made = exception.makes if exception else self.makes
         return made | Need.DISTANCE if self.rounded_limit(attrs, compute) else made
+
+    def draws_with(self, attrs: Mapping[str, str]) -> bool:
+        """Return whether an operator of this rule with these parameters draws random numbers, in training at least."""
+        if any(each.draws for each in self.when if each.holds(attrs)):
+            return True
+        return self.draws and (self.share is None or float(attrs.get("p", self.share)) > 0)
 
     def rounded_limit(self, attrs: Mapping[str, str], compute: str) -> str:
         """Return a constant of ``limits`` that ``compute`` does not hold, such as ``"a_max=0.9999"``, or ``""``."""

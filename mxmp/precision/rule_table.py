@@ -69,6 +69,8 @@ TABLE: tuple[Rule, ...] = (
         "RNN",
         keep=(4,),
         weights=(1,),
+        draws=True,
+        share=0.0,
     ),
     Rule(
         Kind.FULL,
@@ -143,6 +145,7 @@ TABLE: tuple[Rule, ...] = (
                 Kind.FULL,
                 "elu and selu are multiples of exp(x) - 1 below zero, and the exponential needs FP32",
             ),
+            When("act_type", ("rrelu",), Kind.FOLLOW, "below zero its slope is random", draws=True),
         ),
     ),
     Rule(
@@ -273,6 +276,8 @@ TABLE: tuple[Rule, ...] = (
         "it sets random values to zero and multiplies the others by 1/(1-p)",
         "Dropout",
         passes=_MOVED,
+        draws=True,
+        share=0.5,
     ),
     # -- Pointwise, range or slope far from the input's -----------------------------------------------
     Rule(
@@ -828,6 +833,7 @@ TABLE: tuple[Rule, ...] = (
         _sample_generalized_negative_binomial _sample_multinomial _sample_unique_zipfian _shuffle _npi_bernoulli
         _npi_choice _npi_exponential _npi_gamma _npi_gumbel _npi_logistic _npi_multinomial _npi_normal
         _npi_normal_n _npi_pareto _npi_powerd _npi_rayleigh _npi_uniform _npi_uniform_n _npi_weibull""",
+        draws=True,
     ),
     Rule(
         Kind.FULL,
@@ -845,8 +851,13 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         Kind.ALONE,
         "it works on the numbers of vertices and edges of a sparse graph",
-        """_contrib_edge_id _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
-        _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph""",
+        "_contrib_edge_id _contrib_dgl_adjacency _contrib_dgl_graph_compact _contrib_dgl_subgraph",
+    ),
+    Rule(
+        Kind.ALONE,
+        "it draws vertices of a sparse graph, by their numbers",
+        "_contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample",
+        draws=True,
     ),
     # -- Optimizer kernels ----------------------------------------------------------------------------
     Rule(
@@ -870,9 +881,14 @@ TABLE: tuple[Rule, ...] = (
         Kind.ALONE,
         "it prepares images in the data pipeline, mostly 8-bit integers",
         """_image_adjust_lighting _image_crop _image_flip_left_right _image_flip_top_bottom _image_normalize
-        _image_random_brightness _image_random_color_jitter _image_random_contrast _image_random_flip_left_right
-        _image_random_flip_top_bottom _image_random_hue _image_random_lighting _image_random_saturation
         _image_resize _image_to_tensor _imdecode _cvimdecode _cvimread _cvimresize _cvcopyMakeBorder""",
+    ),
+    Rule(
+        Kind.ALONE,
+        "it changes images at random in the data pipeline, mostly 8-bit integers",
+        """_image_random_brightness _image_random_color_jitter _image_random_contrast _image_random_flip_left_right
+        _image_random_flip_top_bottom _image_random_hue _image_random_lighting _image_random_saturation""",
+        draws=True,
     ),
     # -- Quantized ------------------------------------------------------------------------------------
     Rule(

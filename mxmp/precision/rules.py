@@ -21,6 +21,7 @@ __all__ = [
     "Rule",
     "UnknownOperator",
     "When",
+    "draws",
     "is_true",
     "kind_under",
     "leaves_cudnn",
@@ -94,3 +95,8 @@ def kind_under(policy: Policy, op: str, rule: Rule, attrs: Mapping[str, str], *,
     if kind is Kind.FOLLOW and squares:
         return Kind.FULL, "it squares its input, and squares leave float16's range and cancel in a variance"
     return kind, reason
+
+
+def draws(op: str, attrs: Mapping[str, str]) -> bool:
+    """Return whether an operator with these parameters draws random numbers, in training at least."""
+    return op in RULES and RULES[op].draws_with(attrs)

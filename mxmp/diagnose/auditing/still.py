@@ -12,12 +12,13 @@ from mxnet.ndarray import NDArray
 from ...precision.casts import strip
 from ...precision.graph import Entry, Graph, Node, output_shapes
 from ...precision.plan import Plan
-from ...precision.rules import numbers_in
+from ...precision.rules import draws, numbers_in
 from ...precision.subgraphs import bodies, control_flow, set_bodies
 from ..networks.protocol import ReplayedGraph
 
-_UNIFORM = {"_random_uniform", "random_uniform", "uniform", "_random_uniform_like"}
-_NORMAL = {"_random_normal", "random_normal", "normal", "_random_normal_like"}
+_UNIFORM = {"_random_uniform", "_random_uniform_like", "_npi_uniform"}
+_NORMAL = {"_random_normal", "_random_normal_like", "_npi_normal"}
+_LIKE = ("_random_uniform_like", "_random_normal_like")  # an input gives the shape
 _DROPOUT = {"Dropout": "broadcast_mul", "_npx_dropout": "_npi_multiply"}
 _PREFIX = "mxmp_drawn_"
 _RANDOM = "{!r} ({}) draws random numbers that audit cannot hold still between replays"
@@ -35,11 +36,8 @@ def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> t
     for node in control_flow(made):
         set_bodies(node, [_without_random(body.graph) for body in bodies(node)])
     for node, name in names.items():
-        if node.op == "RNN":
-            node.attrs["p"] = "0"
-        elif "sparse_grad" in node.attrs:
-            node.attrs["sparse_grad"] = "False"  # gradients are compared as dense arrays
-        elif node.op in _DROPOUT:
+        _settle(node)
+        if node.op in _DROPOUT:
             keep = 1 - float(node.attrs.get("p", 0.5))
             active = keep < 1 and (graph.training or node.attrs.get("mode") == "always")
             shared = numbers_in(node.attrs.get("axes"))  # the mask has size 1 along these
@@ -51,7 +49,7 @@ def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> t
             decisions[name] = replace(decisions[name], op=_DROPOUT[node.op])
             node.op, node.attrs = _DROPOUT[node.op], {k: v for k, v in node.attrs.items() if k.startswith("__")}
             node.inputs = (*node.inputs, Entry(Node("null", _PREFIX + name)))
-        elif node.op in _UNIFORM | _NORMAL:
+        elif node.op in _UNIFORM | _NORMAL and (node.op in _LIKE or not node.inputs):
             draw, first, second = (rng.uniform, "low", "high") if node.op in _UNIFORM else (rng.normal, "loc", "scale")
             bounds = float(node.attrs.get(first, 0)), float(node.attrs.get(second, 1))
             drawn[_PREFIX + name] = draw(*bounds, _shape(made, Entry(node), shapes))
@@ -66,21 +64,28 @@ def stilled(graph: ReplayedGraph, inputs: Mapping[str, NDArray], seed: int) -> t
 def _without_random(body: Graph) -> Graph:
     """Return a loop's body, or a branch, without dropout: its masks would have to be inputs of each iteration."""
     for node in body.nodes():
-        if node.op == "RNN" or node.op in _DROPOUT:
+        _settle(node)
+        if node.op in _DROPOUT:
             node.attrs["p"] = "0"
-        elif "sparse_grad" in node.attrs:
-            node.attrs["sparse_grad"] = "False"
-        elif node.op in _UNIFORM | _NORMAL:
-            raise ValueError(_RANDOM.format(node.name, node.op))
-        else:
-            _refuse_random(node, node.name)
+        _refuse_random(node, node.name)
     for node in control_flow(body):
         set_bodies(node, [_without_random(each.graph) for each in bodies(node)])
     return body
 
 
+def _settle(node: Node) -> None:
+    """Let an operator draw nothing that can go on without, as in inference, and compute dense gradients."""
+    if node.op == "RNN":
+        node.attrs["p"] = "0"
+    elif node.attrs.get("act_type") == "rrelu":
+        bounds = float(node.attrs.get("lower_bound", 0.125)), float(node.attrs.get("upper_bound", 0.334))
+        node.attrs.update(act_type="leaky", slope=str(sum(bounds) / 2))
+    if "sparse_grad" in node.attrs:
+        node.attrs["sparse_grad"] = "False"
+
+
 def _refuse_random(node: Node, name: str) -> None:
-    if node.op.startswith(("_random_", "_sample_", "random_", "sample_")) and "_pdf_" not in node.op:
+    if draws(node.op, node.attrs):
         raise ValueError(_RANDOM.format(name, node.op))
 
 

@@ -115,7 +115,8 @@ class Course:
     losses: tuple[float, ...]  # the first trainer's that has any
     # The norm of the difference of all gradients, over that of the plain run's; nan for a skipped update.
     gradients: tuple[float, ...]
-    moved: float = 0.0  # how far the ways apart are that the weights have gone, over the plain run's way
+    # How far the ways apart are that the weights have gone up to after each update, over the plain run's way.
+    moved: tuple[float, ...] = ()
 
     @property
     def typical(self) -> float:
@@ -130,15 +131,19 @@ class Course:
 
 def course(plain: Record, other: Record) -> Course:
     losses = next(([sum(s.losses) for s in steps] for steps in other.steps if any(s.losses for s in steps)), [])
-    return Course(tuple(losses), tuple(_distances(plain, other)), _apart(_ways(plain), _ways(other)))
+    updates = range(min(plain.updates, other.updates))
+    moved = (_apart(_ways(plain, number), _ways(other, number)) for number in updates)
+    return Course(tuple(losses), tuple(_distances(plain, other)), tuple(moved))
 
 
-def _ways(record: Record) -> dict[tuple[int, str], np.ndarray]:
-    """Return, by owner and name, what has been added to each weight that has a gradient, as the sums of a sketch."""
+def _ways(record: Record, number: int) -> dict[tuple[int, str], np.ndarray]:
+    """Return, by owner and name, what has been added to each weight that has a gradient, as the sums of a sketch, up to
+    after an update."""
     found = {}
     for owner, (steps, ends) in enumerate(zip(record.steps, record.ends)):
+        weights = steps[number + 1].weights if number + 1 < len(steps) else ends
         for name in {name for step in steps for name in step.gradients} if steps else ():
-            first, last = steps[0].weights.get(name), ends.get(name)
+            first, last = steps[0].weights.get(name), weights.get(name)
             if first is not None and last is not None and first.sums.shape == last.sums.shape:
                 found[owner, name] = last.sums - first.sums
     return found

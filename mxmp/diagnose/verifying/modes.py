@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import sys
 from inspect import isfunction, signature
 from itertools import count
@@ -15,7 +14,8 @@ import numpy as np
 from ...files import replacing_all
 from ...pipeline import emitted
 from ...precision.casts import LowGraph
-from ...precision.graph import Graph, Node
+from ...precision.graph import Graph
+from ...precision.rules import draws
 from ...step.adaptive import AdaptiveLossScaler
 from ...step.scaler import DynamicLossScaler, NoLossScaler, StaticLossScaler
 from ...tuning import tune
@@ -24,10 +24,6 @@ from ..networks.stand_ins import Inert, PlainScaler
 from .recording import Recorder
 
 _SCALERS = (AdaptiveLossScaler, DynamicLossScaler, NoLossScaler, StaticLossScaler)
-_DRAWS = re.compile(
-    "_?(random|sample)_(?!pdf_)|_?shuffle$|_npi_(bernoulli|choice|exponential|gamma|gumbel|logistic|multinomial|normal|"
-    "pareto|powerd|rayleigh|uniform|weibull)"
-)
 _DROPOUT = [mx.nd.Dropout, mx.sym.Dropout, mx.nd.RNN, mx.sym.RNN]
 _DROPOUT += [
     operator
@@ -57,7 +53,7 @@ def enter(
     build = emitted
 
     def noting(graph: Graph, *args: Any, **kwargs: Any) -> LowGraph:
-        recorder.note_draws(node.op for node in graph.nodes() if _draws(node))
+        recorder.note_draws(node.op for node in graph.nodes() if draws(node.op, node.attrs))
         return build(graph, *args, **kwargs)
 
     new[emitted] = noting
@@ -80,12 +76,6 @@ def _replace(by_id: dict[int, tuple[Any, Any]]) -> None:
         for derived in classes:
             if not derived.__module__.startswith("mxmp."):
                 derived.__bases__ = tuple(instead if base is old else base for base in derived.__bases__)
-
-
-def _draws(node: Node) -> bool:
-    if node.op in ("Dropout", "_npx_dropout", "RNN"):
-        return float(node.attrs.get("p", 0 if node.op == "RNN" else 0.5)) > 0
-    return bool(_DRAWS.match(node.op)) or node.attrs.get("act_type") == "rrelu"
 
 
 def _without(operator: Callable) -> Callable:

@@ -59,7 +59,7 @@ def compare(runner: Runner, job: Job, plain: Record, graph: Record, note: str) -
 
 def _left_without_dropout(runner: Runner, job: Job) -> Departure | None:
     """Return where graph leaves plain if both drop nothing; None, too, where graphs draw by other operators."""
-    job, other = job._replace(dropout=False), Job("graph", dropout=False)
+    job, other = job._replace(dropout=False), Job("graph", dropout=False, onednn=job.onednn)
     graph = runner.run(other)
     if graph.draws or graph.error:
         return None
@@ -72,7 +72,11 @@ def _left_without_dropout(runner: Runner, job: Job) -> Departure | None:
 def _draws_alike(runner: Runner, job: Job, plain: Record, at: Departure) -> bool:
     """Return whether other random draws change plain, too, by then, and over many of them graph is like plain."""
     other = departure(plain, runner.run(job._replace(draws=1000)))
-    return other is not None and other.step <= at.step and alike_on_average(runner, job, Job("graph"), at)
+    return (
+        other is not None
+        and other.step <= at.step
+        and alike_on_average(runner, job, Job("graph", onednn=job.onednn), at)
+    )
 
 
 def alike_on_average(runner: Runner, job: Job, other: Job, at: Departure) -> bool:

@@ -67,7 +67,7 @@ class Verification:
 
     def __str__(self) -> str:
         lines = [self.verdict]
-        lines += section("mxmp has warned", self.said if self.right is False else ())
+        lines += section("mxmp has warned", () if self.right else self.said)
         lines += section("Likely reasons", self.reasons)
         lines += section("Files that each run has written, and that stay", self.written)
         return "\n".join(lines)

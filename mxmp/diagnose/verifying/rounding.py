@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import median
-from typing import Any, Sequence
+from math import isnan
+from statistics import median, median_low
+from typing import Any, NamedTuple, Sequence
 
 from .judging import LOW_TIMES, Course, Departure, course
 from .porting import NOISE
@@ -27,13 +28,15 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
     for record in (reference, *noise):
         if record.error:
             return Verification(None, f"Cannot say: another plain run fails with {record.error}", **found)
-    away, bands = course(reference, low), [course(reference, each) for each in noise]
-    left = low_departure_of([away], bands)
-    if left is not None or away.typical > LOW_TIMES * _typical(bands, found["dtype"]):
+    runs, bands = [course(reference, low)], [course(reference, each) for each in noise]
+    away = runs[0]
+    judged = judged_by(runs, bands)
+    if judged.left is not None or judged.none or away.typical > LOW_TIMES * _typical(bands, found["dtype"]):
         # One rounding may flip a ReLU or a near tie, in few runs, for good.
         moved = [runner.run(Job("low", number, found["dtype"])) for number in NOISE]
         bands += [course(reference, runner.run(again._replace(noise=number))) for number in _MORE_NOISE]
-        left = low_departure_of([away, *(course(reference, each) for each in moved if _is_beside(each, low))], bands)
+        runs += [course(reference, each) for each in moved if _is_beside(each, low)]
+        judged = judged_by(runs, bands)
     found["noise_ratio"] = away.typical / _typical(bands, found["dtype"])
     found["courses"].update({f"noise {number}": each for number, each in zip(NOISE, bands)})
     found["courses"].update(low=away, reference=course(reference, reference))
@@ -42,6 +45,7 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
     agree = note if again.mode == "graph" else f"plain and graph agree {exact}"
     beside = f". {note[0].upper()}{note[1:]}" if note and agree != note else ""
     times = f"{found['noise_ratio']:.1f} times the noise"
+    grown = "" if judged.wide is None else f", which at update {judged.wide + 1} is {judged.noise:.0%} of the gradients"
     skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""
     if found["skipped"] >= low.updates and low.updates <= _SEARCH:
         why = f"{agree} over {updates}, and {dtype} skipped them all to find its loss scale: compare more steps"
@@ -49,6 +53,13 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
     if found["skipped"] >= low.updates:
         verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
         return Verification(False, verdict, _OVERFLOWS, **found)
+    if judged.none:
+        why = (
+            f"{agree} over {updates}, but one rounding of the initial weights alone changes plain's own gradients by "
+            f"{judged.noise:.0%} at once, and {dtype} by {judged.low:.0%}: none can say which of them are right"
+        )
+        return Verification(None, f"Cannot say: {why}{beside}", _TOO_WIDE, **found)
+    left = judged.left
     if left is not None:
         verdict = (
             f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves the "
@@ -56,7 +67,7 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
         )
         reasons_ = (_STORED,) * (left.what == "weights") + _TOO_LOW
         return Verification(False, verdict + beside, reasons_, low_departure=left, **found)
-    verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{skips}"
+    verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{grown}{skips}"
     return Verification(True, verdict + beside, **found)
 
 
@@ -64,6 +75,11 @@ _OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.d
 _STORED = (
     "the script reads weights and writes them back, and what it reads is rounded where they are stored in float16: "
     "mxmp.master_weights(net) has them in FP32, and mxmp.set_master_weights sets them"
+)
+_TOO_WIDE = (
+    "large numbers that nearly cancel within the net, such as a year, a time or an identifier that goes into it as it "
+    "is: subtract the mean and divide by the deviation",
+    "a ReLU or another limit at which the first batch stands: verify it with another seed",
 )
 _TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
 
@@ -77,17 +93,48 @@ def _is_beside(run: Record, low: Record) -> bool:
     return not run.error and run.skips == low.skips
 
 
-def low_departure_of(runs: Sequence[Course], bands: Sequence[Course]) -> Departure | None:
+class Judged(NamedTuple):
+    """What noise says of low precision, over the updates up to one at which it is too wide to say anything."""
+
+    left: Departure | None  # where low precision leaves the noise
+    wide: int | None = None  # the first update, from 0, that none can judge
+    noise: float = 0.0  # what one rounding changes its gradients by
+    low: float = 0.0  # what low precision does
+    none: bool = False  # whether no update can be judged
+
+
+def judged_by(runs: Sequence[Course], bands: Sequence[Course]) -> Judged:
+    """Judge ``runs`` of low precision, of which the first is as written, by ``bands`` of noise."""
+    updates = min(len(each.gradients) for each in (*runs, *bands))
+    for number in range(updates):
+        noise = median(_at(bands, number) or [0.0])
+        low = max(_at(runs, number), default=0.0)
+        # Within ten times a tenth of a gradient any other gradient is.
+        if min(noise, low) * LOW_TIMES >= 1:
+            counted = [each for each in runs[0].gradients[:number] if not isnan(each)]
+            left = _departure_of(runs, bands, number) if counted else None
+            return Judged(left, number, noise, low, not counted)
+    return Judged(_departure_of(runs, bands, updates))
+
+
+def _at(courses: Sequence[Course], number: int) -> list[float]:
+    return [size for size in (each.gradients[number] for each in courses) if not isnan(size)]
+
+
+def _departure_of(runs: Sequence[Course], bands: Sequence[Course], updates: int) -> Departure | None:
     """Return where the first of ``runs`` leaves the noise for good, as all of them do: one flip may make one large."""
-    limit = max(_LEAST, LOW_TIMES * max(max(each.compared, default=0.0) for each in bands))
-    way = max(_LEAST_MOVED, LOW_TIMES * max(each.moved for each in bands))
+    if not updates:
+        return None
+    counted = [size for each in bands for size in each.gradients[:updates] if not isnan(size)]
+    limit = min(max(_LEAST, LOW_TIMES * max(counted, default=0.0)), 1.0)  # 1: nothing in common
+    way = max(_LEAST_MOVED, LOW_TIMES * max(each.moved[updates - 1] for each in bands))
     found = []
     for run in runs:
-        left = _left_for_good(run.gradients, limit)
+        left = _left_for_good(run.gradients[:updates], limit)
         if left is not None:
             found.append(Departure(0, left + 1, "gradients", size=run.gradients[left]))
-        elif run.moved > way:
-            found.append(Departure(0, len(run.gradients), "weights", size=run.moved))
+        elif run.moved[updates - 1] > way:
+            found.append(Departure(0, updates, "weights", size=run.moved[updates - 1]))
         else:
             return None
     return found[0]
@@ -98,7 +145,7 @@ def _left_for_good(sizes: Sequence[float], limit: float) -> int | None:
     counted = [k for k, size in enumerate(sizes) if size > 0]
     for number, k in enumerate(counted):
         rest = [sizes[other] for other in counted[number:]]
-        if sizes[k] > limit and len(rest) >= min(_LASTING, len(counted)) and median(rest) > limit:
+        if sizes[k] > limit and len(rest) >= min(_LASTING, len(counted)) and median_low(rest) > limit:
             return k
     return None
 

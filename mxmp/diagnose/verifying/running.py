@@ -39,6 +39,7 @@ class Job(NamedTuple):
     steps: int = 0  # fewer than those of the others
     imperative: bool = False  # whether ``hybridize`` does nothing
     dropout: bool = True  # False: it drops nothing
+    onednn: bool = True  # False: MXNet computes by its own kernels
 
 
 class Runner:
@@ -115,6 +116,8 @@ class Runner:
             self._seed,
         )
         _listen(recorder.record.said)
+        if not job.onednn:
+            os.environ["MXNET_MKLDNN_ENABLED"] = "0"  # MXNet reads it before its first operator
         here = os.getcwd()
         inside, before_writing = enter_folder(folder, recorder.record.outside)
         enter(job.mode, recorder, before_writing, imperative=job.imperative, dropout=job.dropout)
@@ -132,7 +135,7 @@ class Runner:
             traceback.print_exc(file=log)
             text = str(error).strip()
             if isinstance(error, mx.MXNetError):
-                text = text.splitlines()[-1]
+                text = text.splitlines()[-1].replace("MXNetError: ", "", 1).rstrip(" :")
             recorder.record.error = f"{type(error).__name__}: {' '.join(text.split())}"
         finish()
 

@@ -22,10 +22,16 @@ from ..stand_ins import PlainStep, StepRecorder, in_full_precision
 from ._mxnet import after_initial_values, export_if_possible, never_hybridize
 
 
-class _Losses:
-    """Records the losses of a backward, plain or scaled."""
+class _Recorded:
+    """Records the losses of a backward, plain or scaled, and what weights the trainer begins with."""
 
     recorder: StepRecorder
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self._params:  # type: ignore[attr-defined]
+            if _mxnet.is_initialized(param):
+                self.recorder.initial_value(param, False)  # a script may have written into them since
 
     def backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
         self.recorder.note_losses(self, listed(loss))
@@ -131,7 +137,7 @@ class _PlainTrainer(PlainStep, gluon.Trainer):
         self._summed = False
 
 
-class _RecordedTrainer(_Losses, Trainer):
+class _RecordedTrainer(_Recorded, Trainer):
     """Records what each step of an mxmp.Trainer applies, as an observer of its own steps."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -193,7 +199,7 @@ def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[An
         return {
             convert: plain_convert,
             restore: lambda net: net,
-            Trainer: type("Trainer", (_Losses, _PlainTrainer), name),
+            Trainer: type("Trainer", (_Recorded, _PlainTrainer), name),
             BatchProcessor: _PlainBatchProcessor,
         }
     found: dict[Any, Any] = {Trainer: type("Trainer", (_RecordedTrainer,), name)}
