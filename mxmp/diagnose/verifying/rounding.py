@@ -125,9 +125,9 @@ def _departure_of(runs: Sequence[Course], bands: Sequence[Course], updates: int)
     """Return where the first of ``runs`` leaves the noise for good, as all of them do: one flip may make one large."""
     if not updates:
         return None
-    counted = [size for each in bands for size in each.gradients[:updates] if not isnan(size)]
-    limit = min(max(_LEAST, LOW_TIMES * max(counted, default=0.0)), 1.0)  # 1: nothing in common
-    way = max(_LEAST_MOVED, LOW_TIMES * max(each.moved[updates - 1] for each in bands))
+    largest = [max((size for size in each.gradients[:updates] if not isnan(size)), default=0.0) for each in bands]
+    limit = min(max(_LEAST, LOW_TIMES * _all_but_one(largest)), 1.0)  # 1: nothing in common
+    way = max(_LEAST_MOVED, LOW_TIMES * _all_but_one([each.moved[updates - 1] for each in bands]))
     found = []
     for run in runs:
         left = _left_for_good(run.gradients[:updates], limit)
@@ -138,6 +138,11 @@ def _departure_of(runs: Sequence[Course], bands: Sequence[Course], updates: int)
         else:
             return None
     return found[0]
+
+
+def _all_but_one(sizes: Sequence[float]) -> float:
+    """Return the largest size without that of one run of several, which a flip may have made large."""
+    return sorted(sizes)[-2] if len(sizes) > 2 else max(sizes)
 
 
 def _left_for_good(sizes: Sequence[float], limit: float) -> int | None:
