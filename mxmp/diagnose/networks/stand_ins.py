@@ -29,6 +29,7 @@ class StepRecorder(Protocol):
         weights: Mapping[str, NDArray],
         *,
         skipped: bool = False,
+        own: bool = True,  # of mxmp, in place of which a run may have MXNet's
     ) -> None: ...
 
     def after_step(self, owner: Any, weights: Callable[[], Mapping[str, NDArray]]) -> None: ...

@@ -149,27 +149,33 @@ def _ways(record: Record, number: int) -> dict[tuple[int, str], np.ndarray]:
     return found
 
 
-def _apart(a: Mapping[Any, np.ndarray], b: Mapping[Any, np.ndarray]) -> float:
-    both = [(a[key], b[key]) for key in a if key in b and a[key].shape == b[key].shape]
-    whole = sqrt(sum(float((mine**2).sum()) for mine, _ in both))
-    return sqrt(sum(float(((mine - its) ** 2).sum()) for mine, its in both)) / whole if whole else 0.0
+def _apart(a: Mapping[tuple[int, str], np.ndarray], b: Mapping[tuple[int, str], np.ndarray]) -> float:
+    """Return how far two ways are apart, over the first, of the trainer of which that is most."""
+    found = [0.0]
+    for owner in {owner for owner, _ in a}:
+        both = [(a[key], b[key]) for key in a if key[0] == owner and key in b and a[key].shape == b[key].shape]
+        whole = sqrt(sum(float((mine**2).sum()) for mine, _ in both))
+        found.append(sqrt(sum(float(((mine - its) ** 2).sum()) for mine, its in both)) / whole if whole else 0.0)
+    return max(found)
 
 
 def _distances(plain: Record, other: Record) -> Iterable[float]:
+    """Yield, of each update, how far the gradients are apart, of the trainer of which that is most: another's may be a
+    thousand times larger."""
     for number in range(min(plain.updates, other.updates)):
-        away = whole = 0.0
-        compared = False
+        found = []
         for steps, theirs in zip(plain.steps, other.steps):
-            if number < min(len(steps), len(theirs)):
-                a, b = steps[number], theirs[number]
-                if b.skipped:
-                    continue
-                compared = True
-                for name, mine in a.gradients.items():
-                    its = b.gradients.get(name)
-                    away += min(mine.distance(its) if its is not None else mine.norm, 1e150) ** 2
-                    whole += mine.norm**2
-        yield (sqrt(away / whole) if whole else inf if away else 0.0) if compared else nan
+            if number < min(len(steps), len(theirs)) and not theirs[number].skipped:
+                found.append(_distance(steps[number].gradients, theirs[number].gradients))
+        yield max(found, default=nan)
+
+
+def _distance(ours: Mapping[str, Sketch], theirs: Mapping[str, Sketch]) -> float:
+    away = sum(
+        min(mine.distance(theirs[name]) if name in theirs else mine.norm, 1e150) ** 2 for name, mine in ours.items()
+    )
+    whole = sum(mine.norm**2 for mine in ours.values())
+    return sqrt(away / whole) if whole else inf if away else 0.0
 
 
 def spread_apart(plain: Sequence[Record], other: Sequence[Record], at: Departure) -> float:

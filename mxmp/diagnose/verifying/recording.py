@@ -50,6 +50,8 @@ class Record:
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
     outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
+    is_ported: bool = False  # whether a trainer or module of mxmp makes updates
+    has_others: bool = False  # whether a gluon.Trainer does so besides
 
     @property
     def updates(self) -> int:
@@ -116,7 +118,14 @@ class Recorder:
         self._outputs[id(owner)] = tuple(self.sketch(output) for output in outputs)
 
     def before_step(
-        self, owner: Any, gradients: Sequence[Any], factor: float, weights: Mapping[str, Any], *, skipped: bool = False
+        self,
+        owner: Any,
+        gradients: Sequence[Any],
+        factor: float,
+        weights: Mapping[str, Any],
+        *,
+        skipped: bool = False,
+        own: bool = True,
     ) -> None:
         number = self._number(owner)
         losses = tuple(float(_host(loss).astype(np.float64).mean()) for loss in self._losses.pop(id(owner), ()))
@@ -124,6 +133,8 @@ class Recorder:
         for name, array in gradients:
             if name not in found:  # the first device's
                 found[name] = self.sketch(array, float(factor))
+        self.record.is_ported |= own
+        self.record.has_others |= not own
         step = Step(losses, self._outputs.pop(id(owner), ()), found, self._all(weights), skipped)
         self.record.steps[number].append(step)
 

@@ -141,7 +141,7 @@ def _verified(runner: Runner) -> Verification:
 
 def _says_nothing(plain: Record) -> str:
     """Return why nothing follows from the plain run; empty if something does."""
-    if not plain.updates:
+    if not plain.is_ported:
         return "it makes no update by an mxmp.Trainer or mxmp.Module"
     if not plain.dtypes:
         return "nothing is converted. Call mxmp.convert(net), or train an mxmp.Module"

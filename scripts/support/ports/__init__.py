@@ -41,6 +41,7 @@ WRONG: dict[str, tuple[str | None, ...]] = {
     "module_scales_heads": ("4096 times too large",) * 2,
     "module_updates_by_hand": ("writes into weights between two steps",) * 2,
     "noise_in_gradients": (SCALE,) * 2,
+    "one_trainer_left": ("a gluon.Trainer is left", None),
     "outside_scale_loss": ("was not of the scaled loss",) * 2,
     "own_momentum": (TOO_SMALL,) * 2,
     "plain_backward": ("instead of loss.backward()",) * 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable
 
-from mxnet.gluon import HybridBlock, Parameter
+from mxnet.gluon import HybridBlock, Parameter, Trainer
 
 from ....gluon._mxnet import copied, forward, overrides_forward
 
@@ -65,6 +65,17 @@ def after_initial_values(call: Callable[[Parameter, bool], None]) -> None:
     Parameter._finish_deferred_init = followed(finish, True)
     Parameter._load_init = followed(load, False)
     Parameter.set_data = followed(set_data, False)
+
+
+def around_updates(call: Callable[[Trainer, float, Callable[[], None]], None]) -> None:
+    """Let ``call(trainer, factor, update)`` run each update of a gluon.Trainer, which multiplies gradients by
+    ``factor``; for such a process, too."""
+    original = Trainer._update
+
+    def followed(self: Trainer, ignore_stale_grad: bool = False) -> None:
+        call(self, self._optimizer.rescale_grad, lambda: original(self, ignore_stale_grad))
+
+    Trainer._update = followed
 
 
 def never_hybridize() -> None:

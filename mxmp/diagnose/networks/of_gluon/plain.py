@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from mxnet import autograd, gluon
 from mxnet.gluon import Block
@@ -184,6 +184,19 @@ def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[An
     if imperative:
         never_hybridize()
     after_initial_values(recorder.initial_value)
+
+    def recorded(trainer: gluon.Trainer, factor: float, update: Callable[[], None]) -> None:
+        if isinstance(trainer, _Recorded):
+            return update()
+        params = _mxnet.parameters_of(trainer)
+        found = [
+            Gradient(p.name, p.list_grad()[0]) for p in params if p.grad_req != "null" and _mxnet.is_initialized(p)
+        ]
+        recorder.before_step(trainer, found, factor, _values(params), own=False)
+        update()
+        recorder.after_step(trainer, lambda: _values(params))
+
+    _mxnet.around_updates(recorded)
 
     def plain_convert(net: Block, policy: Any = "float16", *, exclude: Any = ()) -> Block:
         recorder.note_policy(read_policy(policy, () if callable(exclude) else exclude)[0])
