@@ -61,6 +61,10 @@ def enter(
         new.update({old: _without(old) for old in _DROPOUT})
     if mode != "low":
         new[tune] = _untuned
+        # What the script casts itself is part of the port.
+        new.update({old: _not_low(old, recorder) for old in (mx.nd.array, mx.np.array, mx.nd.cast, mx.nd.Cast)})
+        for kind in (mx.nd.NDArray, mx.np.ndarray):
+            kind.astype = _not_low(kind.astype, recorder)
     _replace({id(old): (old, instead) for old, instead in new.items()})
 
 
@@ -88,6 +92,27 @@ def _without(operator: Callable) -> Callable:
         return operator(*args, **{**kwargs, "p": 0})
 
     return still
+
+
+def _not_low(cast: Callable, recorder: Recorder) -> Callable:
+    """Return a function with a parameter ``dtype`` that gives FP32 where float16 or bfloat16 is asked for."""
+    place = list(signature(cast).parameters).index("dtype")
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        if place < len(args) and _is_low(args[place]):
+            args = (*args[:place], "float32", *args[place + 1 :])
+        elif _is_low(kwargs.get("dtype")):
+            kwargs["dtype"] = "float32"
+        else:
+            return cast(*args, **kwargs)
+        recorder.record.casts = True
+        return cast(*args, **kwargs)
+
+    return full
+
+
+def _is_low(dtype: Any) -> bool:
+    return "float16" in (getattr(dtype, "__name__", None) or str(dtype))  # MXNet's bfloat16 is [("bfloat16", "<u2")]
 
 
 def _untuned(*args: Any, policy: Any = "bfloat16", **kwargs: Any) -> Any:

@@ -50,6 +50,7 @@ class Record:
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
     outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
+    casts: bool = False  # whether a cast of the script to low precision was left out
     is_ported: bool = False  # whether a trainer or module of mxmp makes updates
     has_others: bool = False  # whether a gluon.Trainer does so besides
 

@@ -65,7 +65,9 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
             f"The port is right, but {dtype} is more than rounding: {agree} over {updates}, and {dtype} leaves the "
             f"noise {_where(left)} ({times} over all){skips}"
         )
-        reasons_ = (_OTHERS,) * low.has_others + (_STORED,) * (left.what == "weights") + _TOO_LOW
+        reasons_ = (
+            (_OTHERS,) * low.has_others + (_CASTS,) * reference.casts + (_STORED,) * (left.what == "weights") + _TOO_LOW
+        )
         return Verification(False, verdict + beside, reasons_, low_departure=left, **found)
     verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{grown}{skips}"
     return Verification(True, verdict + beside, **found)
@@ -75,6 +77,10 @@ _OVERFLOWS = ("gradients overflow at every loss scale that was tried: see mxmp.d
 _OTHERS = (
     "a gluon.Trainer is left in the script, whose loss is not scaled: if its weights are a converted net's, make it an "
     "mxmp.Trainer, and its loss.backward() a trainer.backward(loss)"
+)
+_CASTS = (
+    "the script casts to low precision itself, which plain leaves out: cast no ids or positions: above 2048 float16 "
+    "has not all whole numbers"
 )
 _STORED = (
     "the script reads weights and writes them back, and what it reads is rounded where they are stored in float16: "

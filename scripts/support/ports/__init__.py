@@ -31,6 +31,7 @@ WRONG: dict[str, tuple[str | None, ...]] = {
     "decays_by_hand": (SCALE,) * 2,
     "difference_of_large": ("is more than rounding",) * 2,
     "divides_twice": (TOO_SMALL,) * 2,
+    "ids_in_float16": ("the script casts to low precision itself",) * 2,
     "input_gradient": ("trainer.input_grad(x)",) * 2,
     "leaves_out_scaled": ("leaves out or repeats steps",) * 2,
     "module_clips": (SCALE,) * 2,
