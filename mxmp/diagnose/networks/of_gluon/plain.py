@@ -19,7 +19,7 @@ from ....precision.plan import read_policy
 from ....step.gradients import Gradient, listed
 from ....step.scaler import as_positive
 from ..stand_ins import PlainStep, StepRecorder, in_full_precision
-from ._mxnet import after_initial_values, export_if_possible, never_hybridize
+from ._mxnet import after_initial_values, around_updates, export_if_possible, never_hybridize
 
 
 class _Recorded:
@@ -196,7 +196,7 @@ def stand_ins(mode: str, recorder: StepRecorder, *, imperative: bool) -> dict[An
         update()
         recorder.after_step(trainer, lambda: _values(params))
 
-    _mxnet.around_updates(recorded)
+    around_updates(recorded)
 
     def plain_convert(net: Block, policy: Any = "float16", *, exclude: Any = ()) -> Block:
         recorder.note_policy(read_policy(policy, () if callable(exclude) else exclude)[0])
