@@ -17,8 +17,8 @@ from mxnet.ndarray import NDArray
 
 def is_called_by_user() -> bool:
     """Return whether code outside mxnet and mxmp directly called the function that calls this one."""
-    # For ``Parameter.data()``: a user who gets the float16 array may write into it, so that mxmp must compare the array
-    # with its FP32 master before each update.
+    # MXNet's own code calls the same methods as a user: ``set_data`` to load a file, ``grad`` in its Trainer, and a
+    # Module's executors in each step. A user may write into these executors' float16 arrays.
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
