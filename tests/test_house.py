@@ -264,7 +264,7 @@ TESTS = ROOT / "tests"
 CROSSING = ("features", "docs", "examples", "gpu", "nullgpu", "simgpu", "scripts", "kit")
 # Modules without a test file of their name, and where they are tested.
 ELSEWHERE = {
-    r"(precision|step|gluon|symbolic)/_mxnet": "each name is used by its package, whose tests fail in a MXNet that lacks it",
+    r"(precision|step|gluon|symbolic)/_mxnet": "its package uses each name, and fails in a MXNet without it",
     r"diagnose/networks/(of_\w+/\w+|protocol|stand_ins)": "each diagnostic's tests run through both frontends",
     r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",
     r"diagnose/verifying/(judging|modes|porting|reasons|recording)": "the parts of one answer: test_verify.py",
