@@ -7,8 +7,11 @@ call of the graph; what it writes, such as a second result in an attribute, is w
 from __future__ import annotations
 
 import copy
+import os
 import random
 import threading
+from array import array
+from collections import abc, deque
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain, repeat
@@ -32,6 +35,20 @@ _DEPTH = 6
 # Names by which code reads the values of arrays, as no Symbol lets it.
 _VALUES = {"asscalar", "asnumpy"}
 _NOTING = "_mxmp_noting"
+_LIBRARIES = (
+    "mxnet",
+    "mxmp",
+    "numpy",
+    "builtins",
+    "threading",
+    "_thread",
+    "logging",
+    "enum",
+    "abc",
+    "typing",
+    "weakref",
+)
+_INSTALLED = os.path.dirname(os.__file__)
 
 
 class _Same:
@@ -117,8 +134,10 @@ class _Live:
 
 def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     """Return what equals the token of another value if code that makes a graph reads the same from both."""
+    if isinstance(value, type):
+        return _Same(value), _token_of_class(value, places, depth)
     if value is None or is_constant(value):
-        return type(value), _Same(value) if isinstance(value, type) else repr(value)
+        return type(value), repr(value)
     if isinstance(value, (NDArray, mx.sym.Symbol)):
         return NDArray  # whose values no trace reads, but by ``_VALUES``
     if isinstance(value, np.ndarray):
@@ -128,10 +147,17 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType)):
         return _Same(value)
     inside = partial(_token, places=places, depth=depth - 1)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         if not isinstance(value, tuple):
             places.add(value)
         return type(value), tuple(map(inside, value))
+    if isinstance(value, (bytearray, array)):
+        return type(value), places.add_content(lambda: bytes(value))
+    if isinstance(value, abc.Iterator):
+        return _Same(object())  # to read it is to change it
+    for name in ("learning_rate", "base_lr"):  # of Trainers, optimizers and their schedules
+        if _is_of_library(type(value)) and hasattr(value, name):
+            return _Same(value), places.add_content(partial(getattr, value, name))
     if isinstance(value, Mapping):
         for read in (value.keys, value.values):
             places.add(read() if isinstance(value, dict) else _Live(read))
@@ -139,14 +165,43 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     if isinstance(value, FunctionType):
         cells = [cell for cell in value.__closure__ or () if cell is not None]
         places.add(_Live(lambda: [_content(cell) for cell in cells]))
-        return _Same(value), tuple(inside(_content(cell)) for cell in cells)
+        return _Same(value), tuple(inside(_content(cell)) for cell in cells), inside(vars(value))
     if isinstance(value, MethodType):
         return inside(value.__func__), inside(value.__self__)
     if isinstance(value, partial):
         return inside(value.func), inside(value.args), inside(value.keywords)
-    if hasattr(value, "__dict__") and not isinstance(value, type) and not _is_of_library(type(value)):
-        return type(value), inside(vars(value))
+    if _is_of_library(type(value)):
+        return _Same(value)
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = _Live(lambda: [getattr(value, name, _MISSING) for name in slots])
+    if slots:
+        places.add(held)
+    if hasattr(value, "__dict__") or slots:
+        return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
     return _Same(value)
+
+
+def _slots(kind: type) -> list[str]:
+    found = vars(kind).get("__slots__", ())
+    return [name for name in ([found] if isinstance(found, str) else found) if name[:2] != "__"]
+
+
+def _token_of_class(kind: type, places: _Places, depth: int) -> Any:
+    """Return what equals the token of the class at another time if no value in it, or in its bases, has changed."""
+    if depth == 0 or _is_of_library(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
+        return ()
+    places.add(_Live(lambda: _values_in(kind).values()))
+    return tuple((name, _token(value, places, depth - 1)) for name, value in _values_in(kind).items())
+
+
+def _values_in(kind: type) -> dict[str, Any]:
+    """Return the values of a class of the user's that are no methods, and the like, by name."""
+    held = {name: value for each in reversed(kind.__mro__) for name, value in _own(each).items()}
+    return {name: value for name, value in held.items() if name[:2] != "__" and not hasattr(type(value), "__get__")}
+
+
+def _own(kind: type) -> Mapping[str, Any]:
+    return {} if _is_of_library(kind) else vars(kind)
 
 
 def _key(key: Any) -> Any:
@@ -161,7 +216,13 @@ def _content(cell: Any) -> Any:
 
 
 def _is_of_library(kind: Any) -> bool:
-    return (kind.__module__ or "").partition(".")[0] in ("mxnet", "mxmp", "numpy", "threading", "_thread", "logging")
+    return (kind.__module__ or "").partition(".")[0] in _LIBRARIES
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Return whether a module is neither one of Python's own nor of an installed package."""
+    file = getattr(module, "__file__", None)
+    return not file.startswith(_INSTALLED) if file else module.__spec__ is None
 
 
 class Reads:
@@ -268,7 +329,8 @@ class Trace:
             found = _of_class(block, name)
             if isinstance(found, FunctionType):
                 self._reach(found)
-            if hasattr(type(found), "__get__"):  # a method, or a property, whose code is noted itself
+            # The code of a method or property is noted itself. One of the user's may be replaced on the instance.
+            if hasattr(type(found), "__get__") and (not isinstance(found, FunctionType) or _is_of_library(found)):
                 return
         self.reads.note(block, name)
 
@@ -289,16 +351,26 @@ class Trace:
         if id(function) in self._functions or _is_of_library(function):
             return
         self._functions[id(function)] = function
-        space = function.__globals__
-        for name in _names(function.__code__) & space.keys():
-            value = space[name]
-            if isinstance(value, FunctionType):
-                self._reach(value)
-            elif not isinstance(value, (ModuleType, type)) and not callable(value):
-                self.reads.note(space, name)
+        names = _names(function.__code__)
+        self._reach_in(function.__globals__, names, set())
+        for name in names & vars(function).keys():
+            self.reads.note(vars(function), name)
         for value in map(_content, function.__closure__ or ()):
             if isinstance(value, FunctionType):
                 self._reach(value)
+
+    def _reach_in(self, space: dict, names: Collection[str], seen: set[int]) -> None:
+        """Note what code with these names reads of the globals of a module, and of the modules among them."""
+        seen.add(id(space))
+        for name in names & space.keys():
+            value = space[name]
+            if isinstance(value, FunctionType):
+                self._reach(value)
+            elif isinstance(value, ModuleType):
+                if _is_users(value) and id(vars(value)) not in seen:
+                    self._reach_in(vars(value), names, seen)
+            elif isinstance(value, type) or not callable(value):
+                self.reads.note(space, name)
 
     # -- running it --
 

@@ -6,7 +6,10 @@ import copy
 import random
 import re
 import warnings
-from types import SimpleNamespace
+from array import array
+from collections import deque
+from itertools import count
+from types import ModuleType, SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -94,7 +97,60 @@ class OfClass(Takes):
         return self.helper(self.dense(x))
 
 
+class Settings:
+    tau = 1.0
+
+
+class MoreSettings(Settings):
+    pass
+
+
+class Slotted:
+    __slots__ = ("tau",)
+
+    def __init__(self):
+        self.tau = 1.0
+
+
+def factor():
+    return factor.value
+
+
+factor.value = 1.0
+module = ModuleType("settings")
+module.tau, module.of, module.inner = 1.0, {"tau": 1.0}, SimpleNamespace(tau=1.0)
+
+
 CHANGES = {
+    "in a deque": (lambda: Takes(lambda b, op, x: x * sum(b.c), c=deque([0.5], 3)), lambda b, v: b.c.append(v)),
+    "in an array": (
+        lambda: Takes(lambda b, op, x: x * b.c[0], c=array("d", [1.0])),
+        lambda b, v: b.c.__setitem__(0, v),
+    ),
+    "in a slot": (lambda: Takes(lambda b, op, x: x * b.c.tau, c=Slotted()), lambda b, v: setattr(b.c, "tau", v)),
+    "of a global class": (lambda: Takes(lambda b, op, x: x * Settings.tau), lambda b, v: setattr(Settings, "tau", v)),
+    "of the base of a class": (
+        lambda: Takes(lambda b, op, x: x * MoreSettings.tau),
+        lambda b, v: setattr(Settings, "tau", v),
+    ),
+    "of the class of an object": (
+        lambda: Takes(lambda b, op, x: x * b.c.tau, c=MoreSettings()),
+        lambda b, v: setattr(Settings, "tau", v),
+    ),
+    "of a function": (lambda: Takes(lambda b, op, x: x * factor()), lambda b, v: setattr(factor, "value", v)),
+    "of a module": (lambda: Takes(lambda b, op, x: x * module.tau), lambda b, v: setattr(module, "tau", v)),
+    "in a dict of a module": (
+        lambda: Takes(lambda b, op, x: x * module.of["tau"]),
+        lambda b, v: module.of.update(tau=v),
+    ),
+    "in an object of a module": (
+        lambda: Takes(lambda b, op, x: x * module.inner.tau),
+        lambda b, v: setattr(module.inner, "tau", v),
+    ),
+    "the learning rate": (
+        lambda: Takes(lambda b, op, x: x * b.c.learning_rate, c=mx.optimizer.SGD(learning_rate=1.0)),
+        lambda b, v: b.c.set_learning_rate(v),
+    ),
     "number": (lambda: Takes(lambda b, op, x: x / b.tau, tau=1.0), lambda b, v: setattr(b, "tau", v)),
     "text": (
         lambda: Takes(lambda b, op, x: op.Activation(x, b.act) if b.act else x, act=None),
@@ -145,7 +201,18 @@ def test_a_value_that_the_code_reads_may_change_between_calls(kind, nested, dtyp
         assert_alike(nets)
         assert_alike(nets, training=True)
     set_factor(None, 1.0)
-    OfClass.tau = 1.0
+    OfClass.tau = Settings.tau = factor.value = module.tau = module.of["tau"] = module.inner.tau = 1.0
+
+
+def test_an_iterator_that_the_code_reads_goes_on_in_each_call_and_is_said():
+    nets, _ = pair(lambda: Takes(lambda b, op, x: x * next(b.numbers), numbers=count(1)), "bfloat16")
+
+    def call():
+        for _ in range(4):
+            assert_alike(nets, training=True)
+
+    with pytest.warns(UserWarning, match="numbers"):
+        call()
 
 
 def test_a_value_that_comes_back_has_its_graph_still_and_one_that_is_not_read_makes_none():
