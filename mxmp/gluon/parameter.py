@@ -36,7 +36,7 @@ class LowParameter(gluon.Parameter):
         return self._masters
 
     def list_data(self) -> list[NDArray]:
-        self._masters.exposed = True
+        self._masters.exposed = self._masters.exposed or is_called_by_user()
         return super().list_data()
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
@@ -49,7 +49,7 @@ class LowParameter(gluon.Parameter):
                 "the parameters in FP32 with Policy(params='float32'). To predict with it after training, call "
                 "mxmp.restore on the converted net first"
             )
-        self._masters.exposed = True
+        self._masters.exposed = self._masters.exposed or is_called_by_user()
         return super().data(ctx)
 
     def __reduce__(self) -> Any:

@@ -17,8 +17,9 @@ from mxnet.ndarray import NDArray
 
 def is_called_by_user() -> bool:
     """Return whether code outside mxnet and mxmp directly called the function that calls this one."""
-    # MXNet's own code calls the same methods as a user: ``set_data`` to load a file, ``grad`` in its Trainer, and a
-    # Module's executors in each step. A user may write into these executors' float16 arrays.
+    # MXNet's own code calls the same methods as a user: ``data`` when it infers shapes, ``set_data`` to load a file,
+    # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
+    # so that it is compared with its FP32 master in each step.
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 

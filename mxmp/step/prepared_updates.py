@@ -105,7 +105,7 @@ class PreparedUpdates:
 
 
 def _momentum(optimizer: mx.optimizer.Optimizer) -> float:
-    return getattr(optimizer, "momentum", 0.0)
+    return float(getattr(optimizer, "momentum", 0.0))
 
 
 def _settings(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _operators(optimizer: mx.optimizer.Optimizer, weights: Sequence[_Weight]) ->
 
 
 def _sgd(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimizer.SGD) -> Iterator[_Operator]:
-    name, settings = f"sgd{'_mom' * (optimizer.momentum > 0)}_update", _settings(optimizer)
+    name, settings = f"sgd{'_mom' * (_momentum(optimizer) > 0)}_update", _settings(optimizer)
     for members in _sharing([weights[k].weight for k in full], full, optimizer.aggregate_num):
         out = [weights[k].weight for k in members]
         inputs = [array for k in members for array in (weights[k].weight, weights[k].grad, *weights[k].states)]
@@ -144,7 +144,7 @@ def _sgd(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimize
 def _sgd_of_masters(
     weights: Sequence[_Weight], half: Sequence[int], optimizer: mx.optimizer.SGD
 ) -> Iterator[_Operator]:
-    name, settings = f"multi_mp_sgd{'_mom' * (optimizer.momentum > 0)}_update", _settings(optimizer)
+    name, settings = f"multi_mp_sgd{'_mom' * (_momentum(optimizer) > 0)}_update", _settings(optimizer)
     for members in _chunks(half, max(optimizer.aggregate_num, 1)):
         some = [weights[k] for k in members]
         inputs = [array for w in some for array in (w.weight, w.grad, *w.states, w.master)]

@@ -88,10 +88,10 @@ class Core:
         graph, plan = self.conversion.build(Graph.from_symbol(symbol), replace(use, stored=stored, strict=not known))
         if not self._warned:
             self._warned = True
-            warn_of_unmatched(plan, self.conversion.plan is None)
             useless = message_if_nothing_low(plan)
             if useless:
                 warn_user(useless)
+            warn_of_unmatched(plan, self.conversion.plan is None)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, inputs.dtypes)
         declare_full(graph, {name: inputs.dtypes.get(name, np.float32) for name in inputs.shapes})

@@ -17,7 +17,7 @@ from mxmp import Policy
 from mxmp.kernels import rounding
 from mxmp.kernels.fit import SWITCH
 from mxmp.pipeline import low_graph
-from mxmp.precision import plan
+from mxmp.precision import rules
 from mxmp.precision.casts import insert_casts, strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
@@ -88,7 +88,7 @@ def test_the_shortcut_of_exact_operators_changes_no_bit(policy, monkeypatch):
     symbol = mixed()
     values = filled(symbol, data=(2, 3, 6, 6))
     short = mxmp.cast_symbol(symbol, policy)
-    monkeypatch.setattr(plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
+    monkeypatch.setattr(rules, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
     full = mxmp.cast_symbol(symbol, policy)
     assert len(nodes(short)) < len(nodes(full))
     assert_same_bits(by_symbol(short, values), by_symbol(full, values))
@@ -106,7 +106,7 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
         _, decided = low_graph(Graph.from_symbol(symbol), Policy(), "cpu")
         for exact in (True, False):
             if not exact:
-                patch.setattr(plan, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
+                patch.setattr(rules, "rule_of", lambda op: dataclasses.replace(rule_of(op), exact=False))
             low, _ = low_graph(Graph.from_symbol(symbol), decided, "cpu")
             results.append(by_symbol(low.to_symbol(), values))
     assert_same_bits(*results)
