@@ -12,6 +12,7 @@ from kit.modules import train
 from kit.twins import MASTERS, assert_same
 
 import mxmp
+from mxmp.symbolic.checkpoint import read_symbol
 
 
 def test_checkpoints_are_plain_fp32_files_that_load_without_mxmp(symbol, digits, tmp_path):
@@ -71,3 +72,35 @@ def test_a_checkpoint_of_buckets_is_what_mxnet_writes(tmp_path):
     mx.mod.BucketingModule.save_checkpoint(made, str(tmp_path / "plain"), 3)
     for end in ("-0003.params", "-0-symbol.json", ".buckets"):
         assert (tmp_path / f"ours{end}").read_bytes() == (tmp_path / f"plain{end}").read_bytes()
+
+
+DATA, LABEL = mx.sym.var("data"), mx.sym.var("softmax_label")
+DENSE = mx.sym.FullyConnected(DATA, num_hidden=3, name="fc")
+HEADS = {
+    "SVMOutput": mx.sym.SVMOutput(DENSE, LABEL),
+    "MakeLoss": mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(DENSE))),
+    "make_loss": mx.sym.make_loss(mx.sym.sum(mx.sym.square(DENSE))),
+    "pick": mx.sym.MakeLoss(-mx.sym.pick(mx.sym.log_softmax(DENSE), LABEL)),
+    "SoftmaxOutput": mx.sym.SoftmaxOutput(DENSE, LABEL),
+    "LinearRegressionOutput": mx.sym.LinearRegressionOutput(DENSE, LABEL),
+    "LogisticRegressionOutput": mx.sym.LogisticRegressionOutput(DENSE, LABEL),
+    "MAERegressionOutput": mx.sym.MAERegressionOutput(DENSE, LABEL),
+    "softmax_cross_entropy": mx.sym.softmax_cross_entropy(DENSE, LABEL),
+    "CTCLoss": mx.sym.CTCLoss(mx.sym.reshape(DENSE, (-1, 1, 3)), LABEL),
+    "sparse regularization": mx.sym.IdentityAttachKLSparseReg(mx.sym.sigmoid(DENSE)),
+    "smooth_l1": mx.sym.MakeLoss(mx.sym.smooth_l1(DENSE, scalar=1.0)),
+    "one_hot": mx.sym.MakeLoss(DENSE * mx.sym.one_hot(LABEL, 3)),
+    "take": mx.sym.MakeLoss(mx.sym.take(DENSE, LABEL)),
+    "gather_nd": mx.sym.MakeLoss(mx.sym.gather_nd(DENSE, LABEL)),
+    "Embedding": mx.sym.MakeLoss(mx.sym.Embedding(LABEL, input_dim=4, output_dim=3)),
+    "BatchNorm": mx.sym.BatchNorm(DENSE),
+    "where": mx.sym.MakeLoss(mx.sym.where(LABEL, DENSE, DENSE * 2)),
+    "topk": mx.sym.BlockGrad(mx.sym.topk(DENSE)),
+    "SequenceMask": mx.sym.MakeLoss(mx.sym.SequenceMask(DENSE, LABEL, use_sequence_length=True)),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_symbol_that_asks_for_types_is_whole(head, tmp_path):
+    HEADS[head].save(str(tmp_path / "net-symbol.json"))
+    assert read_symbol(str(tmp_path / "net-symbol.json")).list_arguments() == HEADS[head].list_arguments()
