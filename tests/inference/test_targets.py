@@ -205,7 +205,7 @@ def test_a_single_batch_of_a_network_that_takes_one_size_calibrates_and_measures
 
 def test_what_cannot_be_optimized_is_refused(net):
     x = mx.nd.ones((2, 1, 8, 8))
-    with pytest.raises(TypeError, match="takes a gluon HybridBlock or a Symbol, got int"):
+    with pytest.raises(TypeError, match="takes a gluon Block or Symbol, got int"):
         mxmp.optimize_for_inference(3, [x])
     with pytest.raises(ValueError, match="runs as Python, which has no graph"):
         mxmp.optimize_for_inference(nn.Sequential(), [x])

@@ -10,6 +10,7 @@ import time
 
 import mxnet as mx
 import pytest
+from kit import measuring
 from kit.measuring import (
     add_to_start,
     no_child_is_left,  # noqa: F401
@@ -109,7 +110,7 @@ def test_its_warnings_are_issued_here_and_what_it_prints_is_no_message(monkeypat
     )
     with pytest.warns(UserWarning, match="slow here") as caught:
         assert tuned_apart().tuned.steps
-    assert [each.filename for each in caught if "slow here" in str(each.message)] == [__file__]
+    assert [each.filename for each in caught if "slow here" in str(each.message)] == [measuring.__file__]
     out, err = capfd.readouterr()
     assert "a line of C++" not in out
     assert "a line of C++" in err

@@ -61,7 +61,7 @@ def _of_gradients(at: Departure) -> tuple[str, ...]:
     factor = constant_factor(at)
     scale = _as_scale(factor)
     if scale is not None and scale > 1:
-        return (f"they are {scale:g} times too large: the loss scale is in them, and nothing has divided by it",)
+        return (f"they are {scale:g} times too large, with the loss scale in them: nothing has divided by it",)
     if scale is not None:
         return (
             f"they are {1 / scale:g} times too small, divided by a loss scale that they did not have: {_HEADS}",

@@ -49,8 +49,6 @@ WRONG: dict[str, tuple[str | None, ...]] = {
     "rate_by_norm": (SCALE,) * 2,
     "raw_year": (None, TOO_WIDE),  # float16 has whole numbers up to 2048
     "scales_twice": ("4096", "4096"),
-    "settings_and_dropout": ("a graph keeps what the Python code",) * 2,
-    "settings_of_a_module": ("a graph keeps what the Python code",) * 2,
     "sign_descent": (TOO_SMALL,) * 2,
     "slow_weights": ("mxmp.master_weights(net)", None),
     "slower_by_norm": (SCALE,) * 2,

@@ -1,4 +1,4 @@
-"""A block reads a temperature from a module of settings, which no graph sees. MXNet draws the data."""
+"""A block reads a temperature from a module of settings, whose values graphs compare. MXNet draws the data."""
 
 import sys
 import types
