@@ -35,19 +35,9 @@ _DEPTH = 6
 # Names by which code reads the values of arrays, as no Symbol lets it.
 _VALUES = {"asscalar", "asnumpy"}
 _NOTING = "_mxmp_noting"
-_LIBRARIES = (
-    "mxnet",
-    "mxmp",
-    "numpy",
-    "builtins",
-    "threading",
-    "_thread",
-    "logging",
-    "enum",
-    "abc",
-    "typing",
-    "weakref",
-)
+_LIBRARIES = {
+    *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
+}
 _INSTALLED = os.path.dirname(os.__file__)
 
 
@@ -155,9 +145,6 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
         return type(value), places.add_content(lambda: bytes(value))
     if isinstance(value, abc.Iterator):
         return _Same(object())  # to read it is to change it
-    for name in ("learning_rate", "base_lr"):  # of Trainers, optimizers and their schedules
-        if _is_of_library(type(value)) and hasattr(value, name):
-            return _Same(value), places.add_content(partial(getattr, value, name))
     if isinstance(value, Mapping):
         for read in (value.keys, value.values):
             places.add(read() if isinstance(value, dict) else _Live(read))
@@ -171,7 +158,8 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     if isinstance(value, partial):
         return inside(value.func), inside(value.args), inside(value.keywords)
     if _is_of_library(type(value)):
-        return _Same(value)
+        rates = [name for name in ("learning_rate", "base_lr") if hasattr(value, name)]  # of Trainers and schedules
+        return _Same(value), [places.add_content(partial(getattr, value, name)) for name in rates]
     slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     held = _Live(lambda: [getattr(value, name, _MISSING) for name in slots])
     if slots:
@@ -190,18 +178,17 @@ def _token_of_class(kind: type, places: _Places, depth: int) -> Any:
     """Return what equals the token of the class at another time if no value in it, or in its bases, has changed."""
     if depth == 0 or _is_of_library(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
         return ()
-    places.add(_Live(lambda: _values_in(kind).values()))
+    for each in kind.__mro__:
+        if not _is_of_library(each):
+            places.add(vars(each).values())
     return tuple((name, _token(value, places, depth - 1)) for name, value in _values_in(kind).items())
 
 
 def _values_in(kind: type) -> dict[str, Any]:
     """Return the values of a class of the user's that are no methods, and the like, by name."""
-    held = {name: value for each in reversed(kind.__mro__) for name, value in _own(each).items()}
+    own = [vars(each) for each in reversed(kind.__mro__) if not _is_of_library(each)]
+    held = {name: value for each in own for name, value in each.items()}
     return {name: value for name, value in held.items() if name[:2] != "__" and not hasattr(type(value), "__get__")}
-
-
-def _own(kind: type) -> Mapping[str, Any]:
-    return {} if _is_of_library(kind) else vars(kind)
 
 
 def _key(key: Any) -> Any:

@@ -40,23 +40,20 @@ def copying(arrays: Sequence[NDArray], copies: Sequence[NDArray], after: NDArray
     """Return the operators of ``copy_all``, to call again and again, each time after ``after`` has been written."""
     # Each operator also reads ``after``, so that MXNet's engine starts the copies only after this array is computed.
     unused = [] if after is None else [(after, mx.nd.empty(after.shape, after.ctx))]
-    return [
-        _sgd([(array, array) for array, _ in pairs], [copy for _, copy in pairs], rate=0.0)
-        for some in _chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused))
-        for pairs in [[*some, *unused]]
-    ]
+    parts = ([*some, *unused] for some in chunks(list(zip(arrays, copies)), _KERNEL_LIMIT - len(unused)))
+    return [_sgd([(array, array) for array, _ in pairs], [copy for _, copy in pairs], rate=0.0) for pairs in parts]
 
 
 def subtract_all(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> None:
     """Compute ``array -= other`` for pairs of one dtype and shape; inf or NaN where either is not finite."""
-    for some in _chunks(list(zip(arrays, others))):
+    for some in chunks(list(zip(arrays, others))):
         _sgd(some, [array for array, _ in some], rate=1.0)()
 
 
 def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
     """Return new FP32 copies of float16 arrays. -0 becomes 0 in both."""
     full: list[NDArray] = []
-    for some in _chunks(arrays):
+    for some in chunks(arrays):
         # MXNet allocates an operator's output when the operator runs, but ``empty`` at once.
         copies = FlatCopies.like(some, mx.nd.zeros(sum(array.size for array in some), some[0].ctx)).each
         _widen(some, copies)()
@@ -70,7 +67,7 @@ def widening(arrays: Sequence[NDArray], copies: FlatCopies) -> list[Prepared]:
     if ctx.device_type != "gpu":
         return [Prepared("Cast", [a], [copy], dtype="float32") for a, copy in zip(arrays, copies.each)]
     zeros = Prepared("_zeros", [], [copies.flat], shape=copies.flat.shape, ctx=ctx, dtype="float32")
-    return [zeros, *map(_widen, _chunks(arrays), _chunks(copies.each))]
+    return [zeros, *map(_widen, chunks(arrays), chunks(copies.each))]
 
 
 def _widen(arrays: Sequence[NDArray], zeros: Sequence[NDArray]) -> Prepared:
@@ -80,7 +77,7 @@ def _widen(arrays: Sequence[NDArray], zeros: Sequence[NDArray]) -> Prepared:
 
 def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
     """Round the first array of each triple, FP32, into the second, float16; -0 may become 0 in both, an inf NaN."""
-    for some in _chunks(triples):
+    for some in chunks(triples):
         _round(some)()
 
 
@@ -88,7 +85,7 @@ def rounding(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> list[Prepar
     """Return the operators of ``round_all`` for arrays of one device, to call again and again."""
     if triples[0][0].ctx.device_type != "gpu":
         return [Prepared("Cast", [full], [half], dtype="float16") for full, half, _ in triples]
-    return list(map(_round, _chunks(triples)))
+    return list(map(_round, chunks(triples)))
 
 
 def _round(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> Prepared:
@@ -103,5 +100,6 @@ def _sgd(weights: Sequence[tuple[NDArray, ...]], out: list[NDArray], *, rate: fl
     return Prepared(operator, inputs, out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
 
 
-def _chunks(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:
+def chunks(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:
+    """Yield lists of ``size`` items, and one of the rest."""
     return (list(items[start : start + size]) for start in range(0, len(items), size))

@@ -8,8 +8,7 @@ so only small arrays share an operator there. On a GPU, where each operator is a
 
 from __future__ import annotations
 
-import math
-from math import prod
+from math import prod, sqrt
 from operator import is_
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
@@ -18,7 +17,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ._mxnet import Prepared, counted_rates, have_equal_counts
-from .multi_tensor import FlatCopies, rounding, widening
+from .multi_tensor import FlatCopies, chunks, rounding, widening
 
 # The most elements of an array on a CPU that shares an operator, and the most arrays of one.
 _SMALL, _SHARING = 1 << 11, 45
@@ -71,7 +70,7 @@ class PreparedUpdates:
         as at a first step."""
         if type(optimizer) not in (mx.optimizer.SGD, mx.optimizer.Adam) or not all(map(states.__contains__, indices)):
             return False
-        key = (type(optimizer), _momentum(optimizer) > 0, optimizer.aggregate_num, tuple(indices))
+        key = (type(optimizer), _has_momentum(optimizer), optimizer.aggregate_num, tuple(indices))
         own = [states.get(index) for index in indices]
         full = [masters.get(index) for index in indices]
         arrays = [*grads, *weights, *own, *full]
@@ -90,7 +89,7 @@ class PreparedUpdates:
     def _set(self, optimizer: mx.optimizer.Optimizer, indices: Sequence[int], operators: Sequence[_Operator]) -> None:
         rates, decays, count = counted_rates(optimizer, indices, self._device)
         if isinstance(optimizer, mx.optimizer.Adam):
-            correction = math.sqrt(1.0 - optimizer.beta2**count) / (1.0 - optimizer.beta1**count)
+            correction = sqrt(1.0 - optimizer.beta2**count) / (1.0 - optimizer.beta1**count)
             rates = [rate * correction for rate in rates]
         settings = {name: str(value) for name, value in _settings(optimizer).items()}
         changed = settings if settings != self._settings else {}
@@ -104,8 +103,8 @@ class PreparedUpdates:
                 operator.set(lrs=[rates[k] for k in members], wds=[decays[k] for k in members], **changed)
 
 
-def _momentum(optimizer: mx.optimizer.Optimizer) -> float:
-    return float(getattr(optimizer, "momentum", 0.0))
+def _has_momentum(optimizer: mx.optimizer.Optimizer) -> bool:
+    return bool(getattr(optimizer, "momentum", 0.0) > 0)
 
 
 def _settings(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
@@ -113,13 +112,13 @@ def _settings(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
     shared = {"rescale_grad": optimizer.rescale_grad, "clip_gradient": optimizer.clip_gradient or -1.0}
     if isinstance(optimizer, mx.optimizer.Adam):
         return {**shared, "beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
-    return {**shared, "momentum": optimizer.momentum} if optimizer.momentum > 0 else shared
+    return {**shared, "momentum": optimizer.momentum} if _has_momentum(optimizer) else shared
 
 
 def _operators(optimizer: mx.optimizer.Optimizer, weights: Sequence[_Weight]) -> list[_Operator]:
     """Return the operators of an update, in their order; none if an array suits none of them."""
     is_adam = isinstance(optimizer, mx.optimizer.Adam)
-    expected = 2 if is_adam else int(_momentum(optimizer) > 0)
+    expected = 2 if is_adam else int(_has_momentum(optimizer))
     if not all(len(each.states) == expected and each.is_known for each in weights):
         return []
     half = [k for k, each in enumerate(weights) if each.master is not None]
@@ -131,11 +130,11 @@ def _operators(optimizer: mx.optimizer.Optimizer, weights: Sequence[_Weight]) ->
 
 
 def _sgd(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimizer.SGD) -> Iterator[_Operator]:
-    name, settings = f"sgd{'_mom' * (_momentum(optimizer) > 0)}_update", _settings(optimizer)
+    name, settings = f"sgd{'_mom' * (_has_momentum(optimizer))}_update", _settings(optimizer)
     for members in _sharing([weights[k].weight for k in full], full, optimizer.aggregate_num):
         out = [weights[k].weight for k in members]
         inputs = [array for k in members for array in (weights[k].weight, weights[k].grad, *weights[k].states)]
-        if len(members) == 1 and optimizer.momentum > 0:  # without momentum the operator for one rounds otherwise
+        if len(members) == 1 and _has_momentum(optimizer):  # without momentum the operator for one rounds otherwise
             yield _Operator(Prepared(name, inputs, out, lr=0.0, wd=0.0, **settings), members)
         else:
             yield _Operator(Prepared(f"multi_{name}", inputs, out, **_many(members), **settings), members)
@@ -144,8 +143,8 @@ def _sgd(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimize
 def _sgd_of_masters(
     weights: Sequence[_Weight], half: Sequence[int], optimizer: mx.optimizer.SGD
 ) -> Iterator[_Operator]:
-    name, settings = f"multi_mp_sgd{'_mom' * (_momentum(optimizer) > 0)}_update", _settings(optimizer)
-    for members in _chunks(half, max(optimizer.aggregate_num, 1)):
+    name, settings = f"multi_mp_sgd{'_mom' * (_has_momentum(optimizer))}_update", _settings(optimizer)
+    for members in chunks(half, max(optimizer.aggregate_num, 1)):
         some = [weights[k] for k in members]
         inputs = [array for w in some for array in (w.weight, w.grad, *w.states, w.master)]
         yield _Operator(Prepared(name, inputs, [w.weight for w in some], **_many(members), **settings), members)
@@ -187,16 +186,12 @@ def _is_dense(array: Any, dtype: str) -> bool:
 def _sharing(arrays: Sequence[NDArray], positions: Sequence[int], aggregate_num: int) -> Iterator[Sequence[int]]:
     """Divide the positions of FP32 arrays of one device by the operators that update them."""
     if not arrays or arrays[0].ctx.device_type == "gpu":
-        return _chunks(positions, max(aggregate_num, 1))
+        return chunks(positions, max(aggregate_num, 1))
     # The kernel takes the time of its largest array for each.
     sizes = dict(zip(positions, (array.size for array in arrays)))
     by_size = sorted(positions, key=lambda k: -sizes[k])
     alone = [k for k in by_size if sizes[k] > _SMALL]
-    return iter([*([k] for k in alone), *_chunks(by_size[len(alone) :], _SHARING)])
-
-
-def _chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+    return iter([*([k] for k in alone), *chunks(by_size[len(alone) :], _SHARING)])
 
 
 def parts_of(grads: Sequence[NDArray]) -> list[range]:
