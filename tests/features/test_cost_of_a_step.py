@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
-from kit.calls import ffi_calls, python_calls
-from mxnet import autograd, gluon
+from kit.calls import calls_of_a_step
+from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
 import mxmp
@@ -15,22 +15,7 @@ pytestmark = pytest.mark.slow
 OPTIMIZERS = {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {}}
 # Of the check: sums of squares, copies of running statistics, and the way of the numbers to the host.
 CHECK = 40
-
-
-def counts(net, trainer, backward) -> tuple[int, int]:
-    """Return calls of MXNet's library, and of Python functions, of a step in the middle of training."""
-    x = mx.nd.ones((1, 3, 32, 32))
-
-    def trained(step):
-        with autograd.record():
-            loss = net(x).sum()
-        backward(loss)
-        mx.nd.waitall()
-        return step()
-
-    for _ in range(3):
-        trained(lambda: trainer.step(1))
-    return trained(lambda: ffi_calls(lambda: trainer.step(1))), trained(lambda: python_calls(lambda: trainer.step(1)))
+X = mx.nd.ones((1, 3, 32, 32))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -40,11 +25,13 @@ def test_a_step_asks_no_more_of_mxnet_than_gluon_s_and_the_check(name):
     plain = vision.mobilenet0_5(classes=10)
     plain.initialize()
     plain.hybridize()
-    theirs = counts(plain, gluon.Trainer(plain.collect_params(), kind, options), lambda loss: loss.backward())
+    theirs = calls_of_a_step(
+        plain, (X,), gluon.Trainer(plain.collect_params(), kind, options), lambda loss: loss.backward()
+    )
     net = vision.mobilenet0_5(classes=10)
     net.initialize()
     mxmp.convert(net, "compute=bfloat16,params=float32")
     trainer = mxmp.Trainer(net.collect_params(), kind, options)
-    ours = counts(net, trainer, trainer.backward)
+    ours = calls_of_a_step(net, (X,), trainer, trainer.backward)
     assert ours[0] <= theirs[0] + CHECK
     assert ours[1] <= 1.1 * theirs[1]

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.graphs import mixed
 from kit.oracle import S, by_symbol, filled, half, native, nodes
 
 import mxmp
@@ -431,16 +432,6 @@ def test_the_gradients_of_tanh_and_sigmoid_are_those_of_their_rounded_outputs(ac
 
 
 # -- The shape of the emulated graph ----------------------------------------------------------------
-
-
-def mixed() -> mx.sym.Symbol:
-    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="c1"))
-    y = S.relu(S.Convolution(x, kernel=(1, 1), num_filter=4, name="c2"))
-    x = S.Concat(x, S.transpose(y, axes=(0, 1, 3, 2)), S.abs(y), name="cat")
-    left, right = S.SliceChannel(x, num_outputs=2, name="split")
-    x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(axis=2, begin=0, end=6)
-    x = S.tanh(x.slice_axis(axis=3, begin=0, end=6)) + right
-    return S.FullyConnected(S.flatten(x), num_hidden=5, name="fc")
 
 
 def test_a_pooling_window_wholly_in_padding_gives_the_lowest_float16_and_no_nan():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from kit.examples import examples
-from kit.graphs import graphs
+from kit.graphs import graphs, mixed
 from kit.oracle import S, assert_same_bits, by_symbol, filled, half, nodes, sqnr
 
 import mxmp
@@ -71,16 +71,6 @@ def test_a_sum_of_more_than_four_tensors_rounds_after_each():
     for names, expected in (("abc", [60000, 2050]), ("abcd", [60000, 2052]), ("abcde", [INF, 2048])):
         low = mxmp.cast_symbol(S.add_n(*map(S.var, names)), Policy(low_ops=["add_n"]))
         np.testing.assert_array_equal(by_symbol(low, {n: values[n] for n in names}).outputs[0], expected)
-
-
-def mixed() -> mx.sym.Symbol:
-    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="c1"))
-    y = S.relu(S.Convolution(x, kernel=(1, 1), num_filter=4, name="c2"))
-    x = S.Concat(x, S.transpose(y, axes=(0, 1, 3, 2)), S.abs(y), name="cat")
-    left, right = S.SliceChannel(x, num_outputs=2, name="split")
-    x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(axis=2, begin=0, end=6)
-    x = S.tanh(x.slice_axis(axis=3, begin=0, end=6)) + right
-    return S.FullyConnected(S.flatten(x), num_hidden=5, name="fc")
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(output="compute"), Policy(exclude=["cat"])], ids=str)

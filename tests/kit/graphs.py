@@ -69,3 +69,14 @@ def graphs(draw: st.DrawFn) -> tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]:
     symbol = heads[0] if len(heads) == 1 else S.Group(heads)
     shapes = {"data": _SHAPE, "label": (2,)}
     return symbol, {name: shape for name, shape in shapes.items() if name in symbol.list_arguments()}
+
+
+def mixed() -> mx.sym.Symbol:
+    """Return a graph of many kinds of operators for ``data`` of shape (2, 3, 6, 6)."""
+    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="c1"))
+    y = S.relu(S.Convolution(x, kernel=(1, 1), num_filter=4, name="c2"))
+    x = S.Concat(x, S.transpose(y, axes=(0, 1, 3, 2)), S.abs(y), name="cat")
+    left, right = S.SliceChannel(x, num_outputs=2, name="split")
+    x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(axis=2, begin=0, end=6)
+    x = S.tanh(x.slice_axis(axis=3, begin=0, end=6)) + right
+    return S.FullyConnected(S.flatten(x), num_hidden=5, name="fc")

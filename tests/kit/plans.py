@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -11,6 +12,7 @@ from mxnet.gluon import HybridBlock
 import mxmp
 from mxmp.gluon.symbols import traced_call
 from mxmp.precision.casts import strip
+from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.tuned import Tuned
 from mxmp.tuning.choices import Task
@@ -43,3 +45,16 @@ def random_exclusions(symbols: Sequence[mx.sym.Symbol], seed: int) -> list[str]:
     nodes = [node for symbol in symbols for node in Graph.from_symbol(symbol).nodes() if not node.is_variable]
     draw = random.Random(seed)
     return sorted({node.name for node in nodes if draw.random() < 0.3})
+
+
+def two_layers() -> mx.sym.Symbol:
+    x = mx.sym.relu(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="a"), name="r")
+    return mx.sym.FullyConnected(x, num_hidden=3, name="b")
+
+
+def tuned_plan() -> mxmp.Plan:
+    """Return a plan of ``two_layers`` with what tuning would have measured."""
+    found = decide(Graph.from_symbol(two_layers()), mxmp.Policy(exclude=["b"]), "cpu")
+    one = {"float32": 1.0, "rules": 2.5}
+    gains = {"float32": (1.0, 1.0, 1.0), "rules": (1.5, 2.0, 2.5)}
+    return replace(found, tuned=Tuned("rules", True, one, gains, one, {"float32": 0, "rules": 1024}, ("a note",)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gluonnlp
 import mxnet as mx
 import pytest
-from kit.calls import ffi_calls, python_calls
-from mxnet import autograd, gluon
+from kit.calls import calls_of_a_step
+from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
 import mxmp
@@ -30,19 +30,6 @@ def bert(ctx):
     return net, (mx.nd.ones((2, 16), ctx=ctx), mx.nd.zeros((2, 16), ctx=ctx), mx.nd.full((2,), 16, ctx=ctx))
 
 
-def counts(net, inputs, trainer, backward) -> tuple[int, int]:
-    def trained(step):
-        with autograd.record():
-            loss = net(*inputs).sum()
-        backward(loss)
-        mx.nd.waitall()
-        return step()
-
-    for _ in range(3):
-        trained(lambda: trainer.step(1))
-    return trained(lambda: ffi_calls(lambda: trainer.step(1))), trained(lambda: python_calls(lambda: trainer.step(1)))
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("network", [resnet50, bert])
 def test_a_step_asks_less_than_gluon_s_in_fp32(network, name):
@@ -50,11 +37,13 @@ def test_a_step_asks_less_than_gluon_s_in_fp32(network, name):
     plain, inputs = network(mx.gpu())
     plain.initialize(ctx=mx.gpu())
     plain.hybridize()
-    theirs = counts(plain, inputs, gluon.Trainer(plain.collect_params(), name, options), lambda loss: loss.backward())
+    theirs = calls_of_a_step(
+        plain, inputs, gluon.Trainer(plain.collect_params(), name, options), lambda loss: loss.backward()
+    )
     net, inputs = network(mx.gpu())
     net.initialize(ctx=mx.gpu())
     mxmp.convert(net, "float16")
     trainer = mxmp.Trainer(net.collect_params(), name, options, loss_scale=128.0)
-    ours = counts(net, inputs, trainer, trainer.backward)
+    ours = calls_of_a_step(net, inputs, trainer, trainer.backward)
     assert ours[0] <= theirs[0]
     assert ours[1] <= theirs[1]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kit.examples import examples
 from kit.graphs import graphs
 from kit.oracle import S
+from kit.plans import tuned_plan, two_layers
 
 import mxmp
 from mxmp import Plan, Policy
@@ -24,7 +25,6 @@ from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision, renamed
-from mxmp.precision.tuned import Tuned
 
 POLICIES = [Policy(), Policy(params="float16", norm="compute"), Policy("bfloat16", exclude=["c2", "none"])]
 
@@ -164,19 +164,7 @@ NESTED = "[" * 100_000 + "]" * 100_000
 HUGE = 10**400
 
 
-def symbol():
-    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=4, name="a"), name="r")
-    return S.FullyConnected(x, num_hidden=3, name="b")
-
-
-def plan():
-    found = decide(Graph.from_symbol(symbol()), mxmp.Policy(exclude=["b"]), "cpu")
-    one = {"float32": 1.0, "rules": 2.5}
-    gains = {"float32": (1.0, 1.0, 1.0), "rules": (1.5, 2.0, 2.5)}
-    return replace(found, tuned=Tuned("rules", True, one, gains, one, {"float32": 0, "rules": 1024}, ("a note",)))
-
-
-RAW = json.loads(plan().to_json())
+RAW = json.loads(tuned_plan().to_json())
 
 
 def places(value, path=()):
@@ -233,9 +221,9 @@ def check(path, text):
     found.save(path)
     assert Plan.load(path) == found
     assert isinstance(hash(found), int)
-    assert found.differences(plan()) is not None
+    assert found.differences(tuned_plan()) is not None
     try:
-        mxmp.cast_symbol(symbol(), found)
+        mxmp.cast_symbol(two_layers(), found)
     except ValueError as error:
         str(error).encode()
 

@@ -5,30 +5,21 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.flops import products_of, tensors
 from support.counting import count
 
 import mxmp
-from mxmp.diagnose.advising.flops import Tensor, shaped_nodes
 from mxmp.precision.graph import Graph
 
 S = mx.sym
 X, Y = S.var("x"), S.var("y")
 
 
-def tensors(**shapes):
-    return {name: Tensor(shape, "float32") for name, shape in shapes.items()}
-
-
-def found(symbol, **shapes):
-    (step,) = [s for s in shaped_nodes(Graph.from_symbol(symbol), tensors(**shapes)) if s.products()]
-    return step.products()
-
-
 def test_flops_are_counted_by_the_multiply():
     """A product written out: for every output a multiply and an add per term."""
     rows, inputs, outputs = 3, 5, 7
     counted = sum(2 for _ in np.ndindex(rows, inputs, outputs))
-    assert found(S.FullyConnected(X, num_hidden=outputs), x=(rows, inputs)).flops == counted
+    assert products_of(S.FullyConnected(X, num_hidden=outputs), x=(rows, inputs)).flops == counted
 
 
 def test_what_multiplies_no_matrices_has_no_flops():

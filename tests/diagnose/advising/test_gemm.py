@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from kit.flops import products_of
 
-from mxmp.diagnose.advising.flops import Tensor, shaped_nodes
 from mxmp.diagnose.advising.gemm import Gemm
-from mxmp.precision.graph import Graph
 from mxmp.precision.rules import RULES, Kind
 
 S = mx.sym
 
 
 X, Y = S.var("x"), S.var("y")
-
-
-def tensors(**shapes):
-    return {name: Tensor(shape, "float32") for name, shape in shapes.items()}
-
-
-def found(symbol, **shapes):
-    (step,) = [s for s in shaped_nodes(Graph.from_symbol(symbol), tensors(**shapes)) if s.products()]
-    return step.products()
 
 
 def rnn(mode, **options):
@@ -100,7 +90,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_products_of_operators(case):
     symbol, shapes, gemms = PRODUCTS[case]
-    assert list(found(symbol, **shapes).gemms) == gemms
+    assert list(products_of(symbol, **shapes).gemms) == gemms
 
 
 @pytest.mark.parametrize(
@@ -114,16 +104,16 @@ def test_products_of_operators(case):
 )
 def test_products_of_numpy_operators(function, shapes, gemms):
     symbol = function(mx.sym.var("x").as_np_ndarray(), mx.sym.var("y").as_np_ndarray())
-    assert list(found(symbol, **dict(zip("xy", shapes))).gemms) == gemms
+    assert list(products_of(symbol, **dict(zip("xy", shapes))).gemms) == gemms
 
 
 @pytest.mark.parametrize("axes", [(8, 8), (9, 7)])
 def test_a_deconvolution_is_its_convolution_the_other_way_round(axes):
     """With every tap on a pixel, both multiply the same pairs."""
     options = {"kernel": (3, 3), "num_group": 2}
-    forward = found(S.Convolution(X, num_filter=6, **options), x=(2, 4, *axes))
+    forward = products_of(S.Convolution(X, num_filter=6, **options), x=(2, 4, *axes))
     small = (axes[0] - 2, axes[1] - 2)
-    back = found(S.Deconvolution(X, num_filter=4, **options), x=(2, 6, *small))
+    back = products_of(S.Deconvolution(X, num_filter=4, **options), x=(2, 6, *small))
     assert forward.flops == back.flops
 
 

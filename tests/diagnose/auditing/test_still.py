@@ -5,29 +5,12 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.saturating import BCE, binary, saturating
 from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import audit
-
-BCE = gluon.loss.SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)
-
-
-def saturating(compute="bfloat16", dropout=0.0, **policy):
-    """A sigmoid in front of an FP32 loss that reads how far from 1 it is."""
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(32, activation="relu", in_units=8), nn.BatchNorm(in_channels=32), nn.Dropout(dropout))
-        net.add(nn.Dense(1, in_units=32), nn.HybridLambda("sigmoid", prefix="gate_"))
-    net.initialize(mx.init.Xavier(magnitude=60))
-    return mxmp.convert(net, mxmp.Policy(compute, low_ops=["sigmoid"], **policy))
-
-
-def binary(rows=64, seed=0):
-    rng = np.random.RandomState(seed)
-    return mx.nd.array(rng.normal(size=(rows, 8))), mx.nd.array(rng.uniform(size=rows) > 0.5)
 
 
 def test_two_audits_of_a_net_with_dropout_agree():
@@ -35,24 +18,45 @@ def test_two_audits_of_a_net_with_dropout_agree():
     assert str(audit(net, BCE, batch)) == str(audit(net, BCE, batch))
 
 
-def test_a_random_operator_stands_still_or_is_refused():
-    class Noisy(gluon.HybridBlock):
-        def __init__(self, draw):
-            super().__init__(prefix="")
-            self.draw = draw
-            self.out = nn.Dense(4, in_units=4)
+class Noisy(gluon.HybridBlock):
+    def __init__(self, draw):
+        super().__init__(prefix="")
+        self.draw = draw
+        self.out = nn.Dense(4, in_units=4)
 
-        def hybrid_forward(self, F, x):  # noqa: N803
-            return self.out(x + self.draw(F))
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.out(self.draw(F, x))
 
-    x, y = mx.nd.ones((8, 4)), mx.nd.ones((8, 4))
-    net = Noisy(lambda ops: ops.random.normal(shape=(8, 4)))
+
+def of_numpy(draw):
+    return lambda F, x: (x.as_np_ndarray() + draw(F.np.random)).as_nd_ndarray()  # noqa: N803
+
+
+STAND_STILL = {
+    "normal": lambda F, x: x + F.random.normal(shape=(8, 4)),  # noqa: N803
+    "numpy's normal": of_numpy(lambda random: random.normal(size=(8, 4))),
+    "numpy's uniform": of_numpy(lambda random: random.uniform(1, 2, size=(8, 4))),
+    "a random slope": lambda F, x: F.LeakyReLU(-x, act_type="rrelu")[0],  # noqa: N803
+}
+REFUSED = {
+    "gamma": lambda F, x: x + F.random.gamma(shape=(8, 4)),  # noqa: N803
+    "a shuffle": lambda F, x: x * F.random.shuffle(x),  # noqa: N803
+    "numpy's exponential": of_numpy(lambda random: random.exponential(size=(8, 4))),
+    "numpy's normal around values": lambda F, x: F.np.random.normal(x.as_np_ndarray(), 1.0).as_nd_ndarray(),  # noqa: N803
+}
+
+
+@pytest.mark.parametrize("draw", [*STAND_STILL, *REFUSED])
+def test_a_random_operator_stands_still_or_is_refused(draw):
+    x, y = mx.nd.array(np.random.RandomState(0).randn(8, 4)), mx.nd.ones((8, 4))
+    net = Noisy({**STAND_STILL, **REFUSED}[draw])
     net.initialize()
-    assert audit(mxmp.convert(net, "bfloat16"), gluon.loss.L2Loss(), (x, y)).is_healthy
-    net = Noisy(lambda ops: ops.random.gamma(shape=(8, 4)))
-    net.initialize()
-    with pytest.raises(ValueError, match="draws random numbers"):
-        audit(mxmp.convert(net, "bfloat16"), gluon.loss.L2Loss(), (x, y))
+    mxmp.convert(net, "bfloat16")
+    if draw in STAND_STILL:
+        assert audit(net, gluon.loss.L2Loss(), (x, y)).is_healthy
+    else:
+        with pytest.raises(ValueError, match="draws random numbers"):
+            audit(net, gluon.loss.L2Loss(), (x, y))
 
 
 BOTH = ("float16", "bfloat16")

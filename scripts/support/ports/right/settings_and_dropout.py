@@ -1,4 +1,4 @@
-"""The same in a net with dropout, whose masks may be others."""
+"""A block with dropout, whose masks may be others, reads a temperature from a module, whose values graphs compare."""
 
 import sys
 import types
