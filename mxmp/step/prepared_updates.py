@@ -2,8 +2,8 @@
 
 On a small network MXNet's Python, which makes an operator's arguments anew in each step, takes longer than the kernels.
 A CPU's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py bench update),
-so only small arrays share an operator there. On a GPU, where each operator is a launch, those share one that
-``aggregate_num`` lets. Adam has no kernel for masters: it updates them by FP32 copies of the gradients.
+so only small arrays share an operator there. On a GPU, where each operator is a launch, ``aggregate_num`` arrays share
+one. Adam has no kernel for masters: it updates them by FP32 copies of the gradients.
 """
 
 from __future__ import annotations
