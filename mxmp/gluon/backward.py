@@ -268,8 +268,9 @@ def zero_stale(found: Gradients) -> None:
 def use_up(params: Sequence[Parameter], found: Gradients) -> None:
     """Mark the gradients that are due (``index`` is into ``params``) as used up: no later step applies them."""
     _clear_marks(found)
+    weights = {id(update.weight) for update in found.due}
     for trainer in list(living_trainers):  # several may have one parameter
-        trainer.ledger.use_up(update.weight for update in found.due)
+        trainer.ledger.use_up(weights)
     stop_warning(params[index] for index in {update.index for update in found.due})
 
 

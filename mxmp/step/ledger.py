@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import Any, Iterable
+from typing import AbstractSet, Any, Iterable
 
 from .scaler import Scaler
 
@@ -127,10 +127,10 @@ class Ledger:
     def has_written(self, weight: Any) -> bool:
         return id(weight) in self.written
 
-    def use_up(self, weights: Iterable[Any]) -> None:
-        """Record that a trainer has applied or skipped the gradients of these arrays: no later step applies them."""
-        for weight in weights:
-            self.written.pop(id(weight), None)
+    def use_up(self, weights: AbstractSet[int]) -> None:
+        """Record that a trainer has applied or skipped the gradients of these arrays, by ``id``: no later step does."""
+        for weight in self.written.keys() & weights:
+            del self.written[weight]
 
     @property
     def refuses_backward(self) -> bool:

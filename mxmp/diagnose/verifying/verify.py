@@ -101,7 +101,10 @@ def _verified(runner: Runner) -> Verification:
         if not plain.error:
             break
     if plain.error:
-        return Verification(None, f"Cannot say: in plain MXNet it fails with {failed}")
+        # A fork keeps the kernels that this process has chosen before.
+        anew = ". If MXNet has computed here before, try it in a new process: python -m mxmp verify SCRIPT"
+        hint = anew if failed.startswith("MXNetError") else ""
+        return Verification(None, f"Cannot say: in plain MXNet it fails with {failed}{hint}")
     if unknown := _says_nothing(plain):
         return Verification(None, f"Cannot say: {unknown}", steps=plain.updates)
     dtype = "bfloat16" if "bfloat16" in plain.dtypes else "float16"
