@@ -55,8 +55,8 @@ HOUSE = {
     ],
     "gluon": [
         *("_mxnet", "nesting", "tracing", "known", "remembered", "blocks", "parameter", "conversion", "record"),
-        *("scaling", "scaled_reads", "unconverted_heads", "monitored", "graphs", "symbols", "hook", "convert"),
-        *("backward", "trainer", "estimator", "weights", "__init__"),
+        *("scaling", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs", "symbols", "hook"),
+        *("convert", "backward", "trainer", "estimator", "weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

@@ -95,11 +95,33 @@ class Marks:
         self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in marked]
         self._nodes = [pointer.value for pointer in self._pointers]
 
+    def names(self) -> list[str | None]:
+        """Return the names that autograd's recorded graph has for the weights."""
+        return [recorded_name(array) for array in self._kept]
+
     def hold(self, weights: Sequence[NDArray]) -> bool:
         """Return whether ``weights`` are the same objects, with the same gradient arrays and ``grad_req``."""
         same = len(weights) == len(self._weights) and all(map(is_, weights, self._weights))
         same = same and [pointer.value for pointer in self._pointers] == self._nodes
         return same and not any(map(_has_gradient, self._unmarked))
+
+
+class Recorded:
+    """A call that autograd has recorded, by an output of it; keeps the output's memory, and the record if it waits."""
+
+    def __init__(self, out: NDArray) -> None:
+        self._out = _shallow_copy(out)
+        # A backward clears what MXNet keeps of the call, with this flag; MXNet itself sets it on leaves only.
+        self._has_flag = _LIB.MXNDArraySetGradState(self._out.handle, 1) == 0  # -1: nothing of it asks for a gradient
+
+    def is_waiting(self) -> bool:
+        """Return whether no backward has used the call's record up."""
+        return self._has_flag and bool(self._out._fresh_grad)
+
+    @property
+    def name(self) -> str | None:
+        """Return the name of the call's node in autograd's recorded graph."""
+        return recorded_name(self._out)
 
 
 def _has_gradient(array: NDArray) -> bool:

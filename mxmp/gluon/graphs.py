@@ -34,6 +34,7 @@ from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
 from .parameter import overridden
 from .remembered import ANY, Left, Reads, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
+from .static_shape import RecordedCalls
 from .tracing import present_knowledge, tracing
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
@@ -452,8 +453,7 @@ class _LowPrecisionOp:
         is_static = bool(dict(flags).get("static_shape"))
         self._static = [i for i in params if is_static and self._sources[i][1] not in self._computed]
         self._shared: mx.nd.CachedOp | None = None
-        # From a thread's number to its CachedOp, and the weights of its last call on each device.
-        self._recording: dict[int, tuple[mx.nd.CachedOp, dict[mx.Context, _mxnet.Marks]]] = {}
+        self._recording: dict[int, RecordedCalls] = {}  # by a thread's number
         self._monitored: Any = None  # MonitoredOps, from the first call with an op hook on
 
     def __call__(self, inputs: Sequence[NDArray], monitor: tuple | None) -> Any:
@@ -485,27 +485,19 @@ class _LowPrecisionOp:
             if not autograd.is_recording():
                 self._shared = self._shared or self._make(self._flags)
                 return self._shared(*values)
-            return self._op_of_this_thread([values[i] for i in self._static])(*values)
+            return self._of_this_thread().run(values, [values[i] for i in self._static])
 
-    def _op_of_this_thread(self, weights: Sequence[NDArray]) -> mx.nd.CachedOp:
-        """Return this thread's CachedOp for calls that autograd records; the caller holds ``engine_lock``.
-        ``weights`` are those of this call that it remembers."""
+    def _of_this_thread(self) -> RecordedCalls:
+        """Return what runs the calls of this thread that autograd records; the caller holds ``engine_lock``."""
         # Those of ended threads are not freed: autograd's record may still need them, and would then free them at a
         # time when other threads pass operators to the engine.
         thread = threading.get_ident()
         if thread not in self._recording:
             alive = {each.ident for each in threading.enumerate()}
             ended = next((each for each in self._recording if each not in alive), None)
-            self._recording[thread] = (self._make(self._flags), {}) if ended is None else self._recording.pop(ended)
-        op, marks = self._recording[thread]
-        if weights:
-            # MXNet's backward goes on writing the gradient arrays that such a CachedOp has seen first.
-            ctx = mx.current_context()
-            if ctx in marks and not marks[ctx].hold(weights):
-                op, marks = self._recording[thread] = self._make(self._flags), {}
-            if ctx not in marks:
-                marks[ctx] = _mxnet.Marks(weights)
-        return op
+            made = RecordedCalls(self._make, self._flags) if ended is None else self._recording.pop(ended)
+            self._recording[thread] = made
+        return self._recording[thread]
 
     def _make(self, flags: list) -> mx.nd.CachedOp:
         return _CachedOp(copy.copy(self.symbol), flags)

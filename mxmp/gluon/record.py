@@ -83,6 +83,16 @@ class Record:
     def graphs(self) -> list[Graph]:
         return [Graph.from_json(text) for text in self._texts]
 
+    @cached_property
+    def readers(self) -> dict[str, set[str]]:
+        """Return, for each of ``leaves``, the names of the nodes that read it."""
+        found: dict[str, set[str]] = {name: set() for name in self.leaves}
+        for node in self.nodes():
+            for entry in node.inputs:
+                if entry.node.is_variable:
+                    found[entry.node.name].add(node.name)
+        return found
+
     def nodes(self) -> Iterator[Node]:
         """Yield all recorded nodes. Takes 0.6 ms for a ResNet-50, so look in ``operators`` first."""
         for graph in self.graphs:

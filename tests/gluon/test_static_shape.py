@@ -1,0 +1,158 @@
+"""With ``static_shape`` gradients are those of a net without it, whatever else of a record reads the weights.
+
+Plain MXNet's are wrong in each sequence here: its backward goes on writing into the arrays that it wrote first.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.twins import FLAGS, array, seeded, sequence
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+FP32 = mxmp.Policy("float16", exclude=["*"])
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
+
+
+class Run:
+    """A net in training, with a policy of None in plain MXNet as Python code, and its gradients so far."""
+
+    def __init__(self, policy, devices=1):
+        self.devices = [mx.cpu(i) for i in range(devices)]
+        self.net = sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))
+        seeded(self.net, self.devices)
+        self.params = list(self.net.collect_params().values())
+        self.found, self.batches, self.trainer = [], itertools.count(), None
+        if policy is not None:
+            mxmp.convert(self.net, policy).hybridize(**FLAGS["static"])
+            self.trainer = mxmp.Trainer(self.params, "sgd", {"learning_rate": 0}, loss_scale=64)
+
+    def square(self, ctx):
+        return self.net(array(next(self.batches), 4, 6, ctx=ctx)).square().sum()
+
+    def backward(self, losses):
+        if self.trainer is None:
+            autograd.backward(losses)
+        else:
+            self.trainer.backward(losses)
+            self.trainer.unscale()
+        self.found.append([grad.asnumpy() for param in self.params for grad in param.list_grad()])
+        if self.trainer is not None:
+            self.trainer.step(1)
+
+
+def one_call(run):
+    with autograd.record():
+        losses = [run.square(ctx) for ctx in run.devices]
+    run.backward(losses)
+
+
+def two_calls(run):
+    with autograd.record():
+        losses = [run.square(ctx) + run.square(ctx) for ctx in run.devices]
+    run.backward(losses)
+
+
+def two_losses(run):
+    with autograd.record():
+        losses = [run.square(ctx) for ctx in 2 * run.devices]
+    run.backward(losses)
+
+
+def penalty(run):
+    with autograd.record():
+        losses = [run.square(ctx) + sum(p.data(ctx).square().sum() for p in run.params) for ctx in run.devices]
+    run.backward(losses)
+
+
+def no_backward(run):
+    with autograd.record():
+        run.found.append([run.square(run.devices[0]).asnumpy()])
+
+
+def of_weights(run):
+    """By ``autograd.grad``, whose arrays are no gradients of the Parameters."""
+    weights = [param.data(run.devices[0]) for param in run.params]
+    with autograd.record():
+        loss = run.square(run.devices[0])
+    run.found.append([grad.asnumpy() for grad in autograd.grad(loss, weights)])
+
+
+SEQUENCES = [
+    [two_calls, one_call, one_call],
+    [two_losses, one_call],
+    [one_call, two_calls, one_call, two_losses, one_call],
+    [penalty, one_call, one_call],
+    [one_call, penalty, two_calls, one_call],
+    [no_backward, two_calls, one_call],
+    [of_weights, one_call, one_call],
+]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("steps", SEQUENCES, ids=lambda steps: "-".join(step.__name__ for step in steps))
+def test_gradients_are_those_of_python_code(steps, devices):
+    expected, run = Run(None, devices), Run(FP32, devices)
+    for step in steps:
+        step(expected)
+        step(run)
+    for theirs, ours in zip(expected.found, run.found):
+        for one, other in zip(theirs, ours):
+            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_nets_may_share_weights_in_some_steps():
+    """An encoder that two heads read, then one."""
+    found = []
+    for policy in (None, FP32):
+        encoder = nn.Dense(5, in_units=6)
+        first, second = sequence(encoder, nn.Dense(3, in_units=5)), sequence(encoder, nn.Dense(2, in_units=5))
+        both = gluon.nn.Sequential()
+        both.add(first, second)
+        seeded(both)
+        if policy is not None:
+            for net in (first, second):
+                mxmp.convert(net, policy).hybridize(**FLAGS["static"])
+            trainer = mxmp.Trainer(both.collect_params(), "sgd", {"learning_rate": 0}, loss_scale=1)
+        for nets in ([first, second], [first], [second, first], [second]):
+            with autograd.record():
+                loss = sum(net(array(len(nets), 4, 6)).square().sum() for net in nets)
+            (loss if policy is None else trainer).backward(*([] if policy is None else [loss]))
+            found.append(encoder.weight.grad().asnumpy())
+    for one, other in zip(found, found[len(found) // 2 :]):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def kept_after(*steps):
+    """Return whether MXNet still gets the flag after these."""
+    made, cached_op = [], mxmp.gluon.graphs._CachedOp
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            mxmp.gluon.graphs, "_CachedOp", lambda symbol, flags: made.append(flags) or cached_op(symbol, flags)
+        )
+        run = Run(FP32)
+        for step in steps:
+            step(run)
+    return dict(made[-1]).get("static_shape", False)
+
+
+def test_the_flag_stays_for_one_call_in_each_record():
+    assert kept_after(one_call, one_call, one_call)
+
+
+def test_the_flag_goes_where_no_trainer_runs_the_backward():
+    def plain(run):
+        with autograd.record():
+            loss = run.square(run.devices[0])
+        loss.backward()
+        for param in run.params:
+            param.zero_grad()
+
+    assert not kept_after(plain, plain)
