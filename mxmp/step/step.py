@@ -115,6 +115,13 @@ class ScaledStep:
         """Return the loss scale in the present gradients, or that of the next backward if there are none."""
         return self.ledger.scale if self.ledger.scaled else self.group.loss_scale
 
+    @property
+    def stale_scale(self) -> float:
+        """Return the loss scale in gradients that no backward has written since a step; 0 if the next step's is right.
+        A user may have written others since, by hand."""
+        left = self.ledger.left
+        return 0.0 if self.ledger.scaled or left in (1.0, self.loss_scale) else left
+
     def note_own_backward(self, adds: Sequence[NDArray]) -> None:
         """Record a Module's backward and its loss scale, which stays if it ``adds`` to gradients that are present."""
         self.ledger.unapplied = self.ledger.scaled

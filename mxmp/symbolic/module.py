@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 from ..files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
-from ..messages import check_keywords, dtypes_explained, instead
+from ..messages import check_keywords, dtypes_explained, instead, warn_user
 from ..pipeline import Use
 from ..policy import Policy, is_policy_text
 from ..precision.casts import UNKNOWN
@@ -644,6 +644,12 @@ class Module(SavesParams, StepView, mx.mod.Module):
         """
         require(self, optimizer=True)
         self._require_gradients()
+        if self.scaled_step.stale_scale:
+            warn_user(
+                "update() without a backward since the last one: the gradients are divided by the loss scale of now, "
+                f"{self.loss_scale:g}, and those of the last backward hold {self.scaled_step.stale_scale:g}. Call "
+                "backward() before each update; gradients of your own must hold module.loss_scale"
+            )
         kvstore, updates = self._kvstore, self._sum_gradients()
         self._params_dirty = True
 

@@ -199,3 +199,16 @@ def test_a_bucketing_module_discards_the_step_of_its_current_bucket():
         module.update()  # of zeros
     assert_same(parameters(module), before)
     assert module.skipped_steps == 0
+
+
+def test_a_second_update_after_one_backward_warns_where_the_loss_scale_has_changed():
+    scaler = mxmp.DynamicLossScaler(init_scale=256, growth_interval=2)
+    module = bound(critic(), "float16", optimizer=True, loss_scale=scaler)
+    forward_backward(module, 0.01)
+    module.update()
+    module.update()  # at the same scale: the gradient is applied twice, as by MXNet
+    assert scaler.loss_scale == 512
+    with pytest.warns(UserWarning, match="loss scale of now, 512, and those of the last backward hold 256"):
+        module.update()
+    forward_backward(module, 0.01)
+    module.update()
