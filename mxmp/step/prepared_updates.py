@@ -1,16 +1,16 @@
-"""SGD's and Adam's updates by prepared operators, to the bits of MXNet's own.
+"""SGD's, Adam's and LAMB's updates by prepared operators, to the bits of MXNet's own.
 
 On a small network MXNet's Python, which makes an operator's arguments anew in each step, takes longer than the kernels.
 A CPU's kernel for many arrays is a third as fast as that for one array if they are large (scripts/dev.py bench update),
 so only small arrays share an operator there. On a GPU, where each operator is a launch, ``aggregate_num`` arrays share
-one. Adam has no kernel for masters: it updates them by FP32 copies of the gradients.
+one. Adam has no kernel for masters, and LAMB's squares in float16: they update masters by FP32 copies of the gradients.
 """
 
 from __future__ import annotations
 
 from math import prod, sqrt
 from operator import is_
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +19,7 @@ from mxnet.ndarray import NDArray
 from ._mxnet import Prepared, counted_rates, have_equal_counts
 from .multi_tensor import FlatCopies, chunks, rounding, widening
 
+_KINDS = (mx.optimizer.SGD, mx.optimizer.Adam, mx.optimizer.LAMB)
 # The most elements of an array on a CPU that shares an operator, and the most arrays of one.
 _SMALL, _SHARING = 1 << 11, 45
 # The most elements of gradients of which FP32 copies exist at a time (64 MiB), if no single gradient has more.
@@ -55,7 +56,7 @@ class PreparedUpdates:
         self._operators: list[_Operator] = []
         self._device = 0
         self._settings: dict[str, str] = {}
-        self._rates: tuple[list[float], list[float]] = [], []
+        self._rates: tuple[list[float], list[float], int] = [], [], 0
 
     def update(
         self,
@@ -68,7 +69,7 @@ class PreparedUpdates:
     ) -> bool:
         """Update the weights, or return False: for other optimizers, dtypes and storage, and where a state is missing,
         as at a first step."""
-        if type(optimizer) not in (mx.optimizer.SGD, mx.optimizer.Adam) or not all(map(states.__contains__, indices)):
+        if type(optimizer) not in _KINDS or not all(map(states.__contains__, indices)):
             return False
         key = (type(optimizer), _has_momentum(optimizer), optimizer.aggregate_num, tuple(indices))
         own = [states.get(index) for index in indices]
@@ -78,7 +79,7 @@ class PreparedUpdates:
             lists = [list(state) if isinstance(state, tuple) else [] if state is None else [state] for state in own]
             self._key, self._arrays, self._device = key, arrays, weights[0].ctx.device_id
             self._operators = _operators(optimizer, list(map(_Weight, weights, grads, lists, full)))
-            self._settings, self._rates = {}, ([], [])
+            self._settings, self._rates = {}, ([], [], 0)
         if not self._operators or not have_equal_counts(optimizer, indices, self._device):
             return False
         self._set(optimizer, indices, self._operators)
@@ -93,14 +94,22 @@ class PreparedUpdates:
             rates = [rate * correction for rate in rates]
         settings = {name: str(value) for name, value in _settings(optimizer).items()}
         changed = settings if settings != self._settings else {}
-        if not changed and (rates, decays) == self._rates:
+        own = rates, decays, count if isinstance(optimizer, mx.optimizer.LAMB) else 0
+        if not changed and own == self._rates:
             return
-        self._settings, self._rates = settings, (rates, decays)
+        self._settings, self._rates = settings, own
         for operator, members in operators:
             if "lr" in operator:
                 operator.set(lr=rates[members[0]], wd=decays[members[0]], **changed)
             elif members:
-                operator.set(lrs=[rates[k] for k in members], wds=[decays[k] for k in members], **changed)
+                many: dict[str, list] = {
+                    "lrs": rates,
+                    "learning_rates": rates,
+                    "wds": decays,
+                    "step_count": [count] * len(rates),
+                }
+                lists = {name: [each[k] for k in members] for name, each in many.items() if name in operator}
+                operator.set(**lists, **changed)
 
 
 def _has_momentum(optimizer: mx.optimizer.Optimizer) -> bool:
@@ -110,23 +119,28 @@ def _has_momentum(optimizer: mx.optimizer.Optimizer) -> bool:
 def _settings(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
     """Return the attributes that all operators of an update share."""
     shared = {"rescale_grad": optimizer.rescale_grad, "clip_gradient": optimizer.clip_gradient or -1.0}
-    if isinstance(optimizer, mx.optimizer.Adam):
-        return {**shared, "beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
+    if isinstance(optimizer, (mx.optimizer.Adam, mx.optimizer.LAMB)):
+        shared.update(beta1=optimizer.beta1, beta2=optimizer.beta2, epsilon=optimizer.epsilon)
+    if isinstance(optimizer, mx.optimizer.LAMB):
+        bounds = {"lower_bound": optimizer.lower_bound or -1.0, "upper_bound": optimizer.upper_bound or -1.0}
+        shared.update(bounds, bias_correction=optimizer.bias_correction)
     return {**shared, "momentum": optimizer.momentum} if _has_momentum(optimizer) else shared
 
 
 def _operators(optimizer: mx.optimizer.Optimizer, weights: Sequence[_Weight]) -> list[_Operator]:
     """Return the operators of an update, in their order; none if an array suits none of them."""
-    is_adam = isinstance(optimizer, mx.optimizer.Adam)
-    expected = 2 if is_adam else int(_has_momentum(optimizer))
+    is_sgd, is_lamb = isinstance(optimizer, mx.optimizer.SGD), isinstance(optimizer, mx.optimizer.LAMB)
+    if is_lamb and optimizer.aggregate_num <= 1:
+        return []  # MXNet has other operators for one array
+    expected = int(_has_momentum(optimizer)) if is_sgd else 2
     if not all(len(each.states) == expected and each.is_known for each in weights):
         return []
     half = [k for k, each in enumerate(weights) if each.master is not None]
     full = [k for k, each in enumerate(weights) if each.master is None]
-    settings = _settings(optimizer)
-    if is_adam:
-        return [*_adam(weights, full, settings), *_adam_of_masters(weights, half, settings)]
-    return [*_sgd(weights, full, optimizer), *_sgd_of_masters(weights, half, optimizer)]
+    if is_sgd:
+        return [*_sgd(weights, full, optimizer), *_sgd_of_masters(weights, half, optimizer)]
+    update = _lamb if is_lamb else _adam
+    return [*update(weights, full, optimizer), *_of_masters(weights, half, optimizer, update)]
 
 
 def _sgd(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimizer.SGD) -> Iterator[_Operator]:
@@ -150,12 +164,27 @@ def _sgd_of_masters(
         yield _Operator(Prepared(name, inputs, [w.weight for w in some], **_many(members), **settings), members)
 
 
-def _adam(weights: Sequence[_Weight], full: Sequence[int], settings: dict[str, Any]) -> Iterator[_Operator]:
+def _adam(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimizer.Adam) -> Iterator[_Operator]:
+    settings = _settings(optimizer)
     for k in full:
-        yield _adam_of(k, weights[k].weight, weights[k].grad, weights[k].states, settings)
+        each = weights[k]
+        inputs = [each.weight, each.grad, *each.states]
+        yield _Operator(Prepared("adam_update", inputs, [each.weight], lr=0.0, wd=0.0, **settings), [k])
 
 
-def _adam_of_masters(weights: Sequence[_Weight], half: Sequence[int], settings: dict[str, Any]) -> Iterator[_Operator]:
+def _lamb(weights: Sequence[_Weight], full: Sequence[int], optimizer: mx.optimizer.LAMB) -> Iterator[_Operator]:
+    settings = _settings(optimizer)
+    for members in chunks(full, optimizer.aggregate_num):
+        some, zeros = [weights[k] for k in members], [0.0] * len(members)
+        inputs = [array for w in some for array in (w.weight, w.grad, *w.states)]
+        lists = {"num_tensors": len(some), "learning_rates": zeros, "wds": zeros, "step_count": [1] * len(some)}
+        yield _Operator(Prepared("_multi_lamb_update", inputs, [w.weight for w in some], **lists, **settings), members)
+
+
+def _of_masters(
+    weights: Sequence[_Weight], half: Sequence[int], optimizer: mx.optimizer.Optimizer, update: Callable
+) -> Iterator[_Operator]:
+    """Yield the operators that ``update`` masters by FP32 copies of the gradients, and round them."""
     if not half:
         return
     parts = parts_of([weights[k].grad for k in half])
@@ -166,13 +195,9 @@ def _adam_of_masters(weights: Sequence[_Weight], half: Sequence[int], settings: 
         grads = [weights[k].grad for k in some]
         copies = FlatCopies.like(grads, memory[:size])
         yield from map(_Operator, widening(grads, copies))
-        for k, copy in zip(some, copies.each):
-            yield _adam_of(k, weights[k].master, copy, weights[k].states, settings)
+        full = {k: weights[k]._replace(weight=weights[k].master, grad=copy) for k, copy in zip(some, copies.each)}
+        yield from update(full, some, optimizer)
         yield from map(_Operator, rounding([(weights[k].master, weights[k].weight, weights[k].grad) for k in some]))
-
-
-def _adam_of(k: int, weight: Any, grad: NDArray, states: Sequence[NDArray], settings: dict[str, Any]) -> _Operator:
-    return _Operator(Prepared("adam_update", [weight, grad, *states], [weight], lr=0.0, wd=0.0, **settings), [k])
 
 
 def _many(members: Sequence[int]) -> dict[str, Any]:

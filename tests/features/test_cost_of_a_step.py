@@ -11,7 +11,7 @@ from mxnet.gluon.model_zoo import vision
 
 import mxmp
 
-OPTIMIZERS = {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {}}
+OPTIMIZERS = {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {}, "lamb": {}}
 # Of the check: sums of squares, copies of running statistics, and the way of the numbers to the host.
 CHECK = 40
 X = mx.nd.ones((1, 3, 32, 32))

@@ -12,7 +12,7 @@ from mxnet.gluon.model_zoo import vision
 import mxmp
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-OPTIMIZERS = {"sgd": {"momentum": 0.9}, "adam": {}}
+OPTIMIZERS = {"sgd": {"momentum": 0.9}, "adam": {}, "lamb": {}}
 
 
 def resnet50(ctx):

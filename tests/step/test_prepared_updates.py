@@ -22,11 +22,14 @@ OPTIMIZERS = {
     "sgd": {},
     "momentum": {"momentum": 0.9},
     "adam": {"beta1": 0.8, "epsilon": 1e-6},
+    "lamb": {"beta1": 0.8},
+    "lamb with bounds": {"lower_bound": 0.5, "upper_bound": 2.0, "bias_correction": False},
 }
+KINDS = {"adam": mx.optimizer.Adam, "lamb": mx.optimizer.LAMB, "lamb with bounds": mx.optimizer.LAMB}
 
 
 def optimizer(name: str, **options) -> mx.optimizer.Optimizer:
-    kind = mx.optimizer.Adam if name == "adam" else mx.optimizer.SGD
+    kind = KINDS.get(name, mx.optimizer.SGD)
     names = {k: f"p{k}_{'weight' if k % 2 else 'bias'}" for k in range(len(SHAPES))}
     return kind(learning_rate=0.1, param_idx2name=names, **{**OPTIMIZERS[name], **options})
 
@@ -109,7 +112,13 @@ def step(run: Run) -> None:
     run.step()
 
 
-CHANGES = [step, change_of_states, new_gradients, new_weight, a_part, rate, rates_of_some, rescale, clip]
+def fewer_at_once(run: Run) -> None:
+    if run.optimizer.aggregate_num:
+        run.optimizer.aggregate_num = 3
+        run.updater.aggregate_updates = True
+
+
+CHANGES = [step, change_of_states, new_gradients, new_weight, a_part, rate, rates_of_some, rescale, clip, fewer_at_once]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
