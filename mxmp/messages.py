@@ -51,25 +51,31 @@ _HINTS = {
 _TRAINER = {
     "trainer.unscale()": "unscale_ unscale_grads unscale_gradients get_unscaled_gradients",
     "trainer.clip_global_norm(max_norm)": "clip_grad_norm_ clip_grad_norm clip_gradients clip_grads clip",
-    "trainer.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update",
+    "trainer.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update "
+    "reject reject_step",
     "net.collect_params().zero_grad(), which only grad_req='add' needs, or trainer.discard()": "zero_grad zero_grads",
     "trainer.backward(loss) scales the loss, and the scale is trainer.loss_scale": "scale get_scale get_scaled_loss",
     "trainer.scaler.loss_scale = value sets the scale": "update_scale set_scale set_loss_scale",
     "trainer.last_step_skipped, after a step": "found_inf was_skipped step_skipped skipped",
-    "trainer.save_states(file), or mxmp.save_checkpoint(path, net, trainer)": "state_dict save save_optimizer_states",
+    "trainer.save_states(file), or mxmp.save_checkpoint(path, net, trainer)": "state_dict save save_optimizer_states "
+    "save_checkpoint",
     "trainer.load_states(file), or mxmp.load_checkpoint(path, net, trainer)": "load_state_dict load "
-    "load_optimizer_states",
+    "load_optimizer_states load_checkpoint",
+    "trainer.learning_rate, and trainer.set_learning_rate(value)": "lr get_lr set_lr param_groups",
 }
 _MODULE = {
     "module.update() divides by module.loss_scale": "unscale unscale_ unscale_grads step",
     "optimizer_params={'clip_gradient': limit} clips true gradients": "clip_global_norm clip_grad_norm_ clip",
-    "module.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update",
+    "module.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update "
+    "reject reject_step",
     "module.discard() sets the gradients to zero, and leaves a step out": "zero_grad zero_grads",
     "module.backward() scales by itself, and the scale is module.loss_scale": "scale scale_loss get_scale",
     "module.scaler.loss_scale = value sets the scale": "update_scale set_scale set_loss_scale",
     "module.last_step_skipped, after update()": "found_inf was_skipped step_skipped skipped",
     "module.save_optimizer_states(file), or mxmp.save_checkpoint(path, module)": "state_dict save_states save",
     "module.load_optimizer_states(file), or mxmp.load_checkpoint(path, module)": "load_state_dict load_states",
+    "mxmp.load_checkpoint(path, module), or mxmp.Module.load(prefix, epoch)": "load_checkpoint",
+    "optimizer_params={'learning_rate': value, 'lr_scheduler': schedule} sets it": "lr set_lr set_learning_rate",
 }
 _FIELDS = [field.name for field in fields(Policy)]
 # By their first bytes. MXNet's number of a list of arrays: kMXAPINDArrayListMagic, src/ndarray/ndarray.cc.

@@ -19,7 +19,7 @@ from .precision.decide import decide, doubtful
 from .precision.graph import Graph, Node
 from .precision.inputs import InputCheck
 from .precision.operators import Options
-from .precision.plan import Plan, PlannedGraph, check_fit, summed_in_fp32
+from .precision.plan import Plan, PlannedGraph, check_fit, decisions_about, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 
 logger = logging.getLogger("mxmp")
@@ -184,7 +184,7 @@ class Conversion:
             known = replace(options, parameters=undecided, stored_low=low)
             if not isinstance(how, Plan):
                 return decide(graph, how, use.device, known)
-            given = summed_in_fp32(how).decisions
+            given = decisions_about(graph.names(), summed_in_fp32(how))
             plan = decide(graph, how.policy, use.device, replace(known, decided=given))
             if not plan.decisions.keys() & given.keys():
                 check_fit(graph.names(), how)

@@ -270,7 +270,8 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
     """Return a suggestion, ``"; did you mean 'float16'?"``, or ``""``. Empty ``allowed`` allows any policy."""
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
-    names = {name.replace("-", ""): name for name in [*_RECIPES, "float32"]}
+    choices = [choice for choice in allowed if isinstance(choice, str)]
+    names = {name.replace("-", ""): name for name in [*_RECIPES, "float32", *choices]}
     near = [] if word in ("float8", "float64") else get_close_matches(word, names, n=1, cutoff=0.7)
     meant = names.get(word) or _OTHER_NAMES.get(word) or (names[near[0]] if near else None)
     if meant == "float32" and meant not in allowed:

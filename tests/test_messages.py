@@ -221,12 +221,16 @@ WRONG = [
     ("mxmp.Policy.parse('float16,excldue=a')", ValueError, "did you mean 'exclude'?"),
     ("mxmp.convert(dense(3), 'flaot16')", ValueError, "did you mean 'float16'?"),
     ("mxmp.Policy('float6')", ValueError, "did you mean 'float16'?"),
+    ("mxmp.Policy(norm='compte')", ValueError, "did you mean 'compute'?"),
+    ("mxmp.Policy(output='computed')", ValueError, "did you mean 'compute'?"),
     ("mxmp.Policy(exclude='a,b')", ValueError, "such as ['a', 'b']"),
     ("mxmp.cast_symbol(mx.sym.relu(mx.sym.var('x')))", ValueError, "convolution, dense layer, dot, recurrent layer"),
     # plans
     ("other_net()", ValueError, "No name is in both, so these are counted by type"),
     ("mxmp.Plan.from_json('{}')", ValueError, "expected an object with the format 'mxmp-plan-1', got None"),
     ("mxmp.Plan.from_json('[]')", ValueError, "expected an object with the format"),
+    ("plan_with_dtype('flaot16')", ValueError, "of an operator is 'float16' or 'float32', got 'flaot16'"),
+    ("plan_with_dtype('bfloat16')", ValueError, "of an operator is 'float16' or 'float32', got 'bfloat16'"),
     # trainers
     ("mxmp.Trainer(net, 'sgd')", ValueError, "net.collect_params(), got a HybridSequential"),
     ("mxmp.Trainer('sgd', net.collect_params())", TypeError, "params come first, then the optimizer"),
@@ -250,12 +254,18 @@ WRONG = [
     ("trainer.scale(x)", AttributeError, "trainer.backward(loss) scales the loss"),
     ("trainer.get_scale()", AttributeError, "the scale is trainer.loss_scale"),
     ("trainer.state_dict()", AttributeError, "trainer.save_states(file)"),
+    ("trainer.reject_step()", AttributeError, "trainer.discard() leaves a step out"),
+    ("trainer.save_checkpoint('run')", AttributeError, "mxmp.save_checkpoint(path, net, trainer)"),
+    ("trainer.load_checkpoint('run')", AttributeError, "mxmp.load_checkpoint(path, net, trainer)"),
+    ("trainer.lr", AttributeError, "trainer.learning_rate, and trainer.set_learning_rate(value)"),
     ("trainer.backwards(x)", AttributeError, "did you mean 'backward'?"),
     ("module.unscale_()", AttributeError, "module.update() divides by module.loss_scale"),
     ("module.zero_grad()", AttributeError, "module.discard()"),
     ("module.skip_step()", AttributeError, "module.discard() leaves a step out"),
     ("module.scale_loss(x)", AttributeError, "module.backward() scales by itself"),
     ("module.load_state_dict({})", AttributeError, "module.load_optimizer_states(file)"),
+    ("module.load_checkpoint('run')", AttributeError, "mxmp.load_checkpoint(path, module), or mxmp.Module.load"),
+    ("module.set_learning_rate(0.1)", AttributeError, "optimizer_params={'learning_rate': value"),
     ("module.update_metrics()", AttributeError, "did you mean 'update_metric'?"),
     # what comes first
     ("module.update()", RuntimeError, "call bind(), init_params() and init_optimizer() first, as fit() does"),
@@ -339,6 +349,11 @@ def trainer_of_another_net():
 def other_net():
     plan = mxmp.tune(dense(8, 3, prefix="a_"), (8, 20), measure=False)
     return mxmp.convert(dense(8, 8, 3, prefix="b_"), plan)(mx.nd.ones((8, 20)))
+
+
+def plan_with_dtype(dtype):
+    text = mxmp.tune(dense(3), (8, 20), policy="float16", measure=False).to_json()
+    return mxmp.Plan.from_json(text.replace('"FullyConnected", "float16"', f'"FullyConnected", "{dtype}"'))
 
 
 def images(dtype):

@@ -207,10 +207,10 @@ class NetConversion(Conversion):
 
     def _log_undecided(self, planned: Plan) -> None:
         """Warn of operators that the plan given lacks, in a graph of the mode that it was not tuned for."""
-        given = {} if self.plan is None else self.plan.decisions
+        given = set() if self.plan is None else {(name, each.op) for name, each in self.plan.decisions.items()}
         mode = "training" if autograd.is_training() else "inference"
         self._warn_once(
-            (name for name in planned.decisions if name not in given),
+            (name for name, each in planned.decisions.items() if (name, each.op) not in given),
             f"the plan has no decision for %s, in a graph that runs in {mode}: the rules decide",
         )
 

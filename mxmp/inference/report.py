@@ -164,8 +164,8 @@ class InferenceReport:
             size = 14 if is_chosen else 8
             axis.plot(time, min(ratio, top), marker, label=name, markersize=size, color=f"tab:{color}", alpha=0.8)
         if any(ratio == math.inf for _, _, ratio in timed):
-            below = [tick for tick in axis.get_yticks() if min(finite) <= tick <= max(finite)]
-            axis.set_yticks([*below, top], [*(f"{tick:g}" for tick in below), "∞"])
+            below = [tick for tick in axis.get_yticks() if min(finite) <= tick <= max(finite)] or [min(finite)]
+            axis.set_yticks([*below, top], [*(f"{tick:.4g}" for tick in below), "∞"])
         axis.set(xlabel="time of a batch, ms", ylabel="SQNR against FP32, dB", title=f"served: {self.chosen}")
         axis.margins(x=0.1, y=0.1)
         if timed:

@@ -195,6 +195,9 @@ class Plan:
             (policy,) = map(Policy.parse, texts([raw["policy"]]))
             dtypes = {policy.compute: True, "float32": False}
             rows = [texts(row) for row in raw["operators"]]
+            odd = next((dtype for *_, dtype, _ in rows if dtype not in dtypes), None)
+            if odd is not None:
+                raise ValueError(f"the dtype of an operator is {' or '.join(map(repr, dtypes))}, got {odd!r}")
             decisions = {name: Decision(op, dtypes[dtype], why) for name, op, dtype, why in rows}
             if len(decisions) != len(rows) or raw["device"] not in ("cpu", "gpu"):
                 raise ValueError("a name stands in it twice, or its device is unknown")
@@ -367,6 +370,13 @@ def _operators(names: Mapping[Node, str], prefix: str = "") -> dict[str, str]:
             for body in bodies(node) if node.subgraphs else ():
                 found.update(_operators(body.graph.names(), prefix + body.prefix(name)))
     return found
+
+
+def decisions_about(names: Mapping[Node, str], plan: Plan) -> dict[str, Decision]:
+    """Return the decisions of ``plan``, less those about an operator of another type than the graph has by this name;
+    ``names`` are of ``Graph.names``."""
+    operators = _operators(names)
+    return {name: each for name, each in plan.decisions.items() if operators.get(name, each.op) == each.op}
 
 
 def check_fit(names: Mapping[Node, str], plan: Plan) -> None:

@@ -42,11 +42,11 @@ class Net(gluon.HybridBlock):
         return F.softmax(scores, name="sm"), F.argmax(scores, axis=1, name="am")
 
 
-def edited(plan, low="", without=""):
+def edited(plan, low="", without="", retyped=""):
     raw = json.loads(plan.to_json())
     compute = plan.policy.compute
     raw["operators"] = [
-        [name, op, compute if name.endswith(low or "?") else dtype, why]
+        [name, "exp" if name.endswith(retyped or "?") else op, compute if name.endswith(low or "?") else dtype, why]
         for name, op, dtype, why in raw["operators"]
         if not name.endswith(without or "?")
     ]
@@ -116,6 +116,14 @@ def test_a_plan_that_lacks_an_operator_is_refused(frontend, dtype):
 def test_what_a_plan_of_training_lacks_in_inference_is_said_once(caplog):
     used("gluon", "bfloat16", training=False, without="sm")
     assert caplog.text.count("the plan has no decision for net_sm, in a graph that runs in inference") == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_decision_about_an_operator_of_another_type_is_none(dtype, caplog):
+    used("gluon", dtype, training=False, retyped="dense0_fwd")
+    assert caplog.text.count("the plan has no decision for net_dense0_fwd, in a graph that runs in inference") == 1
+    with pytest.raises(ValueError, match=r"only in the plan: \[\('net_dense0_fwd', 'exp'\)\]"):
+        used("gluon", dtype, retyped="dense0_fwd")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -59,6 +59,13 @@ def test_the_picture_has_infinity_above_all_and_names_in_a_legend():
     assert not axis.texts
 
 
+def test_the_picture_names_the_height_of_the_only_finite_dot():
+    pytest.importorskip("matplotlib")
+    rows = [Candidate("float32", 1.3, sqnr=math.inf), Candidate("float32, fused", 0.8, sqnr=137.34)]
+    (axis,) = InferenceReport("float32, fused", "float32, fused", rows, [], {}, []).plot().axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["137.3", "∞"]
+
+
 def test_the_report_names_what_is_fused_and_says_why_of_every_operator(found):
     fused = [layer for layer in found.report.layers if layer.fused]
     assert all(layer.op.startswith("_sg_mkldnn") and layer.name == layer.fused[-1] for layer in fused)
