@@ -35,8 +35,8 @@ LABELS = {  # label and colour (Okabe and Ito's)
     "float16-fast": ("mxmp, `float16-fast`", "#0072B2"),
     SAFE_SUMS: ("mxmp, `float16-fast`, safe sums", "#009E73"),
 }
-# Of sorted curves: that of float16-fast lies between those of the last two, mostly on one of them.
-_DRAWN = ("contrib.amp", "float16", SAFE_SUMS)
+# As sorted curves: those of float16-fast would lie on that of float16, but for some networks.
+_DRAWN = ("contrib.amp", "float16")
 HEAD = "modelled ms, V100 | modelled ms, A100 | peak, GB | launches | step | GB cast"
 PUBLISHED = (
     "network | batch | GPU | precision | published, a second | modelled, a second | modelled time, of the published"
@@ -283,9 +283,8 @@ def picture_of_times(results: dict[str, Any], path: Path) -> None:
 def line(axes: Any, variant: str, values: list[float]) -> None:
     """Draw sorted ``values``, one for each network."""
     label, color = LABELS[variant]
-    width = 4.5 if variant == "float16" else 2  # the next one lies on it, but for some networks
     percent = [100 * (i + 0.5) / len(values) for i in range(len(values))]
-    axes.plot(percent, values, color=color, label=label.replace("`", ""), linewidth=width)
+    axes.plot(percent, values, color=color, label=label.replace("`", ""), linewidth=2)
 
 
 def save(figure: Any, panels: Iterable[Any], path: Path) -> None:
