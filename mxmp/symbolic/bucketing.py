@@ -12,7 +12,7 @@ from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, read_values, write_arrays, write_symbol
-from .core import Core
+from .core import Core, refuse_policy_by_position
 from .module import Module, keywords_of, require
 
 
@@ -74,6 +74,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
     ) -> None:
         self._curr_module: Any
         check_keywords(type(self).__name__, kwargs, keywords_of(type(self)))
+        refuse_policy_by_position(args[2:])  # a bucket's key may be any text
         sym_gen = args[0] if args else kwargs.get("sym_gen")
         if isinstance(sym_gen, (mx.sym.Symbol, mx.gluon.Block)):
             raise TypeError(

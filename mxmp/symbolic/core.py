@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from ..messages import warn_user
 from ..pipeline import Conversion, Use
-from ..policy import Policy
+from ..policy import Policy, is_policy_text
 from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
@@ -35,6 +35,15 @@ class Inputs(NamedTuple):
     shapes: Mapping[str, tuple]
     dtypes: Mapping[str, Any]  # of those that have one
     parts: Mapping[str, tuple] | None  # the shapes on one of the devices; None without a GPU
+
+
+def refuse_policy_by_position(args: Iterable[Any]) -> None:
+    """Raise ``ValueError`` if a policy is among the arguments by position, of which MXNet takes it for names or a
+    logger."""
+    for each in args:
+        if isinstance(each, (Policy, Plan)) or (isinstance(each, str) and is_policy_text(each)):
+            text = "plan" if isinstance(each, Plan) else repr(str(each))
+            raise ValueError(f"the policy is a keyword, policy={text}")
 
 
 class Core:

@@ -18,7 +18,7 @@ from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
 from ..messages import check_keywords, dtypes_explained, instead, warn_user
 from ..pipeline import Use
-from ..policy import Policy, is_policy_text
+from ..policy import Policy
 from ..precision.casts import UNKNOWN
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
@@ -40,7 +40,7 @@ from ..step.stores import (
 from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
 from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
-from .core import Core, Inputs, NamedUpdaters
+from .core import Core, Inputs, NamedUpdaters, refuse_policy_by_position
 
 
 class Module(SavesParams, StepView, mx.mod.Module):
@@ -119,6 +119,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{instead(symbol, True)}")
         refuse_fused(symbol)
         check_keywords(type(self).__name__, kwargs, keywords_of(type(self)))
+        refuse_policy_by_position(args)
         _check_names({**dict(zip(("data_names", "label_names"), args)), **kwargs})
         self.core = Core(policy, exclude, loss_scale)
         self.plan: Plan | None = None
@@ -833,8 +834,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
     for which in ("data_names", "label_names"):
         names = given.get(which)
         if isinstance(names, str) and len(names) > 1:
-            fix = f"the policy is a keyword, policy={names!r}" if is_policy_text(names) else f"write [{names!r}]"
-            raise ValueError(f"{which} must be a list of names, got {names!r}: {fix}")
+            raise ValueError(f"{which} must be a list of names, got {names!r}: write [{names!r}]")
 
 
 def _check_values(
