@@ -142,6 +142,8 @@ WRONG = [
         "the policy is a keyword, policy=plan",
     ),
     ("mxmp.BucketingModule(lambda key: symbol, 1, 'bfloat16')", ValueError, "a keyword, policy='bfloat16'"),
+    ("mxmp.Module.load('net', 1, 'bfloat16')", ValueError, "the policy is a keyword, policy='bfloat16'"),
+    ("mxmp.BucketingModule.load('net', 1, len, 8, mxmp.Policy())", ValueError, "policy='compute=float16'"),
     ("mxmp.Module(symbol, 'data')", ValueError, "write ['data']"),
     ("mxmp.Module(symbol, label_names='label')", ValueError, "label_names must be a list of names, got 'label'"),
     ("mxmp.tune(symbol, measure=False)", ValueError, "data: give those of all inputs, such as data=(32, 3, 224, 224)"),

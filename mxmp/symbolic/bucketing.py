@@ -253,6 +253,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         ``exclude``, ``loss_scale``, ``context``, ... Raises ``ValueError`` if the file is missing or damaged,
         ``AssertionError`` without ``default_bucket_key`` and ``TypeError`` without ``sym_gen``.
         """
+        refuse_policy_by_position([load_optimizer_states])
         module = cls(sym_gen, default_bucket_key, **kwargs)
         args, auxs = read_values(f"{prefix}-{epoch:04d}.params")
         module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)

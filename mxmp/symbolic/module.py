@@ -155,6 +155,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
         """
+        refuse_policy_by_position([load_optimizer_states])
         symbol, args, auxs = read_symbol(f"{prefix}-symbol.json"), *read_values(f"{prefix}-{epoch:04d}.params")
         module = cls(symbol, **kwargs)
         module.start_from(args, auxs, f"{prefix}-{epoch:04d}.states" if load_optimizer_states else None)
