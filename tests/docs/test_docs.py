@@ -116,6 +116,18 @@ def test_the_first_screen_of_the_readme_has_the_code_the_claim_and_what_was_not_
         assert part in screen
 
 
+@pytest.mark.usefixtures("_apart")
+def test_the_readme_shows_what_its_first_code_prints(capsys):
+    code, shown = (next(code for lang, _, code, _ in blocks(README) if lang == kind) for kind in ("python", "text"))
+    exec(code, {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    emulated, *lines, rest = shown.splitlines()
+    assert emulated.startswith("float16 is emulated on a CPU")  # logged, once in a process
+    assert rest.strip() == "…"
+    for line, real in zip(lines, re.sub(r"hybridsequential\d+", "hybridsequential0", printed).splitlines()):
+        assert real == line or ("…" in line and real.startswith(line.rstrip(" …")))
+
+
 def test_the_readme_shows_both_frontends():
     found = "".join(code for language, _, code, _ in blocks(README) if language == "python")
     assert all(f"mxmp.{name}(" in found for name in ("convert", "Trainer", "Module", "cast_symbol"))
