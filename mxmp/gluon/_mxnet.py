@@ -258,6 +258,8 @@ def undo_load(block: Block) -> None:
     # ``load`` renames block and keys, but not ``Parameter.name``, so that a later trace would not find its Parameters
     # ("Unknown input to HybridBlock").
     name, params = block.prefix[:-1] if block.prefix.endswith("_") else block.prefix, block.params._params
+    if isinstance(block, SymbolBlock):
+        name = name or block.name  # MXNet takes its prefix away, and leaves it its name
     keys = [param.name for param in params.values()]
     if block.name == name and keys == list(params):
         return

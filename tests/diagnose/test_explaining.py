@@ -164,3 +164,12 @@ def test_explain_refuses_what_stands_by_position_after_a_symbol_or_a_module():
     module.bind([("data", (2, 3))], for_training=False)
     with pytest.raises(ValueError, match=r"after a module, got NDArray: .*explain\(module\)"):
         mxmp.explain(module, mx.nd.ones((2, 3)))
+
+
+def test_a_net_without_a_prefix_is_titled_by_its_class():
+    net = gluon.nn.HybridSequential(prefix="")
+    net.add(gluon.nn.Dense(3))
+    net.initialize()
+    x = mx.nd.ones((4, 5))
+    assert str(mxmp.explain(mxmp.convert(net), x)).startswith("HybridSequential (compute=float16, cpu, inference)")
+    assert str(mxmp.diagnose.advise(net, x)).startswith("HybridSequential (compute=float16)")

@@ -284,6 +284,17 @@ def exported(net: nn.HybridBlock, x: np.ndarray, path: Any) -> tuple[str, str]:
     return f"{path}-symbol.json", f"{path}-0000.params"
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type for:UserWarning")  # SymbolBlock(...), of any Symbol
+def test_a_symbol_block_keeps_its_name():
+    block = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), [mx.sym.var("data")])
+    block.initialize()
+    name = block.name
+    mxmp.convert(block)(mx.nd.ones((4, 5)))
+    assert block.name == name
+    mxmp.restore(block)
+    assert block.name == name != ""
+
+
 @pytest.mark.filterwarnings("ignore:Cannot decide type for:UserWarning")  # SymbolBlock.imports, of any file
 @pytest.mark.parametrize("policy", [*DTYPES, "params=float16"])
 def test_symbol_blocks_convert_and_restore(policy, tmp_path):

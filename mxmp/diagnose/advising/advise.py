@@ -106,7 +106,7 @@ def advise(
             raise ValueError(f"the shapes {shapes} do not say the shape of {wanted_shapes(missing)}")
     graphs = [Graph.from_symbol(graph.symbol) for graph in called]
     return Advice(
-        name=target.name or "symbol",
+        name=target.name or called[0].name,
         policy=str(requested if plan is None else plan.policy),
         device=device.lower(),
         matrices=tuple(matrices),

@@ -36,7 +36,7 @@ def _built_graphs(net: Block) -> Iterator[ConvertedGraph]:
         for (call, _), built in newest.items():
             requested = {param.name: request for param, request in built.requested}
             large = built.conditions.large is not None
-            yield ConvertedGraph(block.name, call.training, built.symbol, built.plan, built.shapes, requested, large)
+            yield ConvertedGraph(_title(block), call.training, built.symbol, built.plan, built.shapes, requested, large)
 
 
 def unconverted_blocks(net: Block) -> list[str]:
@@ -102,7 +102,12 @@ def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
     symbol, arrays, params, _ = traced_call(block, args, training=False)
     known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})
-    return CalledGraph(block.name, symbol, known, frozenset(params))
+    return CalledGraph(_title(block), symbol, known, frozenset(params))
+
+
+def _title(block: HybridBlock) -> str:
+    """Return the name of ``block``, or its class where that is empty, as with ``prefix=""``."""
+    return block.name or type(block).__name__
 
 
 def _is_graph(block: HybridBlock) -> bool:
