@@ -29,7 +29,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from . import __version__
+from . import __version__, diagnose
 from .callbacks import last_line
 from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
@@ -94,7 +94,9 @@ class _Parser(argparse.ArgumentParser):
             message += "; an option that takes several values, such as --shape, goes behind them"
         chosen = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if chosen:
-            message += did_you_mean(_ELSEWHERE.get(chosen[1], chosen[1]), re.findall(r"[\w-]+", chosen[2]))
+            meant = did_you_mean(_ELSEWHERE.get(chosen[1], chosen[1]), re.findall(r"[\w-]+", chosen[2]))
+            in_python = f"; that is for Python: mxmp.diagnose.{chosen[1]}" if chosen[1] in diagnose.__all__ else ""
+            message += meant or in_python
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

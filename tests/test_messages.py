@@ -523,6 +523,8 @@ TYPED_COMMANDS = [
     ("convert net-symbol.json low", "did you mean 'cast'?"),
     ("verify", "the following arguments are required: SCRIPT; see"),
     ("explian net-symbol.json", "did you mean 'explain'?"),
+    ("blame net-symbol.json", "; that is for Python: mxmp.diagnose.blame; see"),
+    ("watch net-symbol.json", "; that is for Python: mxmp.diagnose.watch; see"),
     ("explain net-symbol.json --device gup", "did you mean 'gpu'?"),
     ("profile nope", "expected what nsys export --type sqlite wrote; there is 'report.sqlite'"),
     ("profile reprot.sqlite", "did you mean 'report.sqlite'?"),
