@@ -270,7 +270,7 @@ def _hint(value: object, allowed: Collection[object] = ()) -> str:
     """Return a suggestion, ``"; did you mean 'float16'?"``, or ``""``. Empty ``allowed`` allows any policy."""
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     word = re.sub("^mixed|[^a-z0-9]", "", text.lower().rpartition(".")[2])
-    if word in ("int8", "uint8"):
+    if word in ("int8", "uint8") and not allowed:
         return "; INT8 is for inference, mxmp.optimize_for_inference(net, batches)"
     choices = [choice for choice in allowed if isinstance(choice, str)]
     names = {name.replace("-", ""): name for name in [*_RECIPES, "float32", *choices]}
