@@ -1,4 +1,10 @@
-"""The flag ``static_shape`` of hybridize, kept for calls that autograd records where MXNet's gradients are right."""
+"""The flag ``static_shape`` of hybridize, kept for calls that autograd records where MXNet's gradients are right.
+
+With it, MXNet's backward goes on writing into the arrays that it wrote first. They are the weights' gradients only if
+nothing else of the record reads a weight; otherwise MXNet sums from arrays of its own, which in a later backward get
+what the gradients should. So the flag is dropped, unless a Trainer's first backward is seen to be of the first kind, and
+where a record has two calls, for each of which MXNet remembers other arrays.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +19,7 @@ from .record import Record
 
 
 class RecordedCalls:
-    """Runs the calls of one thread that autograd records, through a CachedOp.
-
-    With ``static_shape``, MXNet's backward goes on writing into the arrays that it wrote first. They are the weights'
-    gradients only if nothing else of the record reads a weight; otherwise MXNet sums from arrays of its own, which in a
-    later backward get what the gradients should. So the flag is dropped, unless a Trainer's backward is seen to be of
-    the first kind, and where a record has two calls, for each of which MXNet remembers other arrays.
-    """
+    """Runs the calls of one thread that autograd records, through a CachedOp."""
 
     def __init__(self, make: Callable[[list], mx.nd.CachedOp], flags: list) -> None:
         self._make, self._flags = make, flags
@@ -49,6 +49,7 @@ class RecordedCalls:
         return out
 
     def prove(self, record: Record) -> None:
+        """Note on which devices the call is all that reads its weights in ``record``."""
         for ctx, last in self._last.items():
             if all(record.readers.get(name or "") == {last.name} for name in self._marks[ctx].names()):
                 self._proved.add(ctx)
@@ -67,6 +68,6 @@ _unproved: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
 
 def note_backward(record: Record) -> None:
-    """Let ``static_shape`` stay for nets whose weights the backward of ``record``, which comes next, allows it."""
+    """Let the flag stay for nets whose weights nothing else of ``record`` reads; a backward of it comes next."""
     for recording in list(_unproved):
         recording.prove(record)
