@@ -2,8 +2,8 @@
 
 With it, MXNet's backward goes on writing into the arrays that it wrote first. They are the weights' gradients only if
 nothing else of the record reads a weight; otherwise MXNet sums from arrays of its own, which in a later backward get
-what the gradients should. So the flag is dropped, unless a Trainer's first backward is seen to be of the first kind, and
-where a record has two calls, for each of which MXNet remembers other arrays.
+what the gradients should. So the flag is dropped unless a Trainer's first backward is seen to be of the first kind, and
+where a record has two calls, for each of which MXNet remembers arrays of its own.
 """
 
 from __future__ import annotations
