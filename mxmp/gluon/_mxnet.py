@@ -10,6 +10,7 @@ import ctypes
 import sys
 import threading
 from collections import deque
+from functools import cached_property
 from operator import attrgetter, is_
 from types import FrameType
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
@@ -95,6 +96,7 @@ class Marks:
         self._pointers = [ctypes.c_size_t.from_address(weight.handle.value + _AUTOGRAD_NODE) for weight in marked]
         self._nodes = [pointer.value for pointer in self._pointers]
 
+    @cached_property
     def names(self) -> list[str | None]:
         """Return the names that autograd's recorded graph has for the weights."""
         return [recorded_name(array) for array in self._kept]

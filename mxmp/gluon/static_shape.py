@@ -1,9 +1,10 @@
 """The flag ``static_shape`` of hybridize, kept for calls that autograd records where MXNet's gradients are right.
 
-With it, MXNet's backward goes on writing into the arrays that it wrote first. They are the weights' gradients only if
-nothing else of the record reads a weight; otherwise MXNet sums from arrays of its own, which in a later backward get
-what the gradients should. So the flag is dropped unless a Trainer's first backward is seen to be of the first kind, and
-where a record has two calls, for each of which MXNet remembers arrays of its own.
+With it, MXNet's backward goes on writing into the arrays that it wrote first, and adds where it added first. They are
+the weights' gradients only if nothing else of a record reads a weight; otherwise MXNet sums from arrays of its own,
+which in a later backward get what the gradients should. So the flag is dropped at the first call behind one of which
+no Trainer's backward was seen to be of the first kind: there was a second call in its record, a penalty on its weights,
+``autograd.grad`` or ``loss.backward()``.
 """
 
 from __future__ import annotations
@@ -24,50 +25,57 @@ class RecordedCalls:
     def __init__(self, make: Callable[[list], mx.nd.CachedOp], flags: list) -> None:
         self._make, self._flags = make, flags
         self._op = make(flags)
-        # On each device, with ``static_shape``: the arrays and the record of the last call; and whether it may stay.
+        # On each device, with the flag: the arrays and the record of the last call, and whether its backward was seen.
         self._marks: dict[mx.Context, _mxnet.Marks] = {}
         self._last: dict[mx.Context, _mxnet.Recorded] = {}
-        self._proved: set[mx.Context] = set()
+        self._seen: set[mx.Context] = set()
+        self._sizes: dict[mx.Context, tuple[int, ...]] = {}
 
     def run(self, values: Sequence[NDArray], weights: Sequence[NDArray]) -> Any:
         """Run it on ``values``; ``weights`` are those of them that ``static_shape`` remembers."""
         if not weights or not dict(self._flags).get("static_shape"):
             return self._op(*values)
         ctx = mx.current_context()
-        last = self._last.pop(ctx, None)
+        last, seen = self._last.pop(ctx, None), ctx in self._seen
         if ctx in self._marks and not self._marks[ctx].hold(weights):
             self._renew()
-        elif last is not None and (ctx not in self._proved or last.is_waiting()):
+        elif last is not None and (not seen or last.is_waiting()):
             self._flags = [flag for flag in self._flags if flag[0] != "static_shape"]
             self._renew()
             return self._op(*values)
         if ctx not in self._marks:
             self._marks[ctx] = _mxnet.Marks(weights)
-            _unproved.add(self)
         out = self._op(*values)
         self._last[ctx] = _mxnet.Recorded(out if isinstance(out, NDArray) else out[0])
+        self._seen.discard(ctx)
+        _waiting.add(self)
         return out
 
-    def prove(self, record: Record) -> None:
-        """Note on which devices the call is all that reads its weights in ``record``."""
+    def see(self, record: Record) -> None:
+        """Note on which devices ``record`` has the last call, and nothing else in it reads its weights."""
         for ctx, last in self._last.items():
-            if all(record.readers.get(name or "") == {last.name} for name in self._marks[ctx].names()):
-                self._proved.add(ctx)
-        if self._proved.issuperset(self._marks):
-            _unproved.discard(self)
+            # A second reader makes a record larger, so one of the same size is not searched again.
+            if self._sizes.get(ctx) != record.sizes:
+                call = {last.name}
+                if any(record.readers.get(name or "") != call for name in self._marks[ctx].names):
+                    continue
+                self._sizes[ctx] = record.sizes
+            self._seen.add(ctx)
+        if self._seen.issuperset(self._last):
+            _waiting.discard(self)
 
     def _renew(self) -> None:
         self._op = self._make(self._flags)
-        _unproved.discard(self)
-        for kept in (self._marks, self._last, self._proved):
+        _waiting.discard(self)
+        for kept in (self._marks, self._last, self._seen, self._sizes):
             kept.clear()
 
 
-# Global: whose first backward with ``static_shape`` is still to come; nothing leads from a loss to them.
-_unproved: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
+# Global: those whose last call, with the flag, no backward was seen of; nothing leads from a loss to them.
+_waiting: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
 
 def note_backward(record: Record) -> None:
     """Let the flag stay for nets whose weights nothing else of ``record`` reads; a backward of it comes next."""
-    for recording in list(_unproved):
-        recording.prove(record)
+    for calls in list(_waiting):
+        calls.see(record)

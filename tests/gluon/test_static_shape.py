@@ -72,6 +72,17 @@ def penalty(run):
     run.backward(losses)
 
 
+def retained(run):
+    """Two backwards of one record: the second overwrites what the first has written."""
+    with autograd.record():
+        losses = [run.square(ctx) for ctx in run.devices]
+    if run.trainer is None:
+        autograd.backward(losses, retain_graph=True)
+    else:
+        run.trainer.backward(losses, retain_graph=True)
+    run.backward(losses)
+
+
 def no_backward(run):
     with autograd.record():
         run.found.append([run.square(run.devices[0]).asnumpy()])
@@ -91,6 +102,7 @@ SEQUENCES = [
     [one_call, two_calls, one_call, two_losses, one_call],
     [penalty, one_call, one_call],
     [one_call, penalty, two_calls, one_call],
+    [one_call, penalty, retained, one_call],
     [no_backward, two_calls, one_call],
     [of_weights, one_call, one_call],
 ]
