@@ -28,7 +28,7 @@ from .parameter import LowParameter
 from .record import Record, explain_unrecorded
 from .scaled_reads import stop_warning, warn_of_reads
 from .scaling import converted_calls, heads_scaled_by, living_trainers, refuse_late_scale
-from .static_shape import note_backward
+from .static_shape import seen
 
 
 @contextmanager
@@ -40,8 +40,7 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
         if factors:  # the user's code runs in the block
             yield
         else:
-            note_backward(record)
-            with hold_interrupts(), explain_unrecorded():
+            with hold_interrupts(), explain_unrecorded(), seen(record):
                 yield
 
 

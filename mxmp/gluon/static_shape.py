@@ -10,7 +10,8 @@ no Trainer's backward was seen to be of the first kind: there was a second call 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -51,16 +52,22 @@ class RecordedCalls:
         _waiting.add(self)
         return out
 
-    def see(self, record: Record) -> None:
-        """Note on which devices ``record`` has the last call, and nothing else in it reads its weights."""
+    def in_record(self, record: Record) -> list[mx.Context]:
+        """Return on which devices a backward of ``record``, if it uses the last call up, writes the gradients alone."""
+        found = []
         for ctx, last in self._last.items():
-            # A second reader makes a record larger, so one of the same size is not searched again.
+            # A second reader of a weight makes a record larger, so one of the same size is not searched again.
             if self._sizes.get(ctx) != record.sizes:
                 call = {last.name}
                 if any(record.readers.get(name or "") != call for name in self._marks[ctx].names):
                     continue
                 self._sizes[ctx] = record.sizes
-            self._seen.add(ctx)
+            found += [ctx] if last.is_waiting() else []
+        return found
+
+    def note_backward(self, contexts: Iterable[mx.Context]) -> None:
+        """Note what a backward has used up of the ``contexts`` of ``in_record``."""
+        self._seen.update(ctx for ctx in contexts if ctx in self._last and not self._last[ctx].is_waiting())
         if self._seen.issuperset(self._last):
             _waiting.discard(self)
 
@@ -75,7 +82,10 @@ class RecordedCalls:
 _waiting: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
 
-def note_backward(record: Record) -> None:
-    """Let the flag stay for nets whose weights nothing else of ``record`` reads; a backward of it comes next."""
-    for calls in list(_waiting):
-        calls.see(record)
+@contextmanager
+def seen(record: Record) -> Iterator[None]:
+    """Let the flag stay for nets whose weights nothing else of ``record`` reads; the block runs a backward of it."""
+    found = [(calls, calls.in_record(record)) for calls in list(_waiting)]
+    yield
+    for calls, contexts in found:
+        calls.note_backward(contexts)

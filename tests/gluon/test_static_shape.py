@@ -142,6 +142,18 @@ def test_nets_may_share_weights_in_some_steps():
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
+def test_a_backward_of_another_net_is_not_taken_for_this_one_s():
+    """After a penalty on the one net; the records of both have one size otherwise."""
+    expected, run, other = Run(None), Run(FP32), Run(FP32)
+    for step, of_other in [(one_call, one_call), (penalty, one_call), (retained, retained), (one_call, one_call)]:
+        for each in (expected, run):
+            step(each)
+        of_other(other)
+    for theirs, ours in zip(expected.found, run.found):
+        for one, other in zip(theirs, ours):
+            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
 def kept_after(*steps):
     """Return whether MXNet still gets the flag after these."""
     made, cached_op = [], mxmp.gluon.graphs._CachedOp
