@@ -14,7 +14,7 @@ from kit.nets import CASTS, batch, forward, overflow, train, two_layers
 from kit.pictures import weights
 from kit.twins import LOSS, MASTERS
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
+from mxnet.gluon.contrib.estimator import Estimator
 from support.optimizers import options
 
 import mxmp
@@ -25,31 +25,6 @@ def trainer_of(net, scale=2.0**8):
 
 
 # -- loops ported from contrib.amp ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["inside record", "outside record"])
-@pytest.mark.parametrize("policy", [None, CASTS, MASTERS])
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_scale_loss_inside_and_outside_record_equals_backward(where, policy, hybridize):
-    net, other = two_layers(policy), two_layers(policy)
-    for n in (net, other):
-        n.hybridize(hybridize)
-    trainer, reference = trainer_of(net), trainer_of(other)
-    for step in range(3):
-        x, y = batch(step * 10)
-        if where == "inside record":
-            with autograd.record():
-                loss = LOSS(net(x), y)
-                with trainer.scale_loss(loss) as scaled:
-                    autograd.backward(scaled)
-        else:
-            with autograd.record():
-                loss = LOSS(net(x), y)
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
-        trainer.step(4)
-    train(other, reference, range(3))
-    assert weights(trainer) == weights(reference)
 
 
 def test_scale_loss_of_a_list_gives_a_list():
@@ -110,20 +85,6 @@ def fit(trainer_class, processor, policy=None, devices=1, epochs=2, **kwargs):
     estimator.logger.handlers.clear()
     estimator.fit(data_loader(), epochs=epochs)
     return trainer, estimator
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_estimator_trains_with_our_batch_processor_bit_for_bit(devices):
-    reference, _ = fit(gluon.Trainer, BatchProcessor(), devices=devices)
-    trainer, _ = fit(mxmp.Trainer, mxmp.BatchProcessor(), devices=devices, loss_scale=2.0**10)
-    assert weights(trainer) == weights(reference)
-
-
-def test_the_estimator_trains_a_converted_net_and_evaluates():
-    trainer, estimator = fit(mxmp.Trainer, mxmp.BatchProcessor(), MASTERS, loss_scale=2.0**8)
-    assert trainer.skipped_steps == 0
-    estimator.evaluate(data_loader())
-    assert math.isfinite(estimator.val_metrics[0].get()[1])
 
 
 def test_the_estimator_skips_an_overflow_and_goes_on():

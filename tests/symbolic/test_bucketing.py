@@ -71,18 +71,6 @@ def weights(module):
     return {k: v.asnumpy() for k, v in module.get_params()[0].items()}
 
 
-@pytest.mark.parametrize("policy", ["float16", MASTERS, "bfloat16"], ids=["f16", "f16 masters", "bf16"])
-def test_all_buckets_train_the_same_weights_as_in_fp32(policy):
-    plain = bound(mx.mod.BucketingModule)
-    low = bound(policy=policy)
-    train(plain, batches())
-    train(low, batches())
-    for name, value in weights(plain).items():
-        error = np.linalg.norm(weights(low)[name] - value) / np.linalg.norm(value)
-        # Adam divides by the gradient's size, so rounding of small gradients shows: 30 steps of 2**-8 for bfloat16.
-        assert error < (0.15 if policy == "bfloat16" else 0.05), (name, error)
-
-
 def test_float16_parameters_with_masters_equal_fp32_parameters_in_every_bucket():
     full, low = bound(policy="float16"), bound(policy=MASTERS)
     train(full, batches())

@@ -1,4 +1,4 @@
-"""The context manager, and a backward of the script's own."""
+"""The context manager, within record and behind it by turns, and a backward of the script's own."""
 
 import sys
 
@@ -17,10 +17,14 @@ net.initialize()
 mxmp.convert(net, policy)
 trainer = mxmp.Trainer(net.collect_params(), "adam")
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-for _step in range(20):
+for step in range(20):
     x, y = mx.nd.array(np.random.randn(16, 10)), mx.nd.array(np.random.randint(0, 4, 16))
     with autograd.record():
         loss = loss_fn(net(x), y)
+        if step % 2:
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+    if not step % 2:
         with trainer.scale_loss(loss) as scaled:
             scaled.backward()
     trainer.step(16)
