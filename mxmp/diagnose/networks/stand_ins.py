@@ -34,6 +34,12 @@ class StepRecorder(Protocol):
 
     def after_step(self, owner: Any, weights: Callable[[], Mapping[str, NDArray]]) -> None: ...
 
+    def discarded(
+        self, owner: Any, gradients: Sequence[Gradient], weights: Callable[[], Mapping[str, NDArray]]
+    ) -> Callable[[], None]:
+        """Record gradients that the script discards as a skipped step, where they overflow, or do so in low precision:
+        a script that rejects an infinite norm applies that batch in plain MXNet. Return what follows the discard."""
+
     @property
     def has_begun(self) -> bool:
         """Return whether there was a step."""

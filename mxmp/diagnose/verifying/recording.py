@@ -36,6 +36,7 @@ class Step(NamedTuple):
     gradients: dict[str, Sketch]  # as the optimizer gets them, with ``rescale_grad``
     weights: dict[str, Sketch]  # before the update
     skipped: bool
+    number: int = 0  # among the updates and what the script discards
 
 
 @dataclass
@@ -66,8 +67,8 @@ class Record:
 
     @property
     def skips(self) -> set[tuple[int, int]]:
-        """Return owner and step of each skipped step."""
-        return {(i, k) for i, steps in enumerate(self.steps) for k, step in enumerate(steps) if step.skipped}
+        """Return owner and number of each skipped step."""
+        return {(i, step.number) for i, steps in enumerate(self.steps) for step in steps if step.skipped}
 
 
 def _lost(steps: Sequence[Step]) -> Iterable[int]:
@@ -101,6 +102,7 @@ class Recorder:
         self._known, self._noise, self._bits = dict(initial), noise, bits
         self._reseed, self._seed, self._drawn = reseed, seed, 0
         self._owners: list[Any] = []  # in the order of their first steps
+        self._ended: list[int] = []  # of each, how many steps it has applied, skipped or discarded
         self._losses: dict[int, list[Any]] = {}
         self._outputs: dict[int, tuple[Sketch, ...]] = {}
         self._signs: dict[int, np.ndarray] = {}
@@ -136,8 +138,10 @@ class Recorder:
                 found[name] = self.sketch(array, float(factor))
         self.record.is_ported |= own
         self.record.has_others |= not own
-        step = Step(losses, self._outputs.pop(id(owner), ()), found, self._all(weights), skipped)
+        outputs = self._outputs.pop(id(owner), ())
+        step = Step(losses, outputs, found, self._all(weights), skipped, self._ended[number])
         self.record.steps[number].append(step)
+        self._ended[number] += 1
 
     def after_step(self, owner: Any, weights: Callable[[], Mapping[str, Any]]) -> None:
         number = self._number(owner)
@@ -146,13 +150,25 @@ class Recorder:
         if self.record.updates >= self._count:
             self._at_end()
 
+    def discarded(
+        self, owner: Any, gradients: Sequence[Any], weights: Callable[[], Mapping[str, Any]]
+    ) -> Callable[[], None]:
+        found = [_host(array) for _, array in gradients]
+        if not any(host.any() for host in found):
+            return lambda: None  # nothing to discard
+        if all(np.isfinite(host).all() for host in found) and not self.leaves_out(owner):
+            self._ended[self._number(owner)] += 1
+            return lambda: None
+        self.before_step(owner, (), 1.0, weights(), skipped=True)
+        return lambda: self.after_step(owner, weights)
+
     @property
     def has_begun(self) -> bool:
         return any(self.record.steps)
 
     def leaves_out(self, owner: Any) -> bool:
         number = self._number(owner)
-        return (number, len(self.record.steps[number])) in self._skips
+        return (number, self._ended[number]) in self._skips
 
     def initial_value(self, param: Any, drawn: bool) -> None:
         arrays = param.list_data()
@@ -200,6 +216,7 @@ class Recorder:
         self._owners.append(owner)
         self.record.steps.append([])
         self.record.ends.append({})
+        self._ended.append(0)
         return len(self._owners) - 1
 
     def _all(self, weights: Mapping[str, Any]) -> dict[str, Sketch]:

@@ -138,3 +138,47 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
     assert found.status == 2
     assert "one rounding of the initial weights alone changes plain's own gradients by" in found.verdict
     assert "such as a year" in str(found)
+
+
+# -- A script that rejects overflows itself ----------------------------------------------------------
+
+
+def rejecting_trainer():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, activation="relu"), nn.Dense(2))
+    net.initialize()
+    mxmp.convert(net, "float16")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    for _ in range(14):
+        x = mx.nd.array(np.random.randn(4, 3) * 5)
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(x), x[:, :2])
+        trainer.backward(loss)
+        if not np.isfinite(trainer.clip_global_norm(1e4)):
+            trainer.discard()
+            continue
+        trainer.step(4)
+
+
+def rejecting_module():
+    scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    module = mxmp.Module(mx.sym.LinearRegressionOutput(scores, name="lin"), label_names=["lin_label"])
+    module.bind([("data", (4, 3))], [("lin_label", (4, 2))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.01})
+    for _ in range(14):
+        x = mx.nd.array(np.random.randn(4, 3) * 5)
+        module.forward(mx.io.DataBatch([x], [x[:, :2]]))
+        module.backward()
+        if not np.isfinite(module._exec_group.grad_arrays[0][0].asnumpy()).all():
+            module.discard()
+            continue
+        module.update()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [rejecting_trainer, rejecting_module])
+def test_batches_that_a_script_discards_for_an_overflow_are_left_out_of_plain_too(run):
+    found = verify(run, 8, progress=False)
+    assert found.right, str(found)
+    assert found.skipped > 0

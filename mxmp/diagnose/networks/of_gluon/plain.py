@@ -100,6 +100,11 @@ class _PlainTrainer(PlainStep, gluon.Trainer):
         return total
 
     def discard(self) -> None:
+        after = self.recorder.discarded(self, self._due, lambda: _values(self._params))
+        self._drop()
+        after()
+
+    def _drop(self) -> None:
         for param in self._trained:
             for array, gradient in zip(_mxnet.arrays(param), self._gradients(param)):
                 if _mxnet.is_fresh(array):
@@ -113,6 +118,10 @@ class _PlainTrainer(PlainStep, gluon.Trainer):
     @property
     def _trained(self) -> list[gluon.Parameter]:
         return [p for p in self._params if p.grad_req != "null" and _mxnet.is_initialized(p)]
+
+    @property
+    def _due(self) -> list[Gradient]:
+        return [Gradient(p.name, self._gradients(p)[0]) for p in self._trained if self._is_due(p)]
 
     @staticmethod
     def _gradients(param: gluon.Parameter) -> Sequence[NDArray]:
@@ -128,12 +137,11 @@ class _PlainTrainer(PlainStep, gluon.Trainer):
         self._summed = True
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        due = [Gradient(p.name, self._gradients(p)[0]) for p in self._trained if self._is_due(p)]
-        with self.plain_step(due, self._optimizer.rescale_grad, lambda: _values(self._params)) as applies:
+        with self.plain_step(self._due, self._optimizer.rescale_grad, lambda: _values(self._params)) as applies:
             if applies:
                 super()._update(ignore_stale_grad)
             else:
-                self.discard()
+                self._drop()
         self._summed = False
 
 
@@ -148,13 +156,19 @@ class _RecordedTrainer(_Recorded, Trainer):
         if self._applies():
             super().update(*args, **kwargs)
 
+    def discard(self) -> None:
+        due = [update.gradient for update in self._found().due]
+        after = self.recorder.discarded(self, due, lambda: _values(self._params))
+        super().discard()
+        after()
+
     def _applies(self) -> bool:
         if self not in self.scaled_step.observers:
             self.scaled_step.observers.append(self)
         applies = not self.recorder.leaves_out(self)
         if not applies:
             self.recorder.before_step(self, (), 1.0, _values(self._params), skipped=True)
-            self.discard()
+            super().discard()
             self.after_step()
         return applies
 

@@ -67,10 +67,7 @@ class _PlainModule(PlainStep, _Settled):
         super().__init__(*args, **kwargs)
 
     def update(self) -> None:
-        group = _mxnet.group(executing(self))
-        # With a kvstore, the sum over devices, which ``update`` makes inside.
-        summed = {name: arrays for name, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None}
-        due = [Gradient(name, _sum(arrays)) for name, arrays in summed.items()]
+        due = _due(self)  # with a kvstore, the sum over devices, which ``update`` makes inside
         rescale = optimizer_of(executing(self)).rescale_grad
         self.recorder.note_outputs(self, self.get_outputs())
         with self.plain_step(due, rescale, lambda: _values(self)) as applies:
@@ -78,10 +75,18 @@ class _PlainModule(PlainStep, _Settled):
                 super().update()  # type: ignore[misc]
 
     def discard(self) -> None:
+        after = self.recorder.discarded(self, _due(self), lambda: _values(self))
         for arrays in _mxnet.group(executing(self)).grad_arrays:
             for array in arrays:
                 if array is not None:
                     array[:] = 0
+        after()
+
+
+def _due(module: Any) -> list[Gradient]:
+    group = _mxnet.group(executing(module))
+    named = {name: arrays for name, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None}
+    return [Gradient(name, _sum(arrays)) for name, arrays in named.items()]
 
 
 def _sum(arrays: Sequence[NDArray]) -> NDArray:
@@ -120,10 +125,15 @@ class _RecordedModule(_InFull, _Settled, Module):
         self.recorder.note_outputs(self.core, self.get_outputs())
         if self.recorder.leaves_out(self.core):
             self.recorder.before_step(self.core, (), 1.0, _values(self), skipped=True)
-            self.discard()
+            super().discard()
             self.after_step()
         else:
             super().update()
+
+    def discard(self) -> None:
+        after = self.recorder.discarded(self.core, _due(self), lambda: _values(self))
+        super().discard()
+        after()
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         factor = self._optimizer.rescale_grad / self.loss_scale
