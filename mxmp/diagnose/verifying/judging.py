@@ -199,4 +199,6 @@ def constant_factor(at: Departure) -> float | None:
     ratios: Sequence[Any] = at.ratios
     if not ratios or not all(0 < each < inf for each in ratios):
         return None
-    return ratios[0] if max(ratios) / min(ratios) < 1.01 and abs(ratios[0] - 1) > 0.01 else None
+    is_one = max(ratios) / min(ratios) < 1.01 and abs(ratios[0] - 1) > 0.01
+    # Gradients of which each has another direction too differ by more than their norms; 1.5: a sketch is rough.
+    return ratios[0] if is_one and at.size <= 1.5 * abs(ratios[0] - 1) else None

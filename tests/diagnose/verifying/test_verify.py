@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +19,7 @@ from support.ports import PORTS, PROGRAMS, WRONG
 
 import mxmp
 from mxmp.diagnose import verify
+from mxmp.diagnose.verifying.judging import Departure, constant_factor
 
 
 def test_the_table_has_every_wrong_program():
@@ -182,3 +184,10 @@ def test_batches_that_a_script_discards_for_an_overflow_are_left_out_of_plain_to
     found = verify(run, 8, progress=False)
     assert found.right, str(found)
     assert found.skipped > 0
+
+
+def test_gradients_of_another_direction_are_not_multiplied_by_one_factor():
+    """Their norms may fall by the same 2 % by chance, as where a decay is left out."""
+    at = Departure(0, 1, "gradients", ("a", "b"), size=0.19, ratios=(0.98, 0.981))
+    assert constant_factor(at) is None
+    assert constant_factor(replace(at, size=0.02)) == 0.98
