@@ -3,7 +3,8 @@
 A right port counts if it is called right, a wrong one if it is named. ``--seeds N`` tries N seeds, ``--only NAME`` the
 programs with this in their names, and ``--recipes`` those of examples/ instead, which are right. ``--out FILE`` keeps
 the lines and goes on where an earlier run ended; ``--table FILE`` writes them as scripts/lab/results/verify.json and,
-of recipes, verify_recipes.json have them. Ends with 1 where an answer is wrong.
+of recipes, verify_recipes.json have them; of several seeds a row for each program and dtype, as verify_seeds.json has
+them. Ends with 1 where an answer is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         lines = [each for each in known if each["kind"] == kind]
         programs = len({each["name"] for each in lines})
         print(f"{sum(each['answered'] for each in lines)} of {len(lines)} answered, {programs} {kind} ports")
-    write_lines(options.table, known)
+    write_lines(options.table, by_program(known) if options.seeds > 1 else known)
     return int(not all(each["answered"] for each in known))
 
 
@@ -58,3 +59,22 @@ def answer(port: Port, seed: int, steps: int) -> dict[str, Any]:
         "verdict": found.verdict,
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def by_program(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each program and dtype: of how many seeds it is answered, and how many say what."""
+    rows = []
+    for name, dtype in dict.fromkeys((line["name"], line["dtype"]) for line in lines):
+        its = [line for line in lines if (line["name"], line["dtype"]) == (name, dtype)]
+        said = {str(right): sum(line["right"] is right for line in its) for right in (True, False, None)}
+        rows.append(
+            {
+                "name": name,
+                "kind": its[0]["kind"],
+                "dtype": dtype,
+                "seeds": len(its),
+                "answered": sum(line["answered"] for line in its),
+                "right": {right: count for right, count in said.items() if count},
+            }
+        )
+    return rows
