@@ -154,7 +154,7 @@ FAULTS = (
     Fault("step/adaptive.py", " and fits and not self._futile", " and fits", "step/test_adaptive.py"),
     Fault("step/floor.py", "(scale if unscaled else 1.0)", "1.0", "step/test_floor.py"),
     # -- gluon
-    Fault("gluon/trainer.py", "factor = 1.0 / self.loss_scale", "factor = 1.0", "gluon/test_trainer.py"),
+    Fault("gluon/trainer.py", "factor = 1.0 / self.loss_scale", "factor = 1.0", "features/test_drawn_sequences.py"),
     Fault(
         "gluon/backward.py",
         "            refuse_unscaled_heads(record, scale)\n",

@@ -17,6 +17,7 @@ from unittest import mock
 
 import mxnet as mx
 import numpy as np
+import pytest
 from kit.twins import LOSS, array, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -105,9 +106,14 @@ class Side:
         mx.nd.waitall()  # BatchNorm writes its statistics without telling the engine
         return [each.asnumpy() for param in self.params.values() for each in param.list_data()]
 
-    def gradients(self) -> list[np.ndarray]:
-        scale = 1.0 if self.policy is None else self.trainer.loss_scale
+    def gradients(self, scale: float | None = None) -> list[np.ndarray]:
+        scale = scale or (1.0 if self.policy is None else self.trainer.loss_scale)
         return [grad.asnumpy() / scale for p in self.trained if p.grad_req != "null" for grad in p.list_grad()]
+
+    def norm(self) -> float:
+        """Of the summed gradients, which every device has."""
+        found = [p.list_grad()[0].asnumpy().ravel() for p in self.trained if p.grad_req != "null"]
+        return float(np.linalg.norm(np.concatenate(found or [np.zeros(1)])))
 
     def outputs(self, net: Any = None) -> list[np.ndarray]:
         return [(net or self.net)(array(999, BATCH, 6, ctx=ctx)).asnumpy() for ctx in self.devices]
@@ -206,7 +212,9 @@ class GluonPair:
         spoil(self.rng.choice(param.list_grad()), self.rng)
         if all(param.grad_req == "add" for param in trained):  # to which another backward adds
             self.forward()
-            self.backward_of_low_alone()
+            with refusals():
+                self.low.trainer.backward(self.low.losses.pop())
+            autograd.backward(self.full.losses.pop())  # which writes the running statistics
         skipped, looks = self.low.trainer.skipped_steps, self.rng.choice(["", "", "unscale", "allreduce_grads"])
         with refusals():
             getattr(self.low.trainer, looks, lambda: None)()
@@ -215,11 +223,6 @@ class GluonPair:
         assert {name.partition(" on ")[0] for name in self.low.trainer.overflow_params} == {param.name}
         self.leave_out()
         same(self.low.weights(), self.full.weights(), "weights after an overflow")
-
-    def backward_of_low_alone(self) -> None:
-        self.full.losses.pop()
-        with refusals():
-            self.low.trainer.backward(self.low.losses.pop())
 
     def leave_out(self) -> None:
         """Of the step, no gradient stays."""
@@ -250,15 +253,17 @@ class GluonPair:
     def unscale(self) -> None:
         with refusals():
             self.low.trainer.unscale()
+        if not self.summed:
+            same(self.low.gradients(scale=1.0), self.full.gradients(), "true gradients")
 
     def clip(self) -> None:
-        if self.summed:
-            return
         with refusals():
             norm = self.low.trainer.clip_global_norm(1e30)
-        self.full.trainer.allreduce_grads()
+        if not self.summed:
+            self.full.trainer.allreduce_grads()
         self.summed = True
         if norm > 0:
+            assert norm == pytest.approx(self.full.norm(), rel=1e-5)
             with refusals():
                 self.low.trainer.clip_global_norm(norm / 2)  # by 0.5 exactly
             for param in self.full.trained:
@@ -510,16 +515,18 @@ class ModulePair:
         self.update()
 
     def overflow(self) -> None:
-        if self.due:
+        if self.due or self.low.module.last_step_skipped:
             return
         self.forward()
         self.backward()
-        grads = [grad for grads in self.low.module._exec_group.grad_arrays for grad in grads if grad is not None]
-        skipped = self.low.module.skipped_steps
-        spoil(self.rng.choice(grads), self.rng)
+        group = self.low.module._exec_group
+        grads = {name: each for name, each in zip(group.param_names, group.grad_arrays) if each[0] is not None}
+        skipped, name = self.low.module.skipped_steps, self.rng.choice([*grads])
+        spoil(self.rng.choice(grads[name]), self.rng)
         with refusals():
             self.low.module.update()
         assert self.low.module.skipped_steps == skipped + 1
+        assert {each.partition(" on ")[0] for each in self.low.module.overflow_params} == {name}
         self.due = False
         self.zero_grad()
         same(self.low.weights(), self.full.weights(), "weights after an overflow")

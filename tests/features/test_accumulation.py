@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from kit.modules import batch, bound, mlp, start
 from kit.twins import (
-    FLAGS,
     POLICIES,
     SCALE,
     array,
@@ -115,13 +114,6 @@ def test_two_backwards_add_up_as_in_fp32(kind, policy):
     expected = two_backwards(NETS[kind], None, None)
     trained = [i for i, full in enumerate(expected) if np.abs(full).max() > 1e-4]
     assert_close([found[i] for i in trained], [expected[i] for i in trained], policy)
-
-
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_flags_of_hybridize_change_nothing(flags, policy):
-    found = two_backwards(Tied, POLICIES[policy], FLAGS[flags])
-    assert_close(found, two_backwards(Tied, None, FLAGS[flags]), policy)
 
 
 @pytest.mark.parametrize("order", [("add", "write"), ("write", "add")], ids="-".join)

@@ -178,15 +178,6 @@ def test_policies_and_scalers_can_be_copied(made, copied):
     assert repr(copied(made)) == repr(made)
 
 
-def test_block_save_and_load_still_work(tmp_path):
-    net = converted("float16", flags={})
-    net.save(str(tmp_path / "net"))
-    other = plain()
-    other.hybridize()
-    other.load(str(tmp_path / "net"))
-    np.testing.assert_array_equal(other(array(0, 4, 6)).asnumpy(), plain()(array(0, 4, 6)).asnumpy())
-
-
 # -- hooks ------------------------------------------------------------------------------------------
 
 KINDS = {"pre": "register_forward_pre_hook", "post": "register_forward_hook"}

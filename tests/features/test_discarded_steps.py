@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
 
 import mxnet as mx
 import numpy as np
@@ -63,46 +61,6 @@ def zero(net, trainer):
 
 
 BETWEEN = [nothing, unscale, clip, reduce, unscale_and_clip]
-
-
-def run(policy, grad_req, between, leave_out, steps=6, left_out=(1, 4)):
-    """What ``steps`` steps learn, some of which are left out; those are not even begun in FP32."""
-    net = made(policy, grad_req)
-    trainer = trainer_of(policy, net, scale=mxmp.DynamicLossScaler(128), **SGD)
-    for step in range(steps):
-        if step in left_out:
-            if policy is None:
-                continue
-            backward(net, trainer, step)
-            between(net, trainer)
-            leave_out(net, trainer)
-            continue
-        backward(net, trainer, step)
-        trainer.step(8)
-        if grad_req == "add":
-            net.collect_params().zero_grad()
-    return values(net), trainer
-
-
-@pytest.mark.parametrize("grad_req", ["write", "add"])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("leave_out", [discard, zero])
-def test_a_step_that_is_left_out_leaves_nothing_behind(policy, grad_req, between, leave_out):
-    if policy == "float16 masters" and "unscale" in between.__name__:
-        return  # refused, for float16 gradients
-    found, trainer = run(policy, grad_req, between, leave_out)
-    expected, _ = run(None, grad_req, between, leave_out)
-    start = values(made(None))
-    assert_close([a - b for a, b in zip(found, start)], [a - b for a, b in zip(expected, start)], policy)
-    assert trainer.loss_scale == 128
-    assert trainer.skipped_steps == 0
-    assert not trainer.last_step_skipped
-    assert trainer.scaler.state_dict()["clean_steps"] == trainer.scaled_step.steps == 4
-    assert len(trainer.scale_history) == 1
-    # To the bit, what a run without those steps learns.
-    without, _ = run(policy, grad_req, between, leave_out, left_out=())
-    assert_same(run(policy, grad_req, nothing, lambda net, trainer: trainer.discard(), left_out=())[0], without)
 
 
 @pytest.mark.parametrize("between", BETWEEN)
@@ -193,40 +151,6 @@ def test_running_statistics_of_an_overflow_go_back():
 
 
 # -- orders of calls, as of torch's GradScaler ------------------------------------------------------
-
-CALLS = ("backward", "unscale", "clip", "reduce", "discard", "zero", "step")
-
-
-@pytest.mark.parametrize("calls", [*itertools.product(CALLS, repeat=3)], ids=" ".join)
-def test_after_any_calls_a_discard_makes_the_next_step_right(calls):
-    """Each call is made or refused in words; after ``discard`` one step learns what a fresh trainer learns."""
-    net, other = made("float16"), made("float16")
-    trainer, fresh = (trainer_of("float16", each, scale=128.0, learning_rate=0.1) for each in (net, other))
-    actions = {
-        "backward": lambda: backward(net, trainer, 3),
-        "unscale": trainer.unscale,
-        "clip": lambda: trainer.clip_global_norm(0.01),
-        "reduce": trainer.allreduce_grads,
-        "discard": trainer.discard,
-        "zero": net.collect_params().zero_grad,
-        "step": lambda: trainer.step(8),
-    }
-    for call in ("backward", *calls):
-        try:
-            actions[call]()
-        except RuntimeError as error:
-            refused = str(error)
-        else:
-            continue
-        assert re.search("first|before a scaled backward|already", refused)
-    trainer.discard()
-    for param, value in zip(net.collect_params().values(), values(made("float16"))):
-        param.set_data(mx.nd.array(value))
-    backward(net, trainer, 5)
-    trainer.step(8)
-    backward(other, fresh, 5)
-    fresh.step(8)
-    assert_same(values(net), values(other))
 
 
 # -- gradients that are used without a step ---------------------------------------------------------

@@ -23,7 +23,7 @@ from kit.twins import (
     updates,
     values,
 )
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -53,10 +53,6 @@ def recorded(net, step):
         return LOSS(net(array(step, BATCH, 6)), array(100 + step, BATCH, 4))
 
 
-def is_ours(trainer):
-    return isinstance(trainer, mxmp.Trainer)
-
-
 def gradients(net):
     return [param.grad() for param in net.collect_params().values()]
 
@@ -71,69 +67,7 @@ def spoil(net, value=np.inf, number=0):
 # -- what happens between backward and step ---------------------------------------------------------
 
 
-def nothing(trainer, net):
-    pass
-
-
-def unscaled(trainer, net):
-    if is_ours(trainer):
-        trainer.unscale()
-
-
-def clipped_by_hand(trainer, net):
-    unscaled(trainer, net)
-    gluon.utils.clip_global_norm(gradients(net), 0.5, check_isfinite=False)
-
-
-def clipped(trainer, net):
-    if is_ours(trainer):
-        assert trainer.clip_global_norm(0.5) > 0.5  # it has something to do
-    else:
-        gluon.utils.clip_global_norm(gradients(net), 0.5)
-
-
-def changed_by_hand(trainer, net):
-    unscaled(trainer, net)
-    for gradient in gradients(net):
-        gradient[:] = gradient * 0.5 - 0.01
-
-
-BETWEEN = {each.__name__: each for each in (nothing, unscaled, clipped_by_hand, clipped, changed_by_hand)}
-
-
-def trained(policy, between=nothing, value=np.inf, number=0):
-    """What ``STEPS`` steps add to the weights, one of which must not count; and the trainer."""
-    net = made(policy)
-    trainer = trainer_of(net, policy)
-
-    def run():
-        for step in range(STEPS):
-            if policy is None and step == SKIPPED:
-                continue
-            backward(trainer, recorded(net, step))
-            if step == SKIPPED:
-                spoil(net, value, number)
-            between(trainer, net)
-            trainer.step(BATCH)
-            assert not is_ours(trainer) or trainer.last_step_skipped == (step == SKIPPED)
-
-    return updates(net, run), trainer
-
-
 # Trainer.unscale refuses float16 gradients, which could not hold the result.
-IN_PLACE = ("unscaled", "clipped_by_hand", "changed_by_hand")
-
-
-@pytest.mark.parametrize(
-    ("policy", "between"), [(p, b) for p in POLICIES for b in BETWEEN if p != "float16 masters" or b not in IN_PLACE]
-)
-def test_after_a_skip_the_rest_is_learned_as_in_fp32(policy, between):
-    found, trainer = trained(policy, BETWEEN[between])
-    expected, _ = trained(None, BETWEEN[between])
-    assert_close(found, expected, policy)
-    assert trainer.skipped_steps == 1
-    # Two clean steps double it; the third halves it; four more double it twice.
-    assert trainer.loss_scale == 128 * 2 / 2 * 2 * 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -124,30 +124,6 @@ def test_a_monitor_gets_the_backwards_of_two_calls_with_inputs_of_different_dtyp
     assert names[0] == names[1]
 
 
-def through_a_critic(policy, head, flags):
-    generator, critic = dense(4, 6), whole(HEADS[head], 4)
-    convert(policy, generator, critic, flags=flags)
-    first, second = trainer_of(policy, generator), trainer_of(policy, critic, scale=64.0)
-
-    def critic_step():
-        fake = generator(array(0, 4, 6)).detach()
-        stepping(second, lambda: critic(fake, label()))()
-
-    def generator_step():
-        stepping(first, lambda: critic(generator(array(1, 4, 6)), label()))()
-        critic.collect_params().zero_grad()
-
-    steps = [(generator, generator_step), (critic, critic_step), (generator, generator_step)]
-    return [delta for net, step in steps for delta in updates(net, step)]
-
-
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("policy", DTYPES)
-def test_a_generator_that_is_trained_through_a_critic_with_a_head(policy, head, flags):
-    compare(through_a_critic, policy, head, FLAGS[flags])
-
-
 def two_nets_one_set_of_parameters(policy, order):
     first = seeded(Whole(SoftmaxHead))
     second = Whole(RegressionHead, params=first.body.params)
@@ -246,22 +222,6 @@ def head_in_the_loop_of_a_module(policy):
 @pytest.mark.parametrize("policy", DTYPES)
 def test_a_head_inside_a_loop_of_a_module(policy):
     compare(head_in_the_loop_of_a_module, policy)
-
-
-def on_two_devices(policy, flags):
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    body, head = seeded(nn.Dense(3, in_units=6), contexts), MadeHead()
-    convert(policy, body, head, flags=flags)
-
-    def losses():
-        return [head(body(array(i, 4, 6, ctx=ctx)), label().as_in_context(ctx)) for i, ctx in enumerate(contexts)]
-
-    return updates(body, stepping(trainer_of(policy, body), losses, batch=8))
-
-
-@pytest.mark.parametrize("flags", FLAGS)
-def test_a_head_of_its_own_on_two_devices(flags):
-    compare(on_two_devices, "float16", FLAGS[flags])
 
 
 # -- for this backward only -------------------------------------------------------------------------

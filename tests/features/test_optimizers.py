@@ -170,18 +170,6 @@ def test_clipping_reaches_an_optimizer_of_the_users_own():
     assert np.sqrt(sum(float((each**2).sum()) for each in moved)) == pytest.approx(1e-3, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_weights_stay_identical_on_all_devices(name):
-    net = two_layers(MASTERS, devices=2)
-    trainer = mxmp.Trainer(net.collect_params(), name, options(name), loss_scale=2.0**6)
-    train(net, trainer, range(10), devices=2, batch_size=8)
-    for param in trainer._params:
-        first, second = (tree(a) for a in param.list_data())
-        assert first == second
-        first, second = (tree(a) for a in param.masters())
-        assert first == second
-
-
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
 def test_float16_parameters_of_the_users_own_cast_train_with_multi_precision(name):
     """``net.cast('float16')`` without convert: MXNet's layout of states, our check and scale."""

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from kit.twins import (
     array,
-    assert_close,
     assert_same,
     loss_of,
     seeded,
     sequence,
     train,
-    trainer_of,
-    value,
     values,
 )
 from mxnet.gluon import nn
@@ -35,26 +32,6 @@ def dense(request="write"):
     net = seeded(sequence(nn.Dense(4, in_units=6, activation="tanh"), nn.Dense(2, in_units=4), prefix="n_"))
     net.collect_params().setattr("grad_req", request)
     return net
-
-
-def test_the_new_scale_is_that_of_the_next_backward():
-    net = mxmp.convert(dense())
-    scaler = mxmp.DynamicLossScaler(1024.0)
-    trainer = trainer_of("float16", net, scale=scaler)
-    trainer.backward(loss_of(net, seed=0))
-    scaler.loss_scale = 64
-    assert (trainer.loss_scale, scaler.loss_scale) == (1024.0, 64.0)
-    trainer.step(4)
-    assert trainer.loss_scale == 64.0
-    trainer.backward(loss_of(net, seed=1))
-    found = [p.grad().asnumpy() / 64 for p in net.collect_params().values()]
-    plain = dense()
-    for param, source in zip(plain.collect_params().values(), net.collect_params().values()):
-        param.set_data(mx.nd.array(value(source)))
-    loss_of(plain, seed=1).backward()
-    assert_close(found, [p.grad().asnumpy() for p in plain.collect_params().values()])
-    trainer.step(4)
-    assert [tuple(event) for event in trainer.scale_history] == [(1, 1024.0, False), (2, 64.0, False)]
 
 
 def params(nets):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,18 +92,6 @@ def test_a_call_in_the_middle_of_another_call_changes_neither(outer, inner, flag
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_eight_threads_of_mixed_calls_give_the_serial_results(policy):
-    net = converted(policy)
-    kinds = list(CALLS)
-    jobs = [(kinds[(i * 7 + i // 8) % 4], i % 16) for i in range(400)]
-    expected = {job: call(net, *job) for job in dict.fromkeys(jobs)}
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda job: call(net, *job), jobs))
-    for job, result in zip(jobs, found):
-        assert_same(result, expected[job])
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_eight_threads_that_make_the_first_calls(policy):
     twin = converted(policy)
     expected = {kind: call(twin, kind, 0) for kind in CALLS}
@@ -186,20 +173,3 @@ def test_a_scaled_backward_in_one_thread_is_not_seen_in_another(kind):
     for a, b in zip(found, expected):
         for low, full in zip(a, b):
             np.testing.assert_allclose(low, full, rtol=0, atol=1e-2 * np.abs(full).max())
-
-
-def test_two_threads_bind_modules_without_touching_the_environment_of_each_other(monkeypatch):
-    """What a bind needs must not pass through variables that every thread of the process reads."""
-    seen = []
-    real = os.environ.__class__.__setitem__
-
-    def note(self, key, value):
-        seen.append(key)
-        real(self, key, value)
-
-    monkeypatch.setattr(os.environ.__class__, "__setitem__", note)
-    module = mxmp.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax"))
-    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
-    module.init_params()
-    module.init_optimizer()
-    assert seen == []

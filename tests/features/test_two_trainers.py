@@ -127,23 +127,6 @@ def test_a_backward_through_another_trainer_s_parameters_before_its_step_is_righ
     equal_or_refused(lambda: run("float16"), lambda found: assert_close(found, full), saying="scaler")
 
 
-def test_a_backward_through_another_trainer_s_parameters_after_its_step_is_right():
-    """The usual GAN: the critic's gradients from the generator's backward are overwritten by its own."""
-
-    def run(policy):
-        nets = parts(policy)
-        trainers = plain(nets) if policy is None else mixed(nets, 64.0, 4096.0)
-
-        def steps():
-            for i in range(2):
-                step(trainers[1], critic_loss(nets, i))
-                step(trainers[0], loss_of(*nets, seed=i))
-
-        return updates(both(nets), steps)
-
-    assert_close(run("float16"), run(None))
-
-
 def one_backward_two_steps():
     nets = parts("float16")
     first, second = mixed(nets, 64.0, 4096.0)

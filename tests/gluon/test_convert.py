@@ -432,31 +432,6 @@ def test_a_converted_symbol_block_exports_the_files_it_was_made_of(policy, tmp_p
     assert_same(found, want)
 
 
-@pytest.mark.parametrize("policy", ["float16", "params=float16"])
-def test_block_save_writes_the_fp32_graph(policy, tmp_path):
-    net, x = made("mlp")
-    mxmp.convert(net, policy)
-    by_gluon(net, [x])
-    net.save(str(tmp_path / "net"))
-    text = "".join(path.read_text() for path in tmp_path.glob("*.json"))
-    assert "FullyConnected" in text
-    assert "Cast" not in text
-    assert "mxmp" not in text
-    assert {v.dtype for v in mx.nd.load(str(tmp_path / "net-model.params")).values()} == {np.float32}
-
-
-@pytest.mark.parametrize("policy", ["float16", "params=float16"])
-def test_parameters_load_into_a_converted_net(policy, tmp_path):
-    net, x = made("mlp")
-    net.save_parameters(str(tmp_path / "p"))
-    want = by_gluon(mxmp.convert(net, policy), [x])
-    other, _ = made("mlp")
-    mxmp.convert(other, policy)
-    other(mx.nd.array(x))
-    other.load_parameters(str(tmp_path / "p"))
-    np.testing.assert_array_equal(by_gluon(other, [x]).outputs[0], want.outputs[0])
-
-
 # -- Parameters in float16 --------------------------------------------------------------------------
 
 

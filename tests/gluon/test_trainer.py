@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import sys
 
 import mxnet as mx
 import numpy as np
 import pytest
 from kit.nets import CASTS, batch, contexts, forward, overflow, train, two_layers
 from kit.pictures import full_weights, picture, tree, weights
-from kit.twins import LOSS, MASTERS
+from kit.twins import MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.optimizers import options
@@ -54,30 +53,6 @@ def test_a_backward_makes_one_head_gradient_for_each_loss(monkeypatch):
     assert len(made) == len(losses)
 
 
-def test_a_new_scale_applies_to_the_very_next_backward():
-    net = two_layers()
-    trainer = sgd(net, mxmp.DynamicLossScaler(init_scale=2.0**8, growth_interval=2))
-    seen = []
-    for step in range(6):
-        (loss,) = forward(net, step)
-        true = autograd.grad(loss, [net[0].weight.data()], retain_graph=True)[0].asnumpy()
-        trainer.backward(loss)
-        ratio = net[0].weight.grad().asnumpy() / true
-        assert (ratio == ratio.flat[0]).all()
-        seen.append(float(ratio.flat[0]))
-        if step == 3:
-            overflow(trainer)
-        trainer.step(4)
-    assert seen == [2.0**8, 2.0**8, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
-    assert trainer.loss_scale == 2.0**9
-    assert [(e.step, e.loss_scale, e.skipped) for e in trainer.scale_history] == [
-        (1, 2.0**8, False),
-        (3, 2.0**9, False),
-        (5, 2.0**8, True),
-        (7, 2.0**9, False),
-    ]
-
-
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
@@ -88,19 +63,6 @@ def test_a_new_scale_applies_to_the_very_next_backward():
 )
 def test_the_default_scale_follows_the_range_of_the_net(policy, expected):
     assert type(mxmp.Trainer(two_layers(policy).collect_params(), "sgd").scaler) is expected
-
-
-def test_bfloat16_without_scaling_still_skips_an_overflow():
-    net = two_layers("bfloat16")
-    trainer = mxmp.Trainer(net.collect_params(), "sgd")
-    train(net, trainer, range(2))
-    before = picture(trainer)
-    trainer.backward(forward(net, 2))
-    overflow(trainer)
-    trainer.step(4)
-    assert trainer.last_step_skipped
-    assert trainer.loss_scale == 1
-    assert picture(trainer) == before
 
 
 def test_a_net_converted_after_the_trainer_was_made_decides_the_default_too():
@@ -141,23 +103,6 @@ def test_a_skip_is_counted_named_and_logged(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         f"finding the loss scale: step 1 skipped: non-finite gradients in {name} on cpu(0); loss scale 65536 -> 32768"
     ]
-
-
-@pytest.mark.parametrize("kvstore", ["local", "device"])
-def test_an_overflow_on_one_device_makes_all_skip(kvstore):
-    net = two_layers(MASTERS, devices=3)
-    trainer = sgd(net, 2.0**6, kvstore=kvstore)
-    train(net, trainer, range(2), devices=3)
-    before = picture(trainer)
-    trainer.backward(forward(net, 2, 3))
-    overflow(trainer, 0, device=2, value=math.nan)
-    trainer.step(12)
-    assert trainer.last_step_skipped
-    assert {n.split(" on ")[1] for n in trainer.overflow_params} == {"cpu(0)", "cpu(1)", "cpu(2)"}
-    assert picture(trainer) == before
-    train(net, trainer, range(3, 6), devices=3)
-    for param in trainer._params:
-        assert len({tree(a)[2] for a in param.list_data()}) == 1
 
 
 def test_without_a_kvstore_every_device_is_checked_not_only_the_first():
@@ -403,22 +348,6 @@ def sequence(trainer, *calls):
     return found
 
 
-@pytest.mark.parametrize("changed", [False, True])
-def test_unscaled_gradients_are_the_true_ones_and_what_is_applied(changed):
-    net, other = two_layers(), two_layers()
-    trainer, reference = sgd(net), plain(other)
-    trainer.backward(forward(net, 0))
-    trainer.unscale()
-    autograd.backward(forward(other, 0))
-    for p, q in zip(trainer._params, reference._params):
-        assert tree(p.grad()) == tree(q.grad())
-        for param in (p, q) if changed else ():
-            param.grad()[:] = mx.nd.clip(param.grad(), -0.01, 0.01)
-    trainer.step(3)
-    reference.step(3)
-    assert weights(trainer) == weights(reference)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("look", ["unscale", "clip_global_norm", "allreduce_grads"])
 def test_a_gradient_spoiled_by_the_user_after_a_look_is_still_caught(look, value):
@@ -443,53 +372,6 @@ def test_unscale_of_float16_gradients_is_refused_with_the_way_out():
         trainer.unscale()
     assert [tree(p.grad()) for p in trainer._params] == before
     trainer.step(4)
-
-
-ORDERS = [
-    ("clip_global_norm",),
-    ("unscale", "clip_global_norm"),
-    ("clip_global_norm", "unscale"),
-    ("allreduce_grads", "clip_global_norm"),
-    ("allreduce_grads", "unscale", "clip_global_norm"),
-    ("unscale", "allreduce_grads", "clip_global_norm"),
-    ("clip_global_norm", "allreduce_grads", "unscale"),
-]
-
-
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("micro", [1, 3])
-def test_clipping_uses_the_true_norm_in_any_legal_order(order, devices, micro):
-    net, other = (two_layers(devices=devices, grad_req="add" if micro > 1 else "write") for _ in range(2))
-    trainer, reference = sgd(net), plain(other)
-    train(net, trainer, [0], devices)
-    train(other, reference, [0], devices)
-    for n in (net, other):
-        n.collect_params().zero_grad()
-    for step in range(micro):
-        trainer.backward(forward(net, step, devices))
-        autograd.backward(forward(other, step, devices))
-    norms = sequence(trainer, *order)
-    reference.allreduce_grads()
-    for device in range(devices):
-        grads = [p.list_grad()[device] for p in reference._params]
-        expected = gluon.utils.clip_global_norm(grads, 0.05)
-    assert norms == [pytest.approx(expected, rel=1e-5)]
-    assert expected > 0.05
-    trainer.step(4)
-    reference.update(4)
-    for p, q in zip(trainer._params, reference._params):
-        np.testing.assert_allclose(p.data().asnumpy(), q.data().asnumpy(), rtol=1e-5, atol=1e-7)
-
-
-def test_clipping_twice_sees_the_clipped_norm():
-    net = two_layers()
-    trainer = sgd(net)
-    trainer.backward(forward(net, 0))
-    first = trainer.clip_global_norm(0.5)
-    assert first > 0.5
-    assert trainer.clip_global_norm(0.25) == pytest.approx(0.5)
-    assert trainer.clip_global_norm(1.0) == pytest.approx(0.25)
 
 
 def test_clipping_works_on_float16_gradients():
@@ -546,23 +428,6 @@ def test_backwards_without_a_step_leave_no_more_in_the_ledger_than_one(request_,
 
 
 # -- accumulation -----------------------------------------------------------------------------------
-
-
-def test_micro_batches_add_up_to_the_plain_trainers_and_the_scale_is_frozen_meanwhile():
-    net, other = two_layers(grad_req="add"), two_layers(grad_req="add")
-    trainer, reference = sgd(net, mxmp.DynamicLossScaler(2.0**8, growth_interval=1)), plain(other)
-    for window in range(4):
-        scales = set()
-        for n in (net, other):
-            n.collect_params().zero_grad()
-        for micro in range(3):
-            trainer.backward(forward(net, 10 * window + micro))
-            autograd.backward(forward(other, 10 * window + micro))
-            scales.add(trainer.loss_scale)
-        assert scales == {2.0 ** (8 + window)}
-        trainer.step(12)
-        reference.step(12)
-    assert weights(trainer) == weights(reference)
 
 
 # -- which gradients --------------------------------------------------------------------------------
@@ -624,28 +489,6 @@ def test_what_a_device_holds_from_an_earlier_step_is_no_part_of_the_sum():
             net.left.weight.list_grad()[1][:] = math.inf
         trainer.step(4, ignore_stale_grad=True)
         assert trainer.last_step_skipped == (step == 0)
-
-
-def test_parameters_without_gradient_stay_and_the_rest_trains():
-    net, other = two_layers(bias=True), two_layers(bias=True)
-    trainer, reference = sgd(net), plain(other)
-    for n in (net, other):
-        n[0].collect_params().setattr("grad_req", "null")
-    frozen = tree(net[0].weight.data())
-    train(net, trainer, range(3))
-    train(other, reference, range(3))
-    assert tree(net[0].weight.data()) == frozen
-    assert weights(trainer) == weights(reference)
-
-
-def test_nothing_trainable_at_all_is_no_error():
-    net = two_layers()
-    net.collect_params().setattr("grad_req", "null")
-    trainer = sgd(net, None)
-    before = weights(trainer)
-    trainer.step(4)
-    assert weights(trainer) == before
-    assert trainer.skipped_steps == 0
 
 
 class Embeds(gluon.HybridBlock):
@@ -732,51 +575,6 @@ def test_4096_duplicates_in_an_embedding_do_not_saturate(policy):
 
 
 # -- several losses and trainers --------------------------------------------------------------------
-
-
-def test_two_trainers_of_a_gan_scale_independently():
-    """The generator's loss runs through the discriminator, whose next backward must see its own scale."""
-    runs = []
-    for scaled in (True, False):
-        generator, judge = two_layers(seed=1), two_layers(seed=2)
-        judge_in = nn.Dense(3, in_units=2, use_bias=False, prefix="in_")
-        judge_in.initialize(mx.init.One())
-        kinds = (
-            (sgd(generator, mxmp.DynamicLossScaler(2.0**6, growth_interval=2)), sgd(judge, "dynamic"))
-            if scaled
-            else (plain(generator), plain(judge))
-        )
-        for step in range(6):
-            x, y = batch(step)
-            for net, trainer in ((judge, kinds[1]), (generator, kinds[0])):
-                with autograd.record():
-                    fake = generator(x)
-                    fake = fake.detach() if net is judge else fake
-                    loss = LOSS(judge(judge_in(fake)), y)
-                if scaled:
-                    trainer.backward(loss)
-                    if net is judge and step == 3:
-                        true = [p.grad().copy() for p in trainer._params]
-                        overflow(trainer)
-                        trainer.step(4)
-                        assert trainer.last_step_skipped
-                        trainer.backward(judged(generator, judge, judge_in, x, y))
-                        for p, g in zip(trainer._params, true):
-                            assert np.array_equal(p.grad().asnumpy() * 2, g.asnumpy())
-                else:
-                    loss.backward()
-                trainer.step(4)
-        runs.append([weights(t) for t in kinds])
-        if scaled:
-            assert kinds[0].loss_scale == 2.0**9
-            assert kinds[1].loss_scale == 2.0**15
-            assert (kinds[0].skipped_steps, kinds[1].skipped_steps) == (0, 1)
-    assert runs[0] == runs[1]
-
-
-def judged(generator, judge, judge_in, x, y):
-    with autograd.record():
-        return LOSS(judge(judge_in(generator(x).detach())), y)
 
 
 @pytest.mark.parametrize("policy", [CASTS, MASTERS])
@@ -947,24 +745,6 @@ def test_a_subclass_that_reduces_by_itself_is_called_once_a_step_and_its_result_
     assert full_weights(trainer) == before
 
 
-@pytest.mark.parametrize("unscaled", [False, True])
-def test_an_input_s_gradient_over_the_scale_is_the_true_one(unscaled):
-    found = []
-    for scale in (None, 2.0**9):
-        net = two_layers()
-        trainer = sgd(net, loss_scale=scale)
-        x, y = batch(0)
-        x.attach_grad()
-        with autograd.record():
-            loss = LOSS(net(x), y)
-        trainer.backward(loss)
-        if unscaled and scale:
-            trainer.unscale()
-        found.append((x.grad / trainer.loss_scale).asnumpy())
-        trainer.step(4)
-    np.testing.assert_array_equal(*found)
-
-
 def test_a_parameter_that_is_listed_twice_is_refused():
     net = nn.Dense(2, in_units=3)
     net.initialize()
@@ -986,44 +766,3 @@ def test_clipping_counts_a_gradient_that_only_the_second_device_has():
 
 
 # -- what a step costs ------------------------------------------------------------------------------
-
-
-class Counted:
-    """MXNet's C library, whose calls are counted."""
-
-    def __init__(self, library):
-        self.library, self.calls = library, 0
-
-    def __getattr__(self, name):
-        self.calls += 1
-        return getattr(self.library, name)
-
-
-def calls_of_a_step(layers, policy, optimizer):
-    """How often the third step calls MXNet's C library."""
-    net = nn.HybridSequential()
-    net.add(*(nn.Dense(4, in_units=4) for _ in range(layers)))
-    net.initialize()
-    if policy:
-        mxmp.convert(net, policy)
-    scale = {"loss_scale": 8.0} if policy == "float16" else {}  # the default would overflow
-    trainer = (mxmp.Trainer if policy else gluon.Trainer)(net.collect_params(), *optimizer, **scale)
-    for _ in range(3):
-        with autograd.record():
-            loss = net(mx.nd.ones((2, 4))).sum()
-        trainer.backward(loss) if policy else loss.backward()
-        counted = Counted(mx.base._LIB)
-        with pytest.MonkeyPatch.context() as patch:
-            for module in [each for each in sys.modules.values() if getattr(each, "_LIB", None) is counted.library]:
-                patch.setattr(module, "_LIB", counted)
-            trainer.step(2)
-    return counted.calls
-
-
-@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9}), ("adam", {})], ids=["sgd", "adam"])
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_a_step_asks_mxnet_no_more_than_its_own_trainer_but_for_one_check(policy, optimizer):
-    ours, own = ([calls_of_a_step(layers, each, optimizer) for layers in (10, 40)] for each in (policy, None))
-    for mine, theirs in zip(ours, own):
-        assert mine <= theirs + 20
-    assert ours[1] - ours[0] <= own[1] - own[0]
