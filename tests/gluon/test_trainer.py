@@ -375,14 +375,28 @@ def test_unscale_of_float16_gradients_is_refused_with_the_way_out():
 
 
 def test_clipping_works_on_float16_gradients():
-    norms = []
+    norms, learned = [], []
     for policy in (MASTERS, CASTS):
         net = two_layers(policy)
         trainer = sgd(net)
         trainer.backward(forward(net, 0))
         norms.append(trainer.clip_global_norm(0.05))
         trainer.step(4)
+        learned.append(np.concatenate([param._reduce().asnumpy().ravel() for param in trainer._params]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    assert norms[0] > 0.05
+    np.testing.assert_allclose(*learned, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", [MASTERS, CASTS])
+def test_what_a_step_leaves_in_gradients_that_add_up_follows_the_loss_scale(policy):
+    """As in plain MXNet, which adds to them too, unless the user sets them to zero."""
+    learned = []
+    for scaler in (mxmp.DynamicLossScaler(2.0**6, growth_interval=1), mxmp.StaticLossScaler(2.0**6)):
+        net = two_layers(policy, grad_req="add")
+        train(net, sgd(net, scaler), range(3))
+        learned.append(np.concatenate([param._reduce().asnumpy().ravel() for param in net.collect_params().values()]))
+    np.testing.assert_allclose(*learned, rtol=1e-3, atol=1e-5)
 
 
 def test_a_norm_that_is_not_finite_clips_nothing_and_the_step_is_skipped():

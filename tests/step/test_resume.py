@@ -197,11 +197,12 @@ def test_what_an_optimizer_derives_from_an_argument_is_the_caller_s(tmp_path):
     assert continued(tmp_path, optimizer="adagrad", learning_rate=0.1, eps=1e-3)._optimizer.float_stable_eps == 1e-3
 
 
-def test_a_rate_that_was_changed_by_hand_is_not_carried_over(tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("lr", 0.5), ("momentum", 0.9)])
+def test_an_argument_that_was_changed_by_hand_is_not_carried_over(name, value, tmp_path):
     module = checkpoint(tmp_path, **sgd(0.5))
-    module._optimizer.lr = 0.3
+    setattr(module._optimizer, name, 0.3)
     module.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
-    assert continued(tmp_path, **sgd(0.5))._optimizer.lr == 0.5
+    assert getattr(continued(tmp_path, **sgd(0.5))._optimizer, name) == value
 
 
 def test_a_run_that_is_resumed_twice_goes_on_in_the_schedule_of_the_first_resume(tmp_path):

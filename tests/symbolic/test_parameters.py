@@ -186,3 +186,16 @@ def test_good_parameters_of_other_operators_fit_with_and_without_shapes(make):
     params = parameters(made, **shapes)
     check_parameters(made, params, shapes)
     check_parameters(made, params, {})
+
+
+def test_a_size_of_the_input_is_the_same_in_all_parameters():
+    x = S.var("data")
+    layers = S.Group([S.FullyConnected(x, num_hidden=n, name=f"fc{n}") for n in (2, 3)])
+    saved = {
+        f"arg:fc{n}_{kind}": mx.nd.ones((n, 5) if kind == "weight" else n)
+        for n in (2, 3)
+        for kind in ("weight", "bias")
+    }
+    check_parameters(layers, saved, {})
+    with pytest.raises(ValueError, match=r"fc3_weight has shape \(3, 6\), expected \(3, 5\)"):
+        check_parameters(layers, {**saved, "arg:fc3_weight": mx.nd.ones((3, 6))}, {})
