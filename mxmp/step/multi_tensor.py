@@ -61,10 +61,11 @@ def widen_all(arrays: Sequence[NDArray]) -> list[NDArray]:
     return full
 
 
-def widening(arrays: Sequence[NDArray], copies: FlatCopies) -> list[Prepared]:
-    """Return the operators that copy float16 arrays of one device into ``copies``, to call again and again."""
+def widening(arrays: Sequence[NDArray], copies: FlatCopies, *, at_once: bool) -> list[Prepared]:
+    """Return the operators that copy float16 arrays of one device into ``copies``, to call again and again.
+    ``at_once``: one for many arrays."""
     ctx = arrays[0].ctx
-    if ctx.device_type != "gpu":
+    if not at_once:
         return [Prepared("Cast", [a], [copy], dtype="float32") for a, copy in zip(arrays, copies.each)]
     zeros = Prepared("_zeros", [], [copies.flat], shape=copies.flat.shape, ctx=ctx, dtype="float32")
     return [zeros, *map(_widen, chunks(arrays), chunks(copies.each))]
@@ -81,9 +82,10 @@ def round_all(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> None:
         _round(some)()
 
 
-def rounding(triples: Sequence[tuple[NDArray, NDArray, NDArray]]) -> list[Prepared]:
-    """Return the operators of ``round_all`` for arrays of one device, to call again and again."""
-    if triples[0][0].ctx.device_type != "gpu":
+def rounding(triples: Sequence[tuple[NDArray, NDArray, NDArray]], *, at_once: bool) -> list[Prepared]:
+    """Return the operators of ``round_all`` for arrays of one device, to call again and again.
+    ``at_once``: one for many arrays."""
+    if not at_once:
         return [Prepared("Cast", [full], [half], dtype="float16") for full, half, _ in triples]
     return list(map(_round, chunks(triples)))
 

@@ -188,16 +188,18 @@ def _of_masters(
     if not half:
         return
     parts = parts_of([weights[k].grad for k in half])
+    at_once = update is _lamb or weights[half[0]].grad.ctx.device_type == "gpu"
     sizes = [sum(weights[half[at]].grad.size for at in part) for part in parts]
     memory = mx.nd.empty(max(sizes), weights[half[0]].grad.ctx)
     for part, size in zip(parts, sizes):
         some = [half[at] for at in part]
         grads = [weights[k].grad for k in some]
         copies = FlatCopies.like(grads, memory[:size])
-        yield from map(_Operator, widening(grads, copies))
+        yield from map(_Operator, widening(grads, copies, at_once=at_once))
         full = {k: weights[k]._replace(weight=weights[k].master, grad=copy) for k, copy in zip(some, copies.each)}
         yield from update(full, some, optimizer)
-        yield from map(_Operator, rounding([(weights[k].master, weights[k].weight, weights[k].grad) for k in some]))
+        triples = [(weights[k].master, weights[k].weight, weights[k].grad) for k in some]
+        yield from map(_Operator, rounding(triples, at_once=at_once))
 
 
 def _many(members: Sequence[int]) -> dict[str, Any]:
