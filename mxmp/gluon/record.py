@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Iterator, Sequence
@@ -92,9 +93,9 @@ class Record:
     @cached_property
     def readers(self) -> dict[str, set[str]]:
         """Return, for each of ``leaves``, the names of the nodes that read it."""
-        found: dict[str, set[str]] = {name: set() for name in self.leaves}
+        found: dict[str, set[str]] = defaultdict(set)
         for text in self._texts:
-            nodes = json.loads(text)["nodes"]  # a tenth of the time of a Graph
+            nodes = json.loads(text)["nodes"]  # a third of the time of a Graph
             for node in nodes:
                 for source, *_ in node["inputs"]:
                     if nodes[source]["op"] == "null":

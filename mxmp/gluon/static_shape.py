@@ -2,9 +2,9 @@
 
 With it, MXNet's backward goes on writing into the arrays that it wrote first, and adds where it added first. They are
 the weights' gradients only if nothing else of a record reads a weight; otherwise MXNet sums from arrays of its own,
-which in a later backward get what the gradients should. So the flag is dropped at the first call behind one of which
-no Trainer's backward was seen to be of the first kind: there was a second call in its record, a penalty on its weights,
-``autograd.grad`` or ``loss.backward()``.
+which in a later backward get what the gradients should. So a call drops the flag unless ``trainer.backward`` was seen
+to run the call before, and its record had no second call and no penalty on the weights. ``autograd.grad``,
+``loss.backward()`` and a backward within ``trainer.scale_loss`` are not seen.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RecordedCalls:
         if not weights or not dict(self._flags).get("static_shape"):
             return self._op(*values)
         ctx = mx.current_context()
-        last, seen = self._last.pop(ctx, None), ctx in self._seen
+        last, was_seen = self._last.pop(ctx, None), ctx in self._seen
         if ctx in self._marks and not self._marks[ctx].hold(weights):
             self._renew()
-        elif last is not None and (not seen or last.is_waiting()):
+        elif last is not None and (not was_seen or last.is_waiting()):
             self._flags = [flag for flag in self._flags if flag[0] != "static_shape"]
             self._renew()
             return self._op(*values)
@@ -56,13 +56,15 @@ class RecordedCalls:
         """Return on which devices a backward of ``record``, if it uses the last call up, writes the gradients alone."""
         found = []
         for ctx, last in self._last.items():
+            if not last.is_waiting():
+                continue
             # A second reader of a weight makes a record larger, so one of the same size is not searched again.
             if self._sizes.get(ctx) != record.sizes:
                 call = {last.name}
                 if any(record.readers.get(name or "") != call for name in self._marks[ctx].names):
                     continue
                 self._sizes[ctx] = record.sizes
-            found += [ctx] if last.is_waiting() else []
+            found.append(ctx)
         return found
 
     def note_backward(self, contexts: Iterable[mx.Context]) -> None:

@@ -188,7 +188,7 @@ def _of_masters(
     if not half:
         return
     parts = parts_of([weights[k].grad for k in half])
-    at_once = update is _lamb or weights[half[0]].grad.ctx.device_type == "gpu"
+    at_once = optimizer.aggregate_num > 0 or weights[half[0]].grad.ctx.device_type == "gpu"
     sizes = [sum(weights[half[at]].grad.size for at in part) for part in parts]
     memory = mx.nd.empty(max(sizes), weights[half[0]].grad.ctx)
     for part, size in zip(parts, sizes):

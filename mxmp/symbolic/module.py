@@ -634,6 +634,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         The step is skipped if a gradient has an inf or NaN on any device; then no weight and no optimizer state
         changes. Either way the scaler adjusts the loss scale. Waits for the device once.
+        Warns if no backward came since the last update and the loss scale has changed: the gradients hold the old one.
 
         Raises
         ------

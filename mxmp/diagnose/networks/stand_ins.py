@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Mapping, Protocol, Sequence
 
 from mxnet.ndarray import NDArray
 
@@ -34,11 +34,11 @@ class StepRecorder(Protocol):
 
     def after_step(self, owner: Any, weights: Callable[[], Mapping[str, NDArray]]) -> None: ...
 
-    def discarded(
+    def discarding(
         self, owner: Any, gradients: Sequence[Gradient], weights: Callable[[], Mapping[str, NDArray]]
-    ) -> Callable[[], None]:
-        """Record gradients that the script discards as a skipped step, where they overflow, or do so in low precision:
-        a script that rejects an infinite norm applies that batch in plain MXNet. Return what follows the discard."""
+    ) -> ContextManager[None]:
+        """Record gradients that the block discards as a skipped step, where they overflow, or do so in low precision:
+        a script that rejects an infinite norm applies that batch in plain MXNet."""
 
     @property
     def has_begun(self) -> bool:

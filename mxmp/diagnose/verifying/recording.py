@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -150,17 +151,20 @@ class Recorder:
         if self.record.updates >= self._count:
             self._at_end()
 
-    def discarded(
+    @contextmanager
+    def discarding(
         self, owner: Any, gradients: Sequence[Any], weights: Callable[[], Mapping[str, Any]]
-    ) -> Callable[[], None]:
+    ) -> Iterator[None]:
         found = [_host(array) for _, array in gradients]
-        if not any(host.any() for host in found):
-            return lambda: None  # nothing to discard
-        if all(np.isfinite(host).all() for host in found) and not self.leaves_out(owner):
+        is_empty = not any(host.any() for host in found)
+        skips = not is_empty and (not all(np.isfinite(host).all() for host in found) or self.leaves_out(owner))
+        if skips:
+            self.before_step(owner, (), 1.0, weights(), skipped=True)
+        elif not is_empty:
             self._ended[self._number(owner)] += 1
-            return lambda: None
-        self.before_step(owner, (), 1.0, weights(), skipped=True)
-        return lambda: self.after_step(owner, weights)
+        yield
+        if skips:
+            self.after_step(owner, weights)
 
     @property
     def has_begun(self) -> bool:

@@ -100,9 +100,8 @@ class _PlainTrainer(PlainStep, gluon.Trainer):
         return total
 
     def discard(self) -> None:
-        after = self.recorder.discarded(self, self._due, lambda: _values(self._params))
-        self._drop()
-        after()
+        with self.recorder.discarding(self, self._due, lambda: _values(self._params)):
+            self._drop()
 
     def _drop(self) -> None:
         for param in self._trained:
@@ -158,9 +157,8 @@ class _RecordedTrainer(_Recorded, Trainer):
 
     def discard(self) -> None:
         due = [update.gradient for update in self._found().due]
-        after = self.recorder.discarded(self, due, lambda: _values(self._params))
-        super().discard()
-        after()
+        with self.recorder.discarding(self, due, lambda: _values(self._params)):
+            super().discard()
 
     def _applies(self) -> bool:
         if self not in self.scaled_step.observers:

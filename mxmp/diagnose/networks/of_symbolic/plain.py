@@ -75,12 +75,11 @@ class _PlainModule(PlainStep, _Settled):
                 super().update()  # type: ignore[misc]
 
     def discard(self) -> None:
-        after = self.recorder.discarded(self, _due(self), lambda: _values(self))
-        for arrays in _mxnet.group(executing(self)).grad_arrays:
-            for array in arrays:
-                if array is not None:
-                    array[:] = 0
-        after()
+        with self.recorder.discarding(self, _due(self), lambda: _values(self)):
+            for arrays in _mxnet.group(executing(self)).grad_arrays:
+                for array in arrays:
+                    if array is not None:
+                        array[:] = 0
 
 
 def _due(module: Any) -> list[Gradient]:
@@ -131,9 +130,8 @@ class _RecordedModule(_InFull, _Settled, Module):
             super().update()
 
     def discard(self) -> None:
-        after = self.recorder.discarded(self.core, _due(self), lambda: _values(self))
-        super().discard()
-        after()
+        with self.recorder.discarding(self.core, _due(self), lambda: _values(self)):
+            super().discard()
 
     def before_update(self, gradients: Sequence[Gradient]) -> None:
         factor = self._optimizer.rescale_grad / self.loss_scale
