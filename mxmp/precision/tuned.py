@@ -47,9 +47,10 @@ class Tuned:
     chosen : str
         The candidate that tuning chose.
     training : bool
-        Whether a forward and a backward were timed; otherwise a forward alone.
+        Whether training was timed; otherwise inference.
     steps : mapping of str to float
-        The median time of a step in seconds, for each candidate that was timed.
+        The median time of a step in seconds, for each candidate that was timed: a batch is copied from NumPy, a
+        forward, and in training a backward and the step of a Trainer with SGD and momentum.
     gains : mapping of str to (float, float, float)
         How many times as fast as ``"float32"`` each candidate in ``steps`` was: lower quartile, median and upper
         quartile over the rounds of timing. All three are 1 for ``"float32"`` itself.
@@ -87,7 +88,7 @@ class Tuned:
 
     def __str__(self) -> str:
         """Return a table with one line for each candidate, ``*`` before the chosen one, and ``notes`` below it."""
-        what = "forward and backward" if self.training else "forward"
+        what = "training step" if self.training else "inference"
         names = list(dict.fromkeys([*self.steps, *self.cast_bytes]))
         rows = [["", f"{what}, ms", "times as fast as FP32", "predicted", "MiB cast"]]
         for name in names:
