@@ -19,7 +19,7 @@ from ..precision.decide import decide
 from ..precision.graph import Graph, Node
 from ..precision.operators import Options
 from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32, without_effect
-from ..precision.rules import Kind
+from ..precision.rule import Kind
 from ..precision.traffic import CastSize, cast_sizes
 from .networks.frontends import Network, converted_graphs, is_network, kind_of
 from .networks.protocol import ConvertedGraph

@@ -13,8 +13,9 @@ import numpy as np
 from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, is_ours, replace_operator
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
-from ..precision.rule import is_exact
-from ..precision.rules import Rule, rule_of, spatial_axes
+from ..precision.missing_kernels import spatial_axes
+from ..precision.rule import Rule, is_exact
+from ..precision.rules import rule_of
 from .inserting import beside
 from .rounding import copy_before_casts
 

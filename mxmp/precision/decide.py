@@ -21,7 +21,8 @@ from .graph import Graph, Node
 from .needs import Needs
 from .operators import DEFAULT, Operators, Options
 from .plan import Plan
-from .rules import RULES, Kind
+from .rule import Kind
+from .rules import RULES
 
 
 def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -> None:

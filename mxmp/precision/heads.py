@@ -17,7 +17,8 @@ import numpy as np
 
 from . import _mxnet
 from .graph import TYPE_CODES, Entry, Graph, Node
-from .rules import RULES, Kind, rule_of
+from .rule import Kind
+from .rules import RULES, rule_of
 from .subgraphs import bodies, feed_bodies
 
 SCALE_NAME = "mxmp_loss_scale"

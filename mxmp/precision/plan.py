@@ -20,7 +20,8 @@ from ..messages import kind_of, near_name
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
 from . import safe_sums
 from .graph import Entry, Graph, Node
-from .rules import RULES, Kind, Rule, rule_under
+from .rule import Kind, Rule
+from .rules import RULES, rule_under
 from .subgraphs import Body, bodies
 from .tuned import CONVERTED, Tuned, texts
 

@@ -21,7 +21,7 @@ from ..precision.decide import decide, may_compute_low
 from ..precision.graph import Entry, Graph, Node, data_inputs
 from ..precision.operators import Options
 from ..precision.plan import Decision, Plan, PlannedGraph
-from ..precision.rules import Kind, Rule
+from ..precision.rule import Kind, Rule
 from ..precision.tuned import Tuned
 from .cut import Choice, Costs, cheapest
 from .job import Crash, Job
