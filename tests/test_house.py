@@ -47,10 +47,9 @@ HOUSE = {
     "spine": ["pipeline", "observed"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "ledger", "stores", "gradients", "floor", "multi_tensor", "masters"),
-        "python_operators",
-        *("statistics", "fingerprint", "step", "state_layout", "resume", "prepared_updates"),
-        *("updater", "state_file", "states"),
+        *("_mxnet", "scaler", "adaptive", "ledger", "gradients", "floor", "multi_tensor", "masters"),
+        *("horovod", "stores", "python_operators", "statistics", "fingerprint", "step"),
+        *("state_layout", "resume", "prepared_updates", "updater", "state_file", "states"),
         "__init__",
     ],
     "gluon": [
@@ -269,6 +268,7 @@ ELSEWHERE = {
     r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",
     r"diagnose/verifying/(judging|modes|porting|reasons|recording)": "the parts of one answer: test_verify.py",
     r"gluon/(symbols|monitored)": "what plans and served graphs trace, and what test_monitoring.py hears",
+    r"step/horovod": "its workers run in test_distributed.py",
     r"observed": "what the monitors and probes of test_monitoring.py and test_probe.py report",
     r"inference/worker|workers/sitecustomize": "the other side of test_runner.py and of test_launch.py",
 }

@@ -17,7 +17,7 @@ from ..messages import class_of, keywords_explained, warn_user
 from ..step import gradients as grads
 from ..step.gradients import listed
 from ..step.ledger import Event, Ledger, ScalerGroup
-from ..step.masters import Weight, share_drawn, share_initial
+from ..step.masters import Weight
 from ..step.scaler import as_positive, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
@@ -27,7 +27,8 @@ from ..step.stores import (
     open_store,
     refuse_compression,
     refuse_sparse_weight,
-    refuse_without_launcher,
+    share_drawn,
+    share_initial,
 )
 from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
@@ -145,7 +146,6 @@ class Trainer(StepView, gluon.Trainer):
         self._warned = False
         self._warned_of_reads = False
         store = open_store(kvstore)
-        refuse_without_launcher(store)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         times = Counter(map(id, self._params))
         for param in self._params:

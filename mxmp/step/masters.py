@@ -8,7 +8,7 @@ hold float16. Here the master belongs to the weight: it is updated as any FP32 w
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +17,6 @@ from mxnet.ndarray import NDArray
 
 from .gradients import Scalars
 from .multi_tensor import FlatCopies, copy_all, subtract_all
-from .stores import from_rank_zero, is_distributed
 
 
 class MasterPair(NamedTuple):
@@ -146,25 +145,3 @@ def _rounded(master: NDArray) -> NDArray:
 def round_master(master: NDArray, half: NDArray) -> None:
     with autograd.pause():
         mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(half.dtype).name, out=half.as_nd_ndarray())
-
-
-def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Send worker 0's weights to all workers, by new keys of ``kvstore``; wait for these weights and for ``arrays``."""
-    for key, weight in weights.items():
-        source = list(weight.masters or weight.arrays)
-        kvstore.broadcast(key, source[0], source)
-        if weight.masters:
-            weight.masters.round_into(weight.arrays)
-    # MXNet's broadcast does not wait. If a worker pushed gradients before the weights had arrived, most runs diverged.
-    for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
-        array.wait_to_read()
-
-
-def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
-    """Send worker 0's weights to all workers after an update by SGLD; all workers must call it. Does not wait."""
-    # SGLD adds another random noise on each worker, so their weights would differ; no other optimizer of MXNet does so.
-    if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
-        for key, weight in weights().items():
-            from_rank_zero(kvstore, key, weight.masters or weight.arrays)
-            if weight.masters:
-                weight.masters.round_into(weight.arrays)

@@ -26,7 +26,7 @@ from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
 from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient, non_finite
-from ..step.masters import Weight, share_drawn, share_initial
+from ..step.masters import Weight
 from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep, StepView
 from ..step.stores import (
@@ -35,7 +35,8 @@ from ..step.stores import (
     open_store,
     refuse_compression,
     refuse_sparse_weight,
-    refuse_without_launcher,
+    share_drawn,
+    share_initial,
 )
 from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
@@ -433,7 +434,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
         check_kvstore(kvstore)
         check_optimizer(optimizer, optimizer_params)
         kvstore = open_store(kvstore)
-        refuse_without_launcher(kvstore)
         arrays = self.arrays()
         for name, copies in arrays.items():
             refuse_sparse_weight(name, copies[0].stype, f"mx.sym.var({name!r}) without stype=")
