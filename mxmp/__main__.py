@@ -38,13 +38,15 @@ from .files import check_writable, picture_format, replacing_all
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
-from .messages import check_shapes, did_you_mean, kind_of, near_name
+from .messages import did_you_mean
 from .policy import Policy
 from .precision import safe_sums
+from .shapes import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import read_parameters, read_symbol, write_arrays, write_symbol
 from .symbolic.parameters import cast_parameters, check_parameters
 from .tuning import tune
+from .wrong_files import kind_of, near_name
 
 PROGRAM = "python -m mxmp"
 _ELSEWHERE = {"convert": "cast", "--dtype": "--policy", "--output": "--out", "--gpu": "--device", "--cpu": "--device"}

@@ -22,7 +22,10 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["versions", "cpu", "files", "callbacks", "child", "launch", "policy", "messages"],
+    "": [
+        *("versions", "cpu", "files", "wrong_files", "callbacks", "child", "launch"),
+        *("policy", "messages", "other_names", "shapes"),
+    ],
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
@@ -109,7 +112,7 @@ PARTS["diagnose/networks"] = ("diagnose/networks", "diagnose/networks, of both")
 # Of a frontend each: neither knows the other.
 DOORS = {"gluon", "symbolic"}
 NETWORKS = {f"diagnose/networks/of_{door}": door for door in DOORS}
-WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "policy"]
+WITHOUT_MXNET = ["cpu", "files", "wrong_files", "callbacks", "child", "launch", "policy"]
 WITHOUT_MXNET += ["workers/sitecustomize"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]
@@ -263,6 +266,7 @@ TESTS = ROOT / "tests"
 CROSSING = ("features", "docs", "examples", "gpu", "nullgpu", "simgpu", "scripts", "kit")
 # Modules without a test file of their name, and where they are tested.
 ELSEWHERE = {
+    r"other_names|shapes|wrong_files": "what they say of what is typed: test_messages.py",
     r"(precision|step|gluon|symbolic)/_mxnet": "its package uses each name, and fails in a MXNet without it",
     r"diagnose/networks/(of_\w+/\w+|protocol|stand_ins)": "each diagnostic's tests run through both frontends",
     r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",

@@ -16,8 +16,8 @@ from glob import escape
 from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..files import replacing
-from ..messages import kind_of, near_name
 from ..policy import Policy, as_policy, is_policy_text, pattern_of
+from ..wrong_files import kind_of, near_name
 from . import safe_sums
 from .graph import Entry, Graph, Node
 from .rule import Kind, Rule

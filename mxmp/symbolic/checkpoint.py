@@ -16,8 +16,8 @@ from mxnet.ndarray import NDArray
 
 from ..callbacks import last_line
 from ..files import read_json, replacing
-from ..messages import kind_of, near_name
 from ..versions import NOW
+from ..wrong_files import kind_of, near_name
 
 
 class SavesParams(mx.mod.BaseModule):
