@@ -34,11 +34,12 @@ from .callbacks import last_line
 from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining import Explanation
-from .files import check_writable, picture_format, replacing_all
+from .files import check_writable, replacing_all
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
 from .messages import did_you_mean
+from .pictures import picture_format
 from .policy import Policy
 from .precision import safe_sums
 from .shapes import check_shapes

@@ -23,7 +23,7 @@ PACKAGE = Path(mxmp.__file__).parent
 # stand on one floor and know nothing of each other.
 HOUSE = {
     "": [
-        *("versions", "cpu", "files", "wrong_files", "callbacks", "child", "launch"),
+        *("versions", "cpu", "files", "wrong_files", "pictures", "callbacks", "child", "launch"),
         *("policy", "messages", "other_names", "shapes"),
     ],
     "workers": ["sitecustomize", "__init__"],
@@ -112,7 +112,7 @@ PARTS["diagnose/networks"] = ("diagnose/networks", "diagnose/networks, of both")
 # Of a frontend each: neither knows the other.
 DOORS = {"gluon", "symbolic"}
 NETWORKS = {f"diagnose/networks/of_{door}": door for door in DOORS}
-WITHOUT_MXNET = ["cpu", "files", "wrong_files", "callbacks", "child", "launch", "policy"]
+WITHOUT_MXNET = ["cpu", "files", "wrong_files", "pictures", "callbacks", "child", "launch", "policy"]
 WITHOUT_MXNET += ["workers/sitecustomize"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]
