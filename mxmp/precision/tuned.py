@@ -72,6 +72,11 @@ class Tuned:
     cast_bytes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def converts(self) -> bool:
+        """Return whether the FP32 graph with workarounds was chosen."""
+        return self.chosen == CONVERTED
+
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as a dict that ``json.dumps`` accepts."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

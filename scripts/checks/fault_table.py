@@ -53,7 +53,7 @@ FAULTS = (
         "precision/safe_sums.py", 'policy.norm != "compute"', 'policy.norm == "compute"', "precision/test_safe_sums.py"
     ),
     Fault("precision/subgraphs.py", '"_while_loop" and positions', '"_while_loop"', "precision/test_subgraphs.py"),
-    Fault("precision/plan.py", "if len(decisions) != len(plan.decisions):", "if False:", "precision/test_plan.py"),
+    Fault("precision/renaming.py", "if len(decisions) != len(plan.decisions):", "if False:", "precision/test_plan.py"),
     # -- kernels
     Fault("kernels/fit.py", " and row.name not in left_out:", ":", "kernels/test_fit.py kernels/test_table.py"),
     Fault("kernels/emulation.py", "return is_max and node", "return node", "kernels/test_emulation.py"),
