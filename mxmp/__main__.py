@@ -44,8 +44,9 @@ from .policy import Policy
 from .precision import safe_sums
 from .shapes import check_shapes
 from .symbolic import cast_symbol
-from .symbolic.checkpoint import read_parameters, read_symbol, write_arrays, write_symbol
+from .symbolic.checkpoint import write_arrays, write_symbol
 from .symbolic.parameters import cast_parameters, check_parameters
+from .symbolic.reading import read_parameters, read_symbol
 from .tuning import tune
 from .wrong_files import kind_of, near_name
 

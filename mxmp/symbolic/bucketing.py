@@ -11,9 +11,10 @@ from ..messages import check_keywords
 from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
-from .checkpoint import SavesParams, read_values, write_arrays, write_symbol
+from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core, refuse_policy_by_position
 from .module import Module, keywords_of, require
+from .reading import read_values
 
 
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):

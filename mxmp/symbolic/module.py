@@ -40,7 +40,7 @@ from ..step.stores import (
 )
 from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
-from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
+from .checkpoint import SavesParams, write_symbol
 from .core import Core, Inputs, NamedUpdaters, refuse_policy_by_position
 
 
@@ -156,6 +156,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
         """
+        from .reading import read_symbol, read_values
+
         refuse_policy_by_position([load_optimizer_states])
         symbol, args, auxs = read_symbol(f"{prefix}-symbol.json"), *read_values(f"{prefix}-{epoch:04d}.params")
         module = cls(symbol, **kwargs)

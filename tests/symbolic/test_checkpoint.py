@@ -12,7 +12,7 @@ from kit.modules import train
 from kit.twins import MASTERS, assert_same
 
 import mxmp
-from mxmp.symbolic.checkpoint import read_symbol
+from mxmp.symbolic.reading import read_symbol
 
 
 def test_checkpoints_are_plain_fp32_files_that_load_without_mxmp(symbol, digits, tmp_path):
