@@ -29,8 +29,8 @@ HOUSE = {
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
-        *("plan_file", "plan", "renaming", "operators", "needs", "cost", "decide", "inputs", "casts", "traffic"),
-        *("heads", "monitoring", "__init__"),
+        *("plan_file", "plan", "renaming", "operators", "needs", "cost", "decide", "edited", "inputs", "casts"),
+        *("traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
         *("inserting", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
@@ -257,6 +257,7 @@ CROSSING = ("features", "docs", "examples", "gpu", "nullgpu", "simgpu", "scripts
 # Modules without a test file of their name, and where they are tested.
 ELSEWHERE = {
     r"other_names|shapes|wrong_files": "what they say of what is typed: test_messages.py",
+    r"precision/edited": "test_edited_plans.py",
     r"precision/(plan_file|renaming)": "plans are saved, loaded and renamed in test_plan.py",
     r"(precision|step|gluon|symbolic)/_mxnet": "its package uses each name, and fails in a MXNet without it",
     r"diagnose/networks/(of_\w+/\w+|protocol|stand_ins)": "each diagnostic's tests run through both frontends",

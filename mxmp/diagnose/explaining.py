@@ -11,10 +11,11 @@ from mxnet.gluon import Block
 from ..callbacks import last_line
 from ..kernels.channels_last import WHY_SLOW, norms_over_rows
 from ..kernels.fit import device_of
-from ..pipeline import emitted, warn_of_plan
+from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import LowGraph, cast_to, strip
 from ..precision.decide import decide
+from ..precision.edited import warn_of_plan
 from ..precision.graph import Graph, Node
 from ..precision.operators import Options
 from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32, without_effect
