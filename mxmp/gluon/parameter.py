@@ -11,8 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ..messages import class_of
-from ..step._mxnet import is_called_by_user
-from ..step.masters import Masters, Weight
+from ..step.masters import Masters, Weight, is_called_by_user
 from . import _mxnet
 
 

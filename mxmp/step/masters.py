@@ -8,6 +8,7 @@ hold float16. Here the master belongs to the weight: it is updated as any FP32 w
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, Iterable, List, NamedTuple, Sequence
 
 import mxnet as mx
@@ -15,8 +16,13 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from .gradients import Scalars
-from .multi_tensor import FlatCopies, copy_all, subtract_all
+
+def is_called_by_user() -> bool:
+    """Return whether code outside mxnet and mxmp directly called the function that calls this one."""
+    # MXNet's own code calls the same methods as a user: ``data`` when it infers shapes, ``set_data`` to load a file,
+    # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
+    # so that it is compared with its FP32 master in each step.
+    return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 class MasterPair(NamedTuple):
@@ -91,27 +97,6 @@ class Weight(NamedTuple):
     # a Module's parameter without masters, and for a Gluon Parameter on which ``initialize`` was not called.
     assign: Callable[[NDArray], Any]
     trained: bool = True  # False without a gradient, as running statistics, which differ on devices
-
-
-def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Return one number per pair: 0 if ``half`` is the rounded master; inf or NaN if an array has one."""
-    devices: dict[mx.Context, list[int]] = {}
-    for i, pair in enumerate(pairs):
-        devices.setdefault(pair.half.ctx, []).append(i)
-    found: Scalars = []
-    # The sum of squared differences. Different float16 numbers differ by at least 2**-24, and 2**-48 is a normal FP32
-    # number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for a short time.
-    with autograd.pause():
-        for members in devices.values():
-            masters = [pairs[i].master.as_nd_ndarray() for i in members]
-            arrays = [pairs[i].half.as_nd_ndarray() for i in members]
-            copies = FlatCopies.like(masters)
-            copy_all(masters, copies.each)
-            rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
-            subtract_all(rounded.each, arrays)
-            mx.nd.Cast(rounded.flat, dtype="float32", out=copies.flat)
-            found.append((mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)), members))
-    return found
 
 
 def take_over(master: NDArray, half: NDArray, *, in_place: bool = True) -> NDArray:

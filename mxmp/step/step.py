@@ -19,7 +19,8 @@ from mxnet.ndarray import NDArray
 
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
-from .masters import MasterPair, distances, take_over
+from .masters import MasterPair, take_over
+from .multi_tensor import distances
 from .scaler import Scaler
 from .statistics import RunningStatistics
 

@@ -24,9 +24,8 @@ from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
-from ..step._mxnet import is_called_by_user
 from ..step.gradients import Gradient, non_finite
-from ..step.masters import Weight
+from ..step.masters import Weight, is_called_by_user
 from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep, StepView
 from ..step.stores import (
