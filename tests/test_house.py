@@ -46,8 +46,8 @@ HOUSE = {
     ],
     "gluon": [
         *("_mxnet", "nesting", "tracing", "known", "remembered", "blocks", "parameter", "conversion", "record"),
-        *("scaling", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs", "symbols", "hook"),
-        *("convert", "backward", "trainer", "estimator", "weights", "__init__"),
+        *("scaling", "scaled_heads", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs"),
+        *("symbols", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -263,6 +263,7 @@ ELSEWHERE = {
     r"diagnose/networks/(of_\w+/\w+|protocol|stand_ins)": "each diagnostic's tests run through both frontends",
     r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",
     r"diagnose/verifying/(judging|modes|porting|reasons|recording)": "the parts of one answer: test_verify.py",
+    r"gluon/scaled_heads": "what a forward remembers and a backward sets is held in test_scaling.py",
     r"gluon/(symbols|monitored)": "what plans and served graphs trace, and what test_monitoring.py hears",
     r"symbolic/reading": "what is written is read back in test_checkpoint.py, damaged files in test_broken_files.py",
     r"step/horovod": "its workers run in test_distributed.py",

@@ -25,7 +25,6 @@ from ..precision.graph import Graph
 from ..precision.operators import SPARSE, SPARSE_GRADIENT
 from ..precision.plan import Plan, message_of_idle, why_nothing_low, without_effect
 from ..precision.subgraphs import refuse_fused
-from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
 from .parameter import LowParameter, conversions_of, is_scaling, overridden, store_low
@@ -285,10 +284,6 @@ def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) ->
             )
 
 
-# The names of running statistics in MXNet's norm layers, for nets that have no graph of mxmp's.
-_RUNNING = ("running_mean", "running_var")
-
-
 def next_forward_number() -> int:
     """Return the next number of the count of training forwards, which all converted nets share."""
     return next(_forwards)
@@ -298,13 +293,6 @@ def any_conversion() -> bool:
     return bool(_last_forward)
 
 
-def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
-    """Return the running statistics that a trainer's next backward may overwrite: a (name, array) for each device.
-    They are those among ``params``, and the aux states of each net that has one of ``params``, or that began a training
-    forward after the number ``since`` (``next_forward_number``)."""
-    # A backward may run through a net that another trainer updates: a GAN generator's runs through the discriminator.
-    ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
-    found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}
-    for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
-        found.update((id(p), p) for p in conversion.statistics.values())
-    return [Gradient(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
+def trained_since(number: int) -> list[NetConversion]:
+    """Return the conversions of nets that began a training forward after ``number`` (``next_forward_number``)."""
+    return sorted([conversion for conversion, last in list(_last_forward.items()) if last > number], key=id)

@@ -32,8 +32,8 @@ from ..step.stores import (
 )
 from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
-from .backward import Gradients, check_head_gradient, head_gradient
-from .conversion import any_conversion, next_forward_number, running_statistics_of
+from .backward import Gradients, check_head_gradient, head_gradient, running_statistics_of
+from .conversion import any_conversion, next_forward_number
 from .graphs import engine_lock
 from .parameter import conversions_of, is_scaling, refuse_own_arrays, weight_of
 from .record import Record

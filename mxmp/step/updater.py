@@ -13,6 +13,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from ..precision._mxnet import exact_text
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
@@ -294,9 +295,7 @@ class _Rescale(float):
     def __new__(cls, own: float, factor: float) -> _Rescale:
         self = super().__new__(cls, own * factor)
         self.factors = own, factor
-        # MXNet passes attributes of operators as text and misreads exponents: about a fifth of the small values of
-        # ``rescale_grad`` came out one bit off.
-        self._text = np.format_float_positional(np.float32(own) * np.float32(factor), unique=True, trim="-")
+        self._text = exact_text(np.float32(own) * np.float32(factor))
         return self
 
     def __str__(self) -> str:
