@@ -21,6 +21,17 @@ from .policy import Policy
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE = ("mxnet", "mxmp", "contextlib")
+# What to do with what is no network of the kind that a function takes.
+_INSTEAD: dict[Any, str] = {
+    mx.sym.Symbol: "for a Symbol use mxmp.cast_symbol, or mxmp.Module to train it",
+    mx.gluon.Block: "for a Block use mxmp.convert and mxmp.Trainer",
+    mx.mod.BaseModule: "a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is "
+    ".symbol",
+    mx.gluon.Trainer: "that is a trainer, pass the network that it trains",
+    mx.gluon.ParameterDict: "those are parameters, pass the net itself",
+    (list, tuple, set, dict): "call it for each network",
+    (NDArray, np.ndarray): "that is an array, the network comes first",
+}
 _FIELDS = [field.name for field in fields(Policy)]
 
 
@@ -39,24 +50,10 @@ def instead(got: Any, wants_symbol: bool = False) -> str:
     """Return the end of a message about ``got``, which is no network of the right kind; ``""`` if nothing is known."""
     if isinstance(got, type):
         return f": that is a class, make an object of it, {got.__name__}(...)"
-    if isinstance(got, mx.sym.Symbol):
-        return ": for a Symbol use mxmp.cast_symbol, or mxmp.Module to train it"
-    if isinstance(got, mx.gluon.Block):
-        return ": for a Block use mxmp.convert and mxmp.Trainer"
-    if isinstance(got, mx.mod.BaseModule):
-        return ": a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is .symbol"
-    if isinstance(got, mx.gluon.Trainer):
-        return ": that is a trainer, pass the network that it trains"
-    if isinstance(got, mx.gluon.ParameterDict):
-        return ": those are parameters, pass the net itself"
     if isinstance(got, (str, os.PathLike)):
         load = "mx.sym.load(file)" if wants_symbol else "gluon.SymbolBlock.imports(symbol_file, ['data'], params_file)"
         return f": load it from its files first, {load}"
-    if isinstance(got, (list, tuple, set, dict)):
-        return ": call it for each network"
-    if isinstance(got, (NDArray, np.ndarray)):
-        return ": that is an array, the network comes first"
-    return ""
+    return next((f": {text}" for kind, text in _INSTEAD.items() if isinstance(got, kind)), "")
 
 
 @contextmanager
