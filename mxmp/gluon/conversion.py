@@ -7,7 +7,7 @@ import logging
 import weakref
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Collection, Iterable, Mapping, Sequence
+from typing import Collection, Iterable, Mapping
 
 import numpy as np
 from mxnet import autograd
@@ -112,39 +112,30 @@ class NetConversion(Conversion):
         _last_forward[self] = next(_forwards)
 
     def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
-        """Warn, once per conversion, if a graph computes in float16 and MXNet's own Trainer trains its parameters.
-        ``requested`` has the parameters that the graph reads, each with its ``grad_req``."""
-        if self._warned or self.policy.compute != "float16":
-            return
-        trainers = (_mxnet.trainer_of(param) for param, request in requested if request != "null")
-        trainer = next(filter(None, trainers), None)
-        if trainer is None or plan.num_low == 0 or is_scaling(trainer):
-            return
-        self._warned = True
-        warn_user(
-            f"a net computes in float16 and is trained by a {class_of(trainer)}, "
-            "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
-            "trainer.backward(loss), or convert to bfloat16, which needs no scaling",
-        )
-
-    def warn_of_plain_backward(self, plan: Plan, requested: Sequence[tuple[Parameter, str]]) -> None:
-        """Warn, once per conversion, if a backward without a loss scale has run through a graph in float16, before this
-        call of the net. ``requested`` is as in ``warn_of_unscaled_training``."""
+        """Warn, once per conversion, if a graph in float16 trains without a loss scale: by MXNet's own Trainer, or by a
+        plain backward, before this call of the net. ``requested``: the graph's parameters, each with ``grad_req``."""
         if self._warned or self.policy.compute != "float16" or plan.num_low == 0:
             return
         trained = [param for param, request in requested if request != "null"]
-        for param in trained[:1] + trained[-1:]:  # a backward reaches them all, or at least the first or the last
-            trainer = _mxnet.trainer_of(param)
-            scales = trainer is None or (is_scaling(trainer) and trainer.may_scale and not trainer.ledger.pending)
-            if scales and any(map(_mxnet.is_fresh, _mxnet.arrays(param))):
-                self._warned = True
-                warn_user(
-                    f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
-                    "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
-                    "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
-                    "to bfloat16, which needs no scaling",
-                )
-                return
+        trainer = next(filter(None, map(_mxnet.trainer_of, trained)), None)
+        if autograd.is_recording() and trainer is not None and not is_scaling(trainer):
+            text = (
+                f"a net computes in float16 and is trained by a {class_of(trainer)}, "
+                "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
+                "trainer.backward(loss), or convert to bfloat16, which needs no scaling"
+            )
+        # A backward reaches them all, or at least the first or the last.
+        elif any(map(_has_plain_gradient, trained[:1] + trained[-1:])):
+            text = (
+                f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
+                "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
+                "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
+                "to bfloat16, which needs no scaling"
+            )
+        else:
+            return
+        self._warned = True
+        warn_user(text)
 
     def starts_at(self, block: Block) -> bool:
         """Return whether ``convert`` was called with this block, or found it outermost in Python code."""
@@ -258,6 +249,13 @@ class NetConversion(Conversion):
             f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
             f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"
         )
+
+
+def _has_plain_gradient(param: Parameter) -> bool:
+    """Return whether a backward without a loss scale, where one is needed, has written a gradient of ``param``."""
+    trainer = _mxnet.trainer_of(param)
+    scales = trainer is None or (is_scaling(trainer) and trainer.may_scale and not trainer.ledger.pending)
+    return scales and any(map(_mxnet.is_fresh, _mxnet.arrays(param)))
 
 
 def requested_gradient(param: Parameter) -> str:
