@@ -41,7 +41,7 @@ HOUSE = {
     "step": [
         *("_mxnet", "scaler", "adaptive", "ledger", "gradients", "floor", "multi_tensor", "masters"),
         *("horovod", "stores", "python_operators", "statistics", "fingerprint", "step"),
-        *("state_layout", "resume", "prepared_updates", "updater", "state_file", "states"),
+        *("state_layout", "optimizer_data", "resume", "prepared_updates", "updater", "state_file", "states"),
         "__init__",
     ],
     "gluon": [
@@ -266,6 +266,7 @@ ELSEWHERE = {
     r"gluon/scaled_heads": "what a forward remembers and a backward sets is held in test_scaling.py",
     r"gluon/(symbols|monitored)": "what plans and served graphs trace, and what test_monitoring.py hears",
     r"symbolic/reading": "what is written is read back in test_checkpoint.py, damaged files in test_broken_files.py",
+    r"step/optimizer_data": "what a file has of an optimizer is held in test_resume.py",
     r"step/horovod": "its workers run in test_distributed.py",
     r"observed": "what the monitors and probes of test_monitoring.py and test_probe.py report",
     r"inference/worker|workers/sitecustomize": "the other side of test_runner.py and of test_launch.py",

@@ -17,8 +17,8 @@ from ..precision._mxnet import exact_text
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
+from .optimizer_data import InitialOptimizer
 from .prepared_updates import PreparedUpdates, parts_of
-from .resume import InitialOptimizer
 
 _ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
 
