@@ -90,6 +90,11 @@ def _keyword_meant(name: str, known: Collection[str]) -> str:
     return hint
 
 
+def keywords_of(kind: type) -> list[str]:
+    """Return what the constructors of a class, and of those that it extends, take."""
+    return [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]  # type: ignore[misc]
+
+
 def keywords_explained(function: _Function) -> _Function:
     """Let ``function`` say what was meant where it is given a keyword that it does not take, or too many values."""
     parameters = signature(function).parameters

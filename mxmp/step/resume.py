@@ -5,12 +5,12 @@ counters and what an optimizer has accumulated from the file, too.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
+from ..messages import keywords_of
 from .optimizer_data import PLAIN, FromUpdate, InitialOptimizer, describe, savable_attributes, to_host, without_start
 
 # Attributes in which MXNet's base class keeps arguments that have other names (``learning_rate`` is ``lr``).
@@ -21,15 +21,9 @@ _COUNTS = {"num_update", "_index_update_count", "_all_index_update_counts"}
 def accumulated(initial: InitialOptimizer, optimizer: mx.optimizer.Optimizer) -> list[str]:
     """Return the sorted names of the attributes that updates have changed, always with MXNet's update counts."""
     now = to_host(savable_attributes(optimizer))
-    settings = _SETTINGS | _arguments(type(optimizer))
+    settings = _SETTINGS.union(keywords_of(type(optimizer)))
     changed = (k for k, v in now.items() if k not in initial.attributes or not equal(v, initial.attributes[k]))
     return sorted(_COUNTS | {name for name in changed if name not in settings})
-
-
-def _arguments(kind: type) -> set[str]:
-    """Return the names of all arguments of the constructors of a class and its base classes."""
-    makers = (base.__init__ for base in kind.__mro__ if "__init__" in vars(base))  # type: ignore[misc]
-    return {name for maker in makers for name in inspect.signature(maker).parameters}
 
 
 def equal(a: Any, b: Any) -> bool:

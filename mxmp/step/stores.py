@@ -6,14 +6,13 @@ name ("horovod", "DIST_SYNC"), if it does not know the name, and if several work
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..messages import warn_user
+from ..messages import did_you_mean, warn_user
 from .masters import Weight
 
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
@@ -145,8 +144,7 @@ def _refuse_unknown(kind: str) -> None:
     name = kind.lower()
     if name in (*_WITHIN, *_DISTRIBUTED):
         return
-    near = get_close_matches(name, [*_WITHIN, *_DISTRIBUTED, "horovod"], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, [*_WITHIN, *_DISTRIBUTED, "horovod"])
     would = "sum over workers as in 'dist_sync'" if "dist" in name else "silently take one within this process"
     then = "" if "dist" in name else ", so that several workers would train apart"
     raise ValueError(

@@ -7,13 +7,13 @@ from typing import Any, Iterable
 import mxnet as mx
 
 from ..files import replacing
-from ..messages import check_keywords
+from ..messages import check_keywords, keywords_of
 from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
 from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core, refuse_policy_by_position
-from .module import Module, keywords_of, require
+from .module import Module, require
 from .reading import read_values
 
 

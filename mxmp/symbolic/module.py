@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -16,7 +15,7 @@ from mxnet.ndarray import NDArray
 from ..files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
-from ..messages import check_keywords, dtypes_explained, instead, warn_user
+from ..messages import check_keywords, dtypes_explained, instead, keywords_of, warn_user
 from ..pipeline import Use
 from ..policy import Policy
 from ..precision.casts import UNKNOWN
@@ -825,11 +824,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
             names_identify=True,
             only_check=only_check,
         )
-
-
-def keywords_of(kind: type) -> list[str]:
-    """Return the keywords that a class of ours, and MXNet's that it extends, take."""
-    return [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]  # type: ignore[misc]
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
