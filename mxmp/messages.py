@@ -10,7 +10,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from inspect import currentframe, signature
-from typing import Any, Callable, Collection, Iterable, Iterator, TypeVar
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -38,6 +38,12 @@ _FIELDS = [field.name for field in fields(Policy)]
 def class_of(value: object) -> str:
     """Return the class of a value with its module, for a message: ``"mxnet.gluon.trainer.Trainer"``, ``"list"``."""
     return f"{type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+    """Return ``"a, b, c and 2 more"``."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -13,6 +13,7 @@ from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
+from .messages import some
 from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide
@@ -200,7 +201,7 @@ class Conversion:
         found = [name for name in names if name not in self._warned_of]
         self._warned_of.update(found)
         if found:
-            logger.warning(text, ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else ""))
+            logger.warning(text, some(found))
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one FP32 graph; a subclass may decide otherwise. ``decided`` makes one from a policy."""

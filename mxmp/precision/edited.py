@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ..messages import some
 from . import safe_sums
 from .graph import Graph
 from .operators import Operators, Options
@@ -19,14 +20,12 @@ def warn_of_plan(graph: Graph, plan: Plan, known: set[str]) -> None:
     found = {name: why for name, why in doubtful(graph, plan).items() if name not in known}
     known.update(found)
     if found:
-        (name, why), more = next(iter(found.items())), len(found) - 1
         logger.warning(
-            "the plan has %s%s in %s, which the rules keep in FP32: %s. If that is meant, make the plan of a policy "
+            "the plan has %s in %s, which the rules keep in FP32: %s. If that is meant, make the plan of a policy "
             "whose low_ops name the operator",
-            name,
-            f" and {more} more" if more else "",
+            some(list(found), 1),
             plan.policy.compute,
-            why,
+            next(iter(found.values())),
         )
 
 

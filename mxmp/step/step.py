@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol,
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from ..messages import some
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
 from .masters import MasterPair, take_over
@@ -155,7 +156,7 @@ class ScaledStep:
         self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale
         if bad or after != before:
-            what = f"in {_some([str(each) for each in bad])}" if bad else "of inputs"
+            what = f"in {some([str(each) for each in bad])}" if bad else "of inputs"
             logger.warning("discarded non-finite gradients %s; loss scale %g -> %g", what, before, after)
         if after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, False))
@@ -292,7 +293,7 @@ class ScaledStep:
             raise FloatingPointError(
                 f"{self.skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
                 f"{self.scaler!r} does not lower; {why}. Weights are "
-                f"unchanged. Non-finite: {_some(self.overflow_params)}"
+                f"unchanged. Non-finite: {some(self.overflow_params)}"
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float, forward_failed: bool) -> None:
@@ -302,7 +303,7 @@ class ScaledStep:
             what = "finding the loss scale: " if is_search else ""
             why = "; the loss or an output is inf or NaN already: see mxmp.diagnose.blame" if forward_failed else ""
             level = logging.INFO if is_search else logging.WARNING
-            logger.log(level, message, what, self.steps, _some(self.overflow_params), before, after, why)
+            logger.log(level, message, what, self.steps, some(self.overflow_params), before, after, why)
         else:
             logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
 
@@ -374,9 +375,3 @@ class StepView:
         A skipped step makes one event, whether it lowers the loss scale or not.
         """
         return list(self.scaled_step.history)
-
-
-def _some(names: Sequence[str], limit: int = 3) -> str:
-    """Return ``"a, b, c and 2 more"``."""
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
