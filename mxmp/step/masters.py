@@ -8,7 +8,7 @@ hold float16. Here the master belongs to the weight: it is updated as any FP32 w
 
 from __future__ import annotations
 
-import sys
+from inspect import currentframe
 from typing import Any, Callable, Iterable, List, NamedTuple, Sequence
 
 import mxnet as mx
@@ -22,7 +22,10 @@ def is_called_by_user() -> bool:
     # MXNet's own code calls the same methods as a user: ``data`` when it infers shapes, ``set_data`` to load a file,
     # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
     # so that it is compared with its FP32 master in each step.
-    return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
+    frame = currentframe()
+    for _ in range(2):
+        frame = frame and frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 class MasterPair(NamedTuple):
