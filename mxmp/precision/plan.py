@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Collection, Iterable, Iterator, Mapping
+from typing import Any, Collection, Iterable, Iterator, Mapping
 
 from ..policy import Policy, as_policy, is_policy_text
 from . import safe_sums
@@ -17,9 +17,7 @@ from .graph import Entry, Graph, Node
 from .rule import Kind, Rule
 from .rules import RULES, rule_under
 from .subgraphs import Body, bodies
-
-if TYPE_CHECKING:
-    from .tuned import Tuned
+from .tuned import Tuned
 
 FULL = "float32"
 _NO_MATRIX = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"

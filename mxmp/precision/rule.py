@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -161,7 +161,7 @@ def _number(text: str) -> float | None:
 def _rounded(value: float, dtype: str) -> float:
     """Return ``value`` rounded to the nearest number of a dtype, infinity beyond its range."""
     with np.errstate(over="ignore"):
-        rounded = np.dtype("float16" if dtype == "float16" else "float32").type(value)
+        rounded: Any = np.float16(value) if dtype == "float16" else np.float32(value)
     if dtype == "bfloat16" and np.isfinite(rounded):  # the upper half of an FP32 number; ties go to even
         bits = int(rounded.view(np.uint32))
         rounded = np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)

@@ -25,8 +25,8 @@ FAULTS = (
     # -- precision
     Fault(
         "precision/rule.py",
-        '"<e" if dtype == "float16" else "<f"',
-        '"<f"',
+        'np.float16(value) if dtype == "float16" else np.float32(value)',
+        "np.float32(value)",
         "precision/test_rule.py scripts/test_sweep_operators.py",
     ),
     Fault("precision/missing_kernels.py", " and row.where(call)", "", "scripts/test_sweep_operators.py"),
