@@ -35,13 +35,17 @@ def read_symbol(path: str) -> mx.sym.Symbol:
         ) from error
 
 
+# Loss heads, Dropout and BilinearSampler.
+_ASKS_FOR_A_TYPE = r"Check failed: [^:]* != -1\b|type to dropout is not specified|Not enough information to infer type"
+
+
 def _count_inputs(symbol: mx.sym.Symbol) -> None:
     """Raise ``MXNetError`` if an operator has too few or too many inputs."""
     try:
         symbol.infer_type_partial()
     except mx.MXNetError as error:
-        # Loss heads ask for a type that nobody has given yet, in words of their own ("Check failed: dtype != -1").
-        is_unknown = re.search(r"Check failed: [^:]* != -1\b", str(error))
+        # Some operators ask for a type that nobody has given yet, in words of their own.
+        is_unknown = re.search(_ASKS_FOR_A_TYPE, str(error))
         if not is_unknown and (NOW.infers_partly or "must have specified type" not in str(error)):
             raise
 

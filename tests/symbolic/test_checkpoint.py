@@ -95,6 +95,8 @@ HEADS = {
     "Embedding": mx.sym.MakeLoss(mx.sym.Embedding(LABEL, input_dim=4, output_dim=3)),
     "BatchNorm": mx.sym.BatchNorm(DENSE),
     "where": mx.sym.MakeLoss(mx.sym.where(LABEL, DENSE, DENSE * 2)),
+    "Dropout": mx.sym.Dropout(DENSE),
+    "BilinearSampler": mx.sym.BilinearSampler(DATA, mx.sym.var("grid")),
     "topk": mx.sym.BlockGrad(mx.sym.topk(DENSE)),
     "SequenceMask": mx.sym.MakeLoss(mx.sym.SequenceMask(DENSE, LABEL, use_sequence_length=True)),
 }
