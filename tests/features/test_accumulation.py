@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kit.modules import batch, bound, mlp, start
 from kit.twins import (
+    MASTERS,
     POLICIES,
     SCALE,
     array,
@@ -177,3 +178,18 @@ def test_in_a_module_two_backwards_add_up_for_weights_and_inputs(policy):
 
     found = trained(mxmp.Module, policy=POLICIES[policy], loss_scale=SCALE)
     assert_close(found, trained(mx.mod.Module), policy)
+
+
+def test_the_first_sum_of_float16_gradients_takes_the_default_loss_scale():
+    net = nn.Dense(2, in_units=6)
+    net.initialize(mx.init.One())
+    mxmp.convert(net, MASTERS)
+    net.collect_params().setattr("grad_req", "add")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    assert trainer.loss_scale > 2.0**15
+    with autograd.record():
+        loss = net(mx.nd.full((1, 6), 1e-3)).sum() * 1e-3
+    trainer.backward(loss)
+    assert np.isfinite(net.weight.grad().asnumpy()).all()
+    trainer.step(1)
+    assert not trainer.last_step_skipped
