@@ -196,9 +196,9 @@ def _check(
         check_shapes(found.shapes, shapes)
     progress = {k: v for k, v in found.progress.items() if k in savable_attributes(optimizer)}
     if settings == "caller":
-        changed = found.accumulated
-        if changed is None:  # the file of MXNet's gluon.Trainer does not hold the optimizer as it was made
-            changed = accumulated(InitialOptimizer({}, None), optimizer)
+        # The file of MXNet's gluon.Trainer does not hold the optimizer as it was made.
+        made = initial if found.accumulated is not None else InitialOptimizer({}, None)
+        changed = {*(found.accumulated or ()), *accumulated(made, optimizer)}
         progress = {k: v for k, v in progress.items() if k in changed}
     elif found.progress:  # otherwise the file holds states only
         own = class_names(describe(without_start(optimizer.lr_scheduler)[0]))

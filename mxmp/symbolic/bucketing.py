@@ -217,6 +217,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """
         self._default_module()
         self._curr_module.discard()
+        self._params_dirty = True
 
     @property
     def modules(self) -> dict[Any, Module]:

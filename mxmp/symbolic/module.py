@@ -714,6 +714,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.scaled_step.discard(found, self.core.statistics)
         for gradient in found[: sum(len(arrays) for _, arrays in named if arrays[0] is not None)]:
             gradient.array[:] = 0
+        self._params_dirty = True  # the forward has moved running statistics
 
     def _require_gradients(self) -> None:
         if not self.for_training:

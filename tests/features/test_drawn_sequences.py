@@ -39,7 +39,7 @@ ORDERS = {
     ],
     "module": [
         "add iteration scale iteration scale iteration update scale iteration scale load_states iteration",
-        "iteration save_load iteration overflow rebind iteration",
+        "iteration load_states iteration overflow rebind iteration",
     ],
 }
 
