@@ -1,4 +1,4 @@
-"""What to say of what a user wrote: a name, a network, a keyword, a dtype. And whose line a warning names."""
+"""What to say of what a user wrote: a name, a network, a keyword, a dtype. And whose code calls: a warning names it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from inspect import currentframe, signature
+from types import FrameType
 from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
@@ -124,6 +125,21 @@ def keywords_explained(function: _Function) -> _Function:
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's that led here, and not at one in MXNet or mxmp."""
     level, frame = 1, currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+    while frame is not None and _package_of(frame) in _INSIDE:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def is_called_by_user() -> bool:
+    """Return whether code outside mxnet and mxmp directly called the function that calls this one."""
+    # MXNet's own code calls the same methods as a user: ``data`` when it infers shapes, ``set_data`` to load a file,
+    # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
+    # so that it is compared with its FP32 master in each step.
+    frame = currentframe()
+    for _ in range(2):
+        frame = frame and frame.f_back
+    return frame is not None and _package_of(frame) not in ("mxnet", "mxmp")
+
+
+def _package_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]

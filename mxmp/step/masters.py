@@ -8,24 +8,12 @@ hold float16. Here the master belongs to the weight: it is updated as any FP32 w
 
 from __future__ import annotations
 
-from inspect import currentframe
 from typing import Any, Callable, Iterable, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
-
-
-def is_called_by_user() -> bool:
-    """Return whether code outside mxnet and mxmp directly called the function that calls this one."""
-    # MXNet's own code calls the same methods as a user: ``data`` when it infers shapes, ``set_data`` to load a file,
-    # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
-    # so that it is compared with its FP32 master in each step.
-    frame = currentframe()
-    for _ in range(2):
-        frame = frame and frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 class MasterPair(NamedTuple):

@@ -15,7 +15,7 @@ from mxnet.ndarray import NDArray
 from ..files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
-from ..messages import check_keywords, dtypes_explained, instead, keywords_of, warn_user
+from ..messages import check_keywords, dtypes_explained, instead, is_called_by_user, keywords_of, warn_user
 from ..pipeline import Use
 from ..policy import Policy
 from ..precision.casts import UNKNOWN
@@ -25,7 +25,7 @@ from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
 from ..step import stores
 from ..step.gradients import Gradient, non_finite
-from ..step.masters import Weight, is_called_by_user
+from ..step.masters import Weight
 from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep, StepView
 from ..step.updater import Update, check_optimizer, exposed_pairs
