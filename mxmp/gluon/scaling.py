@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
+
+if TYPE_CHECKING:
+    from .record import Record
 
 # Global: the scale arrays that recorded forwards read, by the names that autograd gave them; autograd's record is no
 # object of Python's that could hold them. Each is a pair: the array that the forward was given, by which autograd knows
@@ -52,8 +55,8 @@ def call_with_scale(call: Callable[[NDArray], Any], ctx: mx.Context) -> Any:
     return out
 
 
-def scales_in(record: Any) -> dict[str, tuple[NDArray, NDArray]]:
-    """Return the scale arrays that the forwards of a ``Record`` read, as they are in ``_scales``."""
+def scales_in(record: Record) -> dict[str, tuple[NDArray, NDArray]]:
+    """Return the scale arrays that the forwards of ``record`` read, as they are in ``_scales``."""
     if not _scales:
         return {}
     with _lock:

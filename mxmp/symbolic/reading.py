@@ -35,7 +35,7 @@ def read_symbol(path: str) -> mx.sym.Symbol:
         ) from error
 
 
-# Loss heads, Dropout and BilinearSampler.
+# What loss heads, Dropout and BilinearSampler say where nobody has given a type yet.
 _ASKS_FOR_A_TYPE = r"Check failed: [^:]* != -1\b|type to dropout is not specified|Not enough information to infer type"
 
 
@@ -44,7 +44,6 @@ def _count_inputs(symbol: mx.sym.Symbol) -> None:
     try:
         symbol.infer_type_partial()
     except mx.MXNetError as error:
-        # Some operators ask for a type that nobody has given yet, in words of their own.
         is_unknown = re.search(_ASKS_FOR_A_TYPE, str(error))
         if not is_unknown and (NOW.infers_partly or "must have specified type" not in str(error)):
             raise

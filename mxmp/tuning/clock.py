@@ -114,6 +114,7 @@ class Arrays:
         # What updates write: the arguments keep the values that all plans are timed on.
         self.updated = {name: self.arguments[name].copy() for name in self.gradients}
         self.momenta: dict[int, Any] = {}
+        self.synced: dict[int, bool] = {}
 
     def feed(self) -> None:
         """Copy the batch from NumPy, as a training loop does."""
@@ -146,12 +147,12 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
     return rng.normal(0, (2 / max(fan_in, 1)) ** 0.5 if name.endswith("weight") else 1, shape).astype("float32")
 
 
-class _Update:
+class _TrainersStep:
     """What a Trainer's step does after the backward: it checks the gradients, and updates by SGD with momentum."""
 
     def __init__(self, arguments: Mapping[str, NDArray], gradients: Mapping[str, NDArray], arrays: Arrays) -> None:
         self._updaters = Updaters(mx.optimizer.SGD(learning_rate=0.0, momentum=0.9), 1)
-        self._updaters[0].states = arrays.momenta
+        self._updaters[0].states, self._updaters[0].states_synced = arrays.momenta, arrays.synced
         self._updates = []
         for number, (name, gradient) in enumerate(gradients.items()):
             stored, master = arguments[name], arrays.updated[name]
@@ -195,7 +196,7 @@ class Timed:
                     held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
         self._feed = arrays.feed
-        self._update = [_Update(arguments, gradients, arrays)] if gradients else []
+        self._update = [_TrainersStep(arguments, gradients, arrays)] if gradients else []
         self._reports_backward = not any(node.op in _LEGACY for node in casted.graph.nodes())
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)

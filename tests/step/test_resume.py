@@ -265,3 +265,12 @@ def test_a_gluon_trainer_s_file_gives_counts_and_states_and_the_caller_the_rest(
     assert module._optimizer.num_update == 3
     assert getattr(module._optimizer, "m_schedule", None) == getattr(plain.optimizer, "m_schedule", None)
     assert train(module, range(3)) == pytest.approx([0.2, 0.2, 0.02] if scheduled else [0.1, 0.1, 0.1])
+
+
+def test_what_an_optimizer_had_not_accumulated_yet_is_gone_after_loading(tmp_path):
+    module = checkpoint(tmp_path, steps=0, optimizer="nadam")
+    made = module._optimizer.m_schedule
+    train(module, range(2))
+    assert module._optimizer.m_schedule != made
+    module.load_optimizer_states(str(tmp_path / "net-0001.states"))
+    assert module._optimizer.m_schedule == made
