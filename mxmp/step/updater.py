@@ -17,7 +17,7 @@ from ..precision._mxnet import exact_text
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
-from .optimizer_data import InitialOptimizer
+from .optimizer_data import PLAIN, InitialOptimizer, without_start
 from .prepared_updates import PreparedUpdates, parts_of
 
 _ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
@@ -194,8 +194,8 @@ _LARGE = 1 << 16
 _OFFSET = 256  # elements
 # Not LAMB, LARS and LBSGD: their kernels take norms of the float16 arrays, and on a CPU square in float16.
 _MASTER_KERNELS = (mx.optimizer.SGD, mx.optimizer.NAG)
-# SGLD draws noise; Nadam's schedule and LBSGD's sums of gradients are the optimizer's, not a device's.
-_NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LBSGD)
+# SGLD draws noise, and LBSGD's sums of gradients are the optimizer's, not a device's.
+_NOT_PER_DEVICE = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
 
 
 def _zeros_apart(weight: NDArray, number: int) -> NDArray:
@@ -220,7 +220,10 @@ class Updaters(List[Updater]):
         # An optimizer that could update devices differently updates one of them, and the result is copied.
         once = {update.index: update for update in reversed(updates)} if reduced and self._updates_can_differ() else {}
         with rescaled(self.optimizer, factor), _aggregated(self.optimizer, updates):
+            counts = _Counts(self.optimizer) if len(self) > 1 and not once else None
             for k, updater in enumerate(self):
+                if counts is not None:
+                    counts.go_back()
                 mine = [u for u in updates if u.device == k and once.get(u.index, u) is u]
                 # MXNet updates weights one by one where one of those that it updates at once has a sparse gradient.
                 sparse = [u for u in mine if isinstance(u.grad, BaseSparseNDArray)]
@@ -229,6 +232,8 @@ class Updaters(List[Updater]):
                     if some:
                         arrays = [u.grad for u in some], [u.weight for u in some]
                         updater([u.index for u in some], *arrays, _masters_by_index(some))
+            if counts is not None:
+                counts.go_on()
         for update in updates:
             source = once.get(update.index, update)
             if source is not update:
@@ -247,6 +252,39 @@ class Updaters(List[Updater]):
         for updater, ctx in zip(self, contexts):
             updater.states = {index: place(state, ctx) for index, state in states.items()}
             updater.states_synced = dict.fromkeys(updater.states, True)
+
+
+class _Counts:
+    """The numbers that an optimizer and its schedule count in, to which each device's updates go back.
+
+    A schedule's rate goes by ``num_update``, LARS's momentum by the last rate, Nadam's by a product over updates."""
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
+        self._owners = optimizer, without_start(optimizer.lr_scheduler)[0]
+        self._before = self._latest = self._now()
+
+    def _now(self) -> list[dict]:
+        return [
+            {name: value for name, value in getattr(owner, "__dict__", {}).items() if isinstance(value, PLAIN)}
+            for owner in self._owners
+        ]
+
+    def _set(self, counts: list[dict]) -> None:
+        for owner, values in zip(self._owners, counts):
+            if values:
+                vars(owner).update(values)
+
+    def go_back(self) -> None:
+        self._latest = max(self._now(), self._latest, key=_updates_made)
+        self._set(self._before)
+
+    def go_on(self) -> None:
+        """Take the numbers of the device that made the most updates."""
+        self._set(max(self._now(), self._latest, key=_updates_made))
+
+
+def _updates_made(counts: list[dict]) -> int:
+    return counts[0]["num_update"]
 
 
 # MXNet reads operator attributes from text and keeps 19 decimals: 10 zeros and an FP32's 9 digits.

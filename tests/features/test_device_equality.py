@@ -9,7 +9,7 @@ from kit.nets import contexts
 from kit.twins import LOSS, POLICIES, array, assert_close, assert_same, convert, seeded, sequence, updates, values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.optimizers import OPTIMIZERS
+from support.optimizers import OPTIMIZERS, options
 
 import mxmp
 
@@ -91,6 +91,27 @@ def test_devices_hold_equal_weights_after_every_step(name, policy, devices):
         assert trainer.last_step_skipped == (i == 1)
         assert_equal_everywhere(net, devices)
     assert all((new != old).any() for new, old in zip(values(net), start))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_schedule_gives_all_devices_one_rate_where_a_layer_is_left_out(name, policy):
+    """The weight with fewer updates stands first, and takes the rate of the step before, as MXNet's does."""
+    found = []
+    for devices in (1, 2):
+        net = ready(POLICIES[policy], devices)
+        params = [*net.collect_params().values()][::-1]
+        trainer = mxmp.Trainer(params, name, options(name, True), loss_scale=64.0)
+        for i in range(6):
+            with autograd.record():
+                low = [net[0](array(i, 4, 6, ctx=ctx)) for ctx in contexts(devices)]
+                losses = [(net[1](out) if i % 2 == 0 else out).square().sum() for out in low]
+            trainer.backward(losses)
+            trainer.step(4 * devices, ignore_stale_grad=True)
+            assert_equal_everywhere(net, devices)
+        found.append(values(net))
+    if name != "sgld":
+        assert_close(*found)
 
 
 @pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "sgld"] + ["patient"])
