@@ -69,7 +69,9 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
             (_OTHERS,) * low.has_others + (_CASTS,) * reference.casts + (_STORED,) * (left.what == "weights") + _TOO_LOW
         )
         return Verification(False, verdict + beside, reasons_, low_departure=left, **found)
-    verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{grown}{skips}"
+    is_close = found["noise_ratio"] > LOW_TIMES and away.typical > _LEAST / 2
+    share = f", {away.typical:.0%} of the gradients, where {_LEAST:.0%} are an error" if is_close else ""
+    verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{share}{grown}{skips}"
     return Verification(True, verdict + beside, **found)
 
 
