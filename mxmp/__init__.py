@@ -16,12 +16,12 @@ except (ImportError, AttributeError) as error:  # AttributeError: np.bool, which
         "CUDA 11.2"
     ) from error
 
-from . import versions as _versions  # isort: skip  # refuses another version before anything else is imported
+from .host import versions as _versions  # isort: skip  # refuses another version before anything else is imported
 from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
 from .inference import optimize_for_inference
-from .other_names import error_of as _error_of
+from .messages.other_names import error_of as _error_of
 from .policy import Policy
 from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler

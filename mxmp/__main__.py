@@ -30,25 +30,25 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import __version__, diagnose
-from .callbacks import last_line
 from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining import Explanation
-from .files import check_writable, replacing_all
+from .host.callbacks import last_line
+from .host.files import check_writable, replacing_all
+from .host.pictures import picture_format
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
-from .messages import did_you_mean
-from .pictures import picture_format
+from .messages.files import kind_of, near_name
+from .messages.shapes import check_shapes
+from .messages.text import did_you_mean
 from .policy import Policy
 from .precision import safe_sums
-from .shapes import check_shapes
 from .symbolic import cast_symbol
 from .symbolic.checkpoint import write_arrays, write_symbol
 from .symbolic.parameters import cast_parameters, check_parameters
 from .symbolic.reading import read_parameters, read_symbol
 from .tuning import tune
-from .wrong_files import kind_of, near_name
 
 PROGRAM = "python -m mxmp"
 _ELSEWHERE = {"convert": "cast", "--dtype": "--policy", "--output": "--out", "--gpu": "--device", "--cpu": "--device"}

@@ -13,7 +13,7 @@ from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
-from .messages import some
+from .messages.text import some
 from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from imagenet_common.compare import draw, print_table
 
-from mxmp import cpu
+from mxmp.host import cpu
 
 RUNS = {
     "float32": ("imagenet_gluon.py", "float32"),

@@ -14,7 +14,7 @@ if [ "${1:-}" = --mxnet ]; then
     case "${1:-}" in
         --core)
             shift
-            set -- -m quick tests/test_versions.py tests/step/test_scaler.py tests/gluon/test_convert.py \
+            set -- -m quick tests/host/test_versions.py tests/step/test_scaler.py tests/gluon/test_convert.py \
                 tests/symbolic/test_module.py "$@"
             ;;
         --shown)

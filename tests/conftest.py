@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from mxmp import cpu
+from mxmp.host import cpu
+from mxmp.host.versions import NUMBERS
 from mxmp.pipeline import _log_that_float16_is_emulated
-from mxmp.versions import NUMBERS
 
 BAD_INPUT = "tests/test_main.py::test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing"
 ONLY_1_7 = ((1, 7, 0),)

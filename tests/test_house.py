@@ -22,10 +22,9 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": [
-        *("versions", "cpu", "files", "wrong_files", "pictures", "callbacks", "child", "launch"),
-        *("policy", "messages", "other_names", "shapes"),
-    ],
+    "host": ["versions", "cpu", "files", "pictures", "callbacks", "child", "__init__"],
+    "": ["launch", "policy"],
+    "messages": ["text", "callers", "keywords", "networks", "files", "shapes", "other_names", "__init__"],
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
@@ -256,7 +255,7 @@ TESTS = ROOT / "tests"
 CROSSING = ("features", "docs", "examples", "gpu", "nullgpu", "simgpu", "scripts", "kit")
 # Modules without a test file of their name, and where they are tested.
 ELSEWHERE = {
-    r"other_names|shapes|wrong_files": "what they say of what is typed: test_messages.py",
+    r"messages/\w+": "what is said of what is typed: features/test_messages.py",
     r"precision/edited": "test_edited_plans.py",
     r"precision/(plan_file|renaming)": "plans are saved, loaded and renamed in test_plan.py",
     r"(precision|step|gluon|symbolic)/_mxnet": "its package uses each name, and fails in a MXNet without it",

@@ -23,7 +23,7 @@ from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
 from mxnet.ndarray import NDArray
 
-from .. import versions
+from ..host import versions
 
 INHERITED = {
     "Trainer": (

@@ -17,7 +17,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..callbacks import hold_interrupts
+from ..host.callbacks import hold_interrupts
 from ..precision._mxnet import BFLOAT16, dtype_name
 from ..precision.heads import HEAD_OPERATORS
 from ..step.gradients import Gradient

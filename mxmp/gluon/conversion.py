@@ -16,7 +16,8 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..kernels.fit import device_of
-from ..messages import class_of, warn_user
+from ..messages.callers import warn_user
+from ..messages.text import class_of
 from ..pipeline import Conversion, Decider, Use
 from ..policy import Policy
 from ..precision._mxnet import BFLOAT16

@@ -9,7 +9,8 @@ from typing import Callable, Iterable
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..messages import instead, keywords_explained
+from ..messages.keywords import keywords_explained
+from ..messages.networks import instead
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet

@@ -7,7 +7,7 @@ from typing import Any
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
-from ..messages import class_of
+from ..messages.text import class_of
 from .trainer import Trainer
 
 

@@ -16,11 +16,11 @@ from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..callbacks import hold_interrupts
+from ..host.callbacks import hold_interrupts
 from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
-from ..messages import warn_user
+from ..messages.callers import warn_user
 from ..precision.casts import inserted
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads

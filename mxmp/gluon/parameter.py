@@ -10,7 +10,8 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..messages import class_of, is_called_by_user
+from ..messages.callers import is_called_by_user
+from ..messages.text import class_of
 from ..step.masters import Masters, Weight
 from . import _mxnet
 

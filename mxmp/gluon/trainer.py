@@ -13,7 +13,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..messages import class_of, keywords_explained, warn_user
+from ..messages.callers import warn_user
+from ..messages.keywords import keywords_explained
+from ..messages.text import class_of
 from ..step import gradients as grads
 from ..step import stores
 from ..step.gradients import listed

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.gluon import Block, Parameter
 from mxnet.ndarray import NDArray
 
-from ..messages import did_you_mean
+from ..messages.text import did_you_mean
 from . import _mxnet
 from .parameter import full_arrays
 

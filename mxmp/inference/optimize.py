@@ -10,9 +10,9 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 from mxnet.ndarray import NDArray
 
-from .. import cpu
-from ..child import showing
-from ..messages import keywords_explained
+from ..host import cpu
+from ..host.child import showing
+from ..messages.keywords import keywords_explained
 from ..precision.graph import Graph
 from ..serving.folding import Params
 from .report import InferenceReport

@@ -8,10 +8,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.contrib import quantization
 
+from ..host.versions import GRAPH_ATTRIBUTES
 from ..precision.graph import Entry, Graph, Node
 from ..serving.folding import Params, by_kind
 from ..serving.fusing import store_by_rows
-from ..versions import GRAPH_ATTRIBUTES
 from .calibration import is_usable
 
 # From the name of a tensor to the smallest and the largest value that INT8 represents; values beyond are clipped.

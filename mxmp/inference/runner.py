@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..child import Child, ChildEndedError, code_of
+from ..host.child import Child, ChildEndedError, code_of
 from ..precision.graph import Graph
 from ..serving.folding import Params
 

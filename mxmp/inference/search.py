@@ -14,7 +14,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from ..callbacks import last_line
+from ..host.callbacks import last_line
 from ..precision.graph import TYPE_CODES, Graph, Node
 from ..precision.plan import Decision
 from ..serving.folding import Params, folded_norms, without_identities

@@ -14,12 +14,13 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.ndarray import NDArray
 
-from ..callbacks import last_line
-from ..files import replacing_all
 from ..gluon.parameter import weight_of
 from ..gluon.symbols import traced_call
+from ..host.callbacks import last_line
+from ..host.files import replacing_all
 from ..kernels.memory import keep_memory_apart
-from ..messages import class_of, instead
+from ..messages.networks import instead
+from ..messages.text import class_of
 from ..precision._mxnet import dtype_name
 from ..precision.casts import strip
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node, output_shapes

@@ -15,8 +15,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..callbacks import last_line
-from ..child import from_parent, to_parent
+from ..host.callbacks import last_line
+from ..host.child import from_parent, to_parent
 from ..precision._mxnet import dtype_name
 from ..serving.folding import Params
 from ..serving.sums import register

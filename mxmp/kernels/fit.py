@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import mxnet as mx
 
-from .. import cpu
-from ..messages import warn_user
+from ..host import cpu
+from ..messages.callers import warn_user
 from ..precision.casts import LowGraph
 from .table import WORKAROUNDS
 
@@ -51,6 +51,4 @@ def _named_by(switch: str) -> set[str]:
 def _warn_of_slow_bfloat16() -> None:
     if cpu.lacks("avx512_bf16", "amx_bf16"):
         emulated = "by oneDNN: expect no gain over FP32" if cpu.multiplies_bfloat16() else "in FP32, and slower than it"
-        warn_user(
-            f"this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated {emulated}",
-        )
+        warn_user(f"this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated {emulated}")

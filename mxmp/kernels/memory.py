@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import mxnet as mx
 
-from ..messages import warn_user
+from ..messages.callers import warn_user
 from ..precision.casts import is_ours
 from ..precision.graph import Graph, Node
 from ..precision.subgraphs import control_flow
@@ -35,7 +35,7 @@ def _warn_of_shared_memory() -> None:
     warn_user(
         "a loop or branch (foreach, while_loop, cond) on a CPU: MXNet may read its inputs before they are computed, in "
         f"FP32 too. Set {MATCH_RANGE}=0 in the environment if you need its results; mxmp does so where there is no "
-        "GPU, whose memory it would cost",
+        "GPU, whose memory it would cost"
     )
 
 

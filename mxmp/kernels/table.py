@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Callable, Sequence
 
-from .. import cpu
+from ..host import cpu
+from ..host.versions import NOW
 from ..precision.casts import LowGraph
 from ..precision.graph import Node
-from ..versions import NOW
 from . import cuda, emulation, layouts, memory, norms, padding, rounding, unwritten
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Collection
 
-from ..messages import did_you_mean
+from ..messages.text import did_you_mean
 from ..policy import Policy
 from . import _mxnet
 from .cost import Assignment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..messages import some
+from ..messages.text import some
 from . import safe_sums
 from .graph import Graph
 from .operators import Operators, Options

@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..messages import warn_user
+from ..messages.callers import warn_user
 from .graph import Graph, Node
 from .plan import Plan
 from .rule import Role

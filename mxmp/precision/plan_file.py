@@ -7,9 +7,9 @@ import json
 import os
 from typing import Any
 
-from ..files import replacing
+from ..host.files import replacing
+from ..messages.files import kind_of, near_name
 from ..policy import Policy
-from ..wrong_files import kind_of, near_name
 from .tuned import Tuned, texts
 
 FORMAT = "mxmp-plan-1"

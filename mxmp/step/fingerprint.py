@@ -7,7 +7,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from ..messages import some
+from ..messages.text import some
 from .masters import Weight
 
 logger = logging.getLogger("mxmp")

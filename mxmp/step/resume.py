@@ -10,7 +10,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from ..messages import keywords_of
+from ..messages.keywords import keywords_of
 from .optimizer_data import PLAIN, FromUpdate, InitialOptimizer, describe, savable_attributes, to_host, without_start
 
 # Attributes in which MXNet's base class keeps arguments that have other names (``learning_rate`` is ``lr``).

@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..files import replacing
+from ..host.files import replacing
 
 FORMAT = "mxmp-states-1"
 

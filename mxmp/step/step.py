@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol,
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..messages import some
+from ..messages.text import some
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
 from .masters import MasterPair, take_over
@@ -324,7 +324,7 @@ class StepView:
             """Raise ``AttributeError``, with what to write instead of other libraries' names, such as ``unscale_``."""
             if hasattr(type(self), name):  # a property that has raised an AttributeError of its own
                 return object.__getattribute__(self, name)
-            from ..other_names import missing_method
+            from ..messages.other_names import missing_method
 
             raise AttributeError(missing_method(self, name))
 

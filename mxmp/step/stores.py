@@ -12,7 +12,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..messages import did_you_mean, warn_user
+from ..messages.callers import warn_user
+from ..messages.text import did_you_mean
 from .masters import Weight
 
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".

@@ -12,7 +12,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..messages import keywords_of
+from ..messages.keywords import keywords_of
 from ..precision._mxnet import exact_text
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master

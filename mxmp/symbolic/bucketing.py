@@ -6,8 +6,8 @@ from typing import Any, Iterable
 
 import mxnet as mx
 
-from ..files import replacing
-from ..messages import check_keywords, keywords_of
+from ..host.files import replacing
+from ..messages.keywords import check_keywords, keywords_of
 from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView

@@ -7,7 +7,9 @@ from typing import Iterable
 import mxnet as mx
 
 from ..kernels.fit import device_of
-from ..messages import instead, keywords_explained, warn_user
+from ..messages.callers import warn_user
+from ..messages.keywords import keywords_explained
+from ..messages.networks import instead
 from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full, strip

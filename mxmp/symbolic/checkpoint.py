@@ -11,7 +11,7 @@ from typing import Iterator, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..files import replacing
+from ..host.files import replacing
 
 
 class SavesParams(mx.mod.BaseModule):

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..messages import warn_user
+from ..messages.callers import warn_user
 from ..pipeline import Conversion, Use
 from ..policy import Policy, is_policy_text
 from ..precision.casts import declare_full, strip

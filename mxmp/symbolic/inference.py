@@ -11,7 +11,7 @@ from typing import Any, Callable, Collection
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..callbacks import last_line
+from ..host.callbacks import last_line
 from ..kernels.fusion import Unfused
 from ..policy import Policy
 from ..precision.casts import strip

@@ -12,10 +12,12 @@ from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..files import replacing
+from ..host.files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
-from ..messages import check_keywords, dtypes_explained, instead, is_called_by_user, keywords_of, warn_user
+from ..messages.callers import is_called_by_user, warn_user
+from ..messages.keywords import check_keywords, keywords_of
+from ..messages.networks import dtypes_explained, instead
 from ..pipeline import Use
 from ..policy import Policy
 from ..precision.casts import UNKNOWN

@@ -11,10 +11,10 @@ from typing import Any
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..callbacks import last_line
-from ..files import read_json
-from ..versions import NOW
-from ..wrong_files import kind_of, near_name
+from ..host.callbacks import last_line
+from ..host.files import read_json
+from ..host.versions import NOW
+from ..messages.files import kind_of, near_name
 
 
 def read_symbol(path: str) -> mx.sym.Symbol:

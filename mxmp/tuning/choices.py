@@ -10,9 +10,10 @@ from typing import Collection, Iterable, Mapping
 
 import mxnet as mx
 
-from ..callbacks import last_line
+from ..host.callbacks import last_line
 from ..kernels.fit import device_of
 from ..kernels.norms import casts_inside
+from ..messages.shapes import wanted_shapes
 from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import UNKNOWN, strip
@@ -22,7 +23,6 @@ from ..precision.operators import Operators, Options
 from ..precision.plan import Decision, Plan, PlannedGraph
 from ..precision.rule import Kind, Rule
 from ..precision.tuned import Tuned
-from ..shapes import wanted_shapes
 from .cut import Choice, Costs, cheapest
 from .job import Crash, Job
 from .stand_ins import needs_stand_in, with_stand_ins

@@ -20,7 +20,7 @@ import numpy as np
 from mxnet.base import NDArrayHandle
 from mxnet.ndarray import NDArray
 
-from ..callbacks import KeptError, hold_interrupts
+from ..host.callbacks import KeptError, hold_interrupts
 from ..kernels.fusion import Unfused
 from ..kernels.padding import LargeInputs
 from ..pipeline import emitted

@@ -11,10 +11,10 @@ from typing import Any, Mapping
 
 import mxnet as mx
 
-from .. import cpu
-from ..files import check_writable, read_json, replacing
+from ..host import cpu
+from ..host.files import check_writable, read_json, replacing
 from ..kernels.fit import SWITCH
-from ..messages import warn_user
+from ..messages.callers import warn_user
 from ..precision import safe_sums
 
 CAST = " -> "  # in the keys of casts only

@@ -17,8 +17,8 @@ from typing import Any, Callable
 import mxnet as mx
 import numpy as np
 
-from ..child import Child, ChildEndedError, code_of, from_parent, to_parent
-from ..messages import warn_user
+from ..host.child import Child, ChildEndedError, code_of, from_parent, to_parent
+from ..messages.callers import warn_user
 from ..precision.plan import Plan
 from .job import Crash, Job
 from .search import measured

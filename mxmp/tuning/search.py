@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
-from ..callbacks import last_line
+from ..host.callbacks import last_line
 from ..pipeline import emitted
 from ..precision.graph import Node
 from ..precision.plan import Plan

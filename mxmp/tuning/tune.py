@@ -11,9 +11,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
-from ..child import showing
+from ..host.child import showing
 from ..kernels.fit import device_of
-from ..messages import warn_user
+from ..messages.callers import warn_user
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy

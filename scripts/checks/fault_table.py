@@ -16,9 +16,9 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault("policy.py", "sorted(set(self.low_ops) & set(self.full_ops))", "[]", "test_policy.py"),
-    Fault("cpu.py", "known is not None and not any(", "known is not None and any(", "test_cpu.py"),
-    Fault("files.py", "if not os.path.isdir(folder):", "if False:", "test_main.py"),
-    Fault("callbacks.py", "self._error = self._error or error", "self._error = error", "test_callbacks.py"),
+    Fault("host/cpu.py", "known is not None and not any(", "known is not None and any(", "host/test_cpu.py"),
+    Fault("host/files.py", "if not os.path.isdir(folder):", "if False:", "test_main.py"),
+    Fault("host/callbacks.py", "self._error = self._error or error", "self._error = error", "host/test_callbacks.py"),
     Fault("launch.py", "else 128 - process.returncode", "else 0", "test_launch.py"),
     Fault("checkpoint.py", 'if content["format"] != _FORMAT:', "if False:", "test_checkpoint.py"),
     Fault("pipeline.py", "if plan.device != device:", "if False:", "precision/test_plan.py"),
@@ -164,10 +164,10 @@ FAULTS = (
     Fault("gluon/scaled_heads.py", 'if getattr(_local, "open", False):', "if False:", "features/test_two_trainers.py"),
     Fault("gluon/graphs.py", 'if autograd.is_training() and device == "cpu":', "if False:", "kernels/test_memory.py"),
     Fault(
-        "messages.py",
+        "messages/networks.py",
         'if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):',
         "if True:",
-        "test_messages.py",
+        "features/test_messages.py",
     ),
     Fault("gluon/nesting.py", "(i, type(each), repr(each),", "(i, repr(each),", "gluon/test_nesting.py"),
     Fault(
@@ -198,7 +198,12 @@ FAULTS = (
         "arrays[name][0]",
         "symbolic/test_core.py symbolic/test_module.py",
     ),
-    Fault("symbolic/checkpoint.py", "if file.read() != end:", "if False:", "symbolic/test_checkpoint.py test_files.py"),
+    Fault(
+        "symbolic/checkpoint.py",
+        "if file.read() != end:",
+        "if False:",
+        "symbolic/test_checkpoint.py host/test_files.py",
+    ),
     Fault(
         "symbolic/inference.py", "if not is_train and not kwargs and", "if not kwargs and", "symbolic/test_inference.py"
     ),

@@ -26,7 +26,7 @@ from support.pages import table
 from support.results import ROOT, read
 
 import mxmp
-from mxmp import cpu
+from mxmp.host import cpu
 
 QUICK = {"resnet50": (8, 64)}
 STEPS = ("gpu tests", "recording", "emulation", "timing of parts")

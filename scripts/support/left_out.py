@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Sequence
 
-from mxmp import cpu
+from mxmp.host import cpu
 from mxmp.kernels.table import WORKAROUNDS, Workaround
 from support.results import ROOT
 

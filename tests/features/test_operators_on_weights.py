@@ -11,10 +11,10 @@ from kit.registered import FORWARD
 from support.operators.case import CASES, Input
 
 import mxmp
+from mxmp.host.versions import GRAPH_ATTRIBUTES
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.rule import Kind
 from mxmp.precision.rules import RULES
-from mxmp.versions import GRAPH_ATTRIBUTES
 
 S = mx.sym
 DATA = S.var("data")

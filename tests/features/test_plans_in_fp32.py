@@ -13,11 +13,11 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.gluon.hook import hook_of
+from mxmp.host.versions import NOW
 from mxmp.precision.graph import Graph
 from mxmp.precision.plan import Decision
 from mxmp.precision.tuned import CONVERTED, FULL, Tuned
 from mxmp.tuning.choices import Task
-from mxmp.versions import NOW
 
 
 class Net(gluon.HybridBlock):

@@ -18,8 +18,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import Policy, versions
+from mxmp import Policy
 from mxmp.gluon.parameter import LowParameter
+from mxmp.host import versions
 
 DTYPES = ["float16", "bfloat16"]
 # What MXNet itself gives a block in its first trace, and another block has not.

@@ -15,7 +15,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import cpu
+from mxmp.host import cpu
 from mxmp.inference.prepared import KEPT_SHAPES, Prepared
 
 pytestmark = pytest.mark.slow

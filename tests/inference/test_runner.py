@@ -10,7 +10,7 @@ from kit.served_networks import S, batches, conv, filled, relu
 from mxnet.gluon import HybridBlock, nn
 
 import mxmp
-from mxmp import cpu
+from mxmp.host import cpu
 from mxmp.inference import quantizing, search
 from mxmp.inference.runner import CandidateError, Runner
 from mxmp.precision.graph import Graph

@@ -10,7 +10,7 @@ from kit.served_networks import S, batches, filled
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import cpu
+from mxmp.host import cpu
 from mxmp.inference import calibration
 from mxmp.precision.graph import Graph
 

@@ -12,7 +12,8 @@ from kit.oracle import S, agree, by_gluon, by_symbol, filled, native, sqnr
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import Policy, cpu
+from mxmp import Policy
+from mxmp.host import cpu
 from mxmp.kernels import fit
 from mxmp.pipeline import emitted
 from mxmp.precision.decide import decide

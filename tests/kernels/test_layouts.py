@@ -13,13 +13,13 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import Policy
+from mxmp.host.versions import NOW
 from mxmp.kernels.fit import SWITCH
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.operators import Options
 from mxmp.tuning.choices import may_compute_low
-from mxmp.versions import NOW
 
 
 def convolution(x: mx.sym.Symbol, channels: int, groups: int = 1, name: str = "conv", size: int = 3) -> mx.sym.Symbol:

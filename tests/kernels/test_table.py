@@ -8,9 +8,9 @@ from kit.oracle import S, nodes
 from support.left_out import TESTS, exit_codes, seen_here
 
 import mxmp
+from mxmp.host.versions import NUMBERS
 from mxmp.kernels.fit import SWITCH
 from mxmp.kernels.table import WORKAROUNDS
-from mxmp.versions import NUMBERS
 
 # What a version of MXNet computes without a workaround, on a CPU without AVX-512 at least.
 NOT_NEEDED = {(1, 7, 0): {"volume_norms", "deconvolution_in_float64"}, (1, 8, 0): {"deconvolution_in_float64"}}

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import mxmp
+from mxmp.host.versions import GRAPH_ATTRIBUTES
 from mxmp.precision.graph import Entry, Graph, Node
-from mxmp.versions import GRAPH_ATTRIBUTES
 
 IS_GPU = mx.context.num_gpus() > 0
 CTX = mx.gpu() if IS_GPU else mx.cpu()

@@ -14,7 +14,9 @@ import pytest
 from kit.registered import FORWARD, OPS, handle
 from mxnet._ctypes.ndarray import _imperative_invoke
 
-from mxmp import Policy, cpu
+from mxmp import Policy
+from mxmp.host import cpu
+from mxmp.host.versions import NUMBERS
 from mxmp.kernels.emulation import ONEDNNS
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
@@ -22,7 +24,6 @@ from mxmp.precision.missing_kernels import BFLOAT16_CPU, TABLE, HasAttribute, mi
 from mxmp.precision.rule import Kind
 from mxmp.precision.rule_table import CUDA_BUILD_ONLY
 from mxmp.precision.rules import RULES, rule_of
-from mxmp.versions import NUMBERS
 
 # mx.nd.array looks for scipy.sparse.csr.
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")

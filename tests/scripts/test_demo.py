@@ -9,7 +9,7 @@ import sys
 import pytest
 from kit.processes import ROOT
 
-from mxmp import cpu
+from mxmp.host import cpu
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from mxnet.gluon import Block
 
 from ...gluon import Trainer
 from ...gluon.blocks import blocks_of, with_names_of
-from ...messages import class_of, instead
+from ...messages.networks import instead
+from ...messages.shapes import check_shapes
+from ...messages.text import class_of
 from ...policy import Policy
 from ...precision.plan import Plan, read_policy
-from ...shapes import check_shapes
 from ...step.gradients import listed
 from ...symbolic import BucketingModule, Module
 from .of_gluon import reading as of_nets

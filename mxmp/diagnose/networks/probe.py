@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ...callbacks import KeptError, hold_interrupts
+from ...host.callbacks import KeptError, hold_interrupts
 from ...observed import Observed, ObservedGraph
 from ...precision.monitoring import Listener
 from ...step.step import Observer

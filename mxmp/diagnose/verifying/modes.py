@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mxnet as mx
 import numpy as np
 
-from ...files import replacing_all
+from ...host.files import replacing_all
 from ...pipeline import emitted
 from ...precision.casts import LowGraph
 from ...precision.graph import Graph

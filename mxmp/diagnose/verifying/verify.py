@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any, Callable, Sequence
 
-from ...child import showing
+from ...host.child import showing
 from ..networks.frontends import check_positive
 from .judging import course, departure
 from .porting import alike_on_average, compare

@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ...messages import class_of
+from ...messages.text import class_of
 from ...observed import Observed
 from ...step.gradients import Gradient
 from ...step.masters import Weight

@@ -23,7 +23,7 @@ from support.results import FOLDER, read, write
 
 from bench.networks import NETWORKS, network
 from bench.turns import Worker, WorkerError, gain, milliseconds, take_turns
-from mxmp import cpu
+from mxmp.host import cpu
 
 RESULTS = FOLDER / "model-benchmarks.json"
 TASKS = ("training", "inference")

@@ -9,7 +9,6 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ....callbacks import hold_interrupts
 from ....gluon import _mxnet
 from ....gluon.backward import head_gradient
 from ....gluon.blocks import blocks_of
@@ -21,7 +20,8 @@ from ....gluon.record import Record
 from ....gluon.scaled_heads import heads_scaled_by
 from ....gluon.scaling import living_trainers
 from ....gluon.trainer import Trainer
-from ....messages import class_of
+from ....host.callbacks import hold_interrupts
+from ....messages.text import class_of
 from ....observed import with_gradients_of_outputs
 from ....policy import Policy
 from ....precision.monitoring import Listener, Listeners

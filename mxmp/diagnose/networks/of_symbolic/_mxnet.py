@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import mxnet as mx
 
-from ....callbacks import hold_interrupts
+from ....host.callbacks import hold_interrupts
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:

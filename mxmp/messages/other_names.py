@@ -8,7 +8,7 @@ from inspect import currentframe
 from types import FrameType
 from typing import Sequence
 
-from .messages import did_you_mean
+from .text import did_you_mean
 
 _NET = "mxmp.convert(net, 'float16'), once, makes a net compute in low precision"
 _STEP = "trainer = mxmp.Trainer(...) scales the loss by trainer.backward(loss), and trainer.step(batch_size) unscales"

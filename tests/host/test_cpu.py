@@ -2,7 +2,7 @@ import platform
 
 import pytest
 
-from mxmp import cpu
+from mxmp.host import cpu
 
 # Two processors each, as Linux lists an x86-64 server, AWS's Graviton and a board with two kinds of cores.
 X86 = "processor : 0\nmodel name : EPYC 9R14\nflags : fpu avx512_bf16 avx512_vnni\n\n" * 2

@@ -6,7 +6,7 @@ import os
 import zipfile
 from difflib import get_close_matches
 
-from .files import read_json
+from ..host.files import read_json
 
 # By their first bytes. MXNet's number of a list of arrays: kMXAPINDArrayListMagic, src/ndarray/ndarray.cc.
 _BEGINNINGS = {

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mxmp
-from mxmp import versions
+from mxmp.host import versions
 from mxmp.precision.graph import Graph
 
 

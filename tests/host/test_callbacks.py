@@ -17,10 +17,10 @@ from kit.twins import LOSS
 from mxnet import autograd
 
 import mxmp
-from mxmp.callbacks import KeptError, hold_interrupts
 from mxmp.diagnose import blame, watch
 from mxmp.diagnose.networks.frontends import trained_network
 from mxmp.diagnose.networks.probe import Probe
+from mxmp.host.callbacks import KeptError, hold_interrupts
 from mxmp.precision.graph import Graph
 from mxmp.tuning import search
 from mxmp.tuning.choices import Task

@@ -10,7 +10,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from .policy import Policy, is_policy_text
+from ..policy import Policy, is_policy_text
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:

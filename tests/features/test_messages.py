@@ -15,9 +15,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import other_names
 from mxmp.__main__ import main, parser
-from mxmp.other_names import missing
+from mxmp.messages import other_names
+from mxmp.messages.other_names import missing
 
 ROOT = Path(mxmp.__file__).parents[1]
 ROW = re.compile(r"^\| `+ ?(.+?) ?`+(?: \([^|]*\))? \|", flags=re.MULTILINE)

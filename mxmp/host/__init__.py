@@ -1,0 +1,1 @@
+"""What mxmp runs on: MXNet's version, the CPU, files and processes."""
