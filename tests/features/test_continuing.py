@@ -296,7 +296,7 @@ def drawn(optimizer: str, stored: str, rng: random.Random) -> SimpleNamespace:
         scaler=rng.choice([*SCALERS]),
         request=rng.choice(["write", "add"]),
         frozen=rng.random() < 0.2,
-        devices=rng.choice([(0,), (1,), (0, 1)][: 2 if norm or scheduled else 3]),
+        devices=rng.choice([(0,), (1,), (0, 1)][: 2 if norm else 3]),
         norm=norm,
         goes_on_drawing=rng.random() < 0.3,  # random numbers, as the file says
         numbers=(9, 10),
@@ -319,7 +319,7 @@ def changed(kind: str, first: SimpleNamespace, rng: random.Random) -> SimpleName
         one_is_new = [(98, 10)] if first.is_list and other.is_list else []
         if first.is_list or not is_ordered:
             other.numbers = rng.choice([(10, 11), (99, 100), first.numbers, *one_is_new])
-        other.devices = rng.choice([(0,), (2,), (0, 1), (0, 1, 2)][: 2 if first.norm or first.scheduled else 4])
+        other.devices = rng.choice([(0,), (2,), (0, 1), (0, 1, 2)][: 2 if first.norm else 4])
         other.has_shapes = first.precision in OWN or rng.random() < 0.6
     elif not first.norm:
         other.devices = rng.choice([first.devices, (2, 3)])
