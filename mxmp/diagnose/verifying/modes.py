@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from inspect import isfunction, signature
 from itertools import count
@@ -62,7 +63,7 @@ def enter(
     if mode != "low":
         new[tune] = _untuned
         # What the script casts itself is part of the port.
-        new.update({old: _not_low(old, recorder) for old in (mx.nd.array, mx.np.array, mx.nd.cast, mx.nd.Cast)})
+        new.update({old: _not_low(old, recorder) for old in _takes_dtype()})
         for kind in (mx.nd.NDArray, mx.np.ndarray):
             kind.astype = _not_low(kind.astype, recorder)
     _replace({id(old): (old, instead) for old, instead in new.items()})
@@ -94,21 +95,33 @@ def _without(operator: Callable) -> Callable:
     return still
 
 
+def _takes_dtype() -> set[Callable]:
+    """Return MXNet's functions of arrays with a parameter ``dtype``, such as ``zeros``, ``one_hot`` and ``uniform``."""
+    places = (mx.nd, mx.nd.random, mx.np, mx.np.random, mx.npx)
+    named = {each for place in places for name, each in vars(place).items() if isfunction(each) and name[0] != "_"}
+    # Some of NumPy's own, which stand in mx.np too, have no signature.
+    return {each for each in named if not hasattr(each, "__wrapped__") and "dtype" in signature(each).parameters}
+
+
 def _not_low(cast: Callable, recorder: Recorder) -> Callable:
     """Return a function with a parameter ``dtype`` that gives FP32 where float16 or bfloat16 is asked for."""
     place = list(signature(cast).parameters).index("dtype")
+    draws_numbers = _DRAWING.match(f"{cast.__module__}.{cast.__name__}")
 
     def full(*args: Any, **kwargs: Any) -> Any:
-        if place < len(args) and _is_low(args[place]):
-            args = (*args[:place], "float32", *args[place + 1 :])
-        elif _is_low(kwargs.get("dtype")):
-            kwargs["dtype"] = "float32"
-        else:
+        if not _is_low(args[place] if place < len(args) else kwargs.get("dtype")):
             return cast(*args, **kwargs)
         recorder.record.casts = True
-        return cast(*args, **kwargs)
+        if draws_numbers:  # MXNet draws others in FP32
+            return cast(*args, **kwargs).astype("float32")
+        if place < len(args):
+            return cast(*args[:place], "float32", *args[place + 1 :], **kwargs)
+        return cast(*args, **{**kwargs, "dtype": "float32"})
 
     return full
+
+
+_DRAWING = re.compile(r"mxnet\.(ndarray|numpy)\.random\.|ndarray\.(random_|sample_|uniform|normal)")
 
 
 def _is_low(dtype: Any) -> bool:

@@ -98,6 +98,32 @@ def test_a_trainer_over_a_net_that_is_not_converted():
     assert "nothing is converted" in verify(run, progress=False).verdict
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: mx.nd.ones((8, 3), dtype="float16"),
+        lambda: mx.nd.random.uniform(shape=(8, 3), dtype="float16"),
+        lambda: mx.nd.one_hot(mx.nd.arange(8) % 3, 3, dtype=np.float16),
+        lambda: mx.nd.full((8, 3), 0.5, mx.cpu(), np.dtype("float16")),
+    ],
+)
+def test_arrays_that_a_script_makes_in_float16_are_fp32_in_plain(made):
+    def run():
+        net = nn.Dense(2, in_units=3)
+        net.initialize()
+        mxmp.convert(net, "float16")
+        trainer = mxmp.Trainer(net.collect_params(), "sgd")
+        for _ in range(3):
+            with autograd.record():
+                loss = net(made()).square().sum()
+            trainer.backward(loss)
+            trainer.step(8)
+
+    found = verify(run, 3, progress=False)
+    assert found.right, str(found)
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="a function that builds and trains, or a script, got int"):
         verify(3)
