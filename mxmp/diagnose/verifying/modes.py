@@ -132,10 +132,11 @@ def _untuned(*args: Any, policy: Any = "bfloat16", **kwargs: Any) -> Any:
     return policy
 
 
-def seed_all(number: int, seed_mxnet: Callable[[int], None], draws: int) -> None:
-    """Seed all generators of random numbers, those too that are made later without a seed."""
+def seed_all(number: int, seed_mxnet: Callable[[int], None], other_draws: int) -> None:
+    """Seed all generators of random numbers, those too that are made later without a seed; MXNet's with another number
+    where its draws, such as dropout masks, are to be others."""
     random.seed(number)
     np.random.seed(number)
-    seed_mxnet(number + draws)
+    seed_mxnet(number + other_draws)
     made, default = count(number + 1), np.random.default_rng
     np.random.default_rng = lambda seed=None: default(next(made) if seed is None else seed)

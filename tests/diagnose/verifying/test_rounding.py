@@ -20,6 +20,13 @@ def judged(bands, *runs):
     return found, found.left and (found.left.step, found.left.what)
 
 
+def test_equal_infinities_are_no_difference():
+    one, other = (Sketch(np.inf, np.array([np.inf, NAN, last])) for last in (1.0, 3.0))
+    assert one.distance(one) == 0
+    assert one.distance(other) == 2
+    assert one.distance(Sketch(np.inf, np.array([-np.inf, NAN, 1.0]))) == np.inf
+
+
 def test_low_precision_leaves_the_noise_for_good_or_not_at_all():
     def leaves(*runs):
         return judged([as_course(NAN, 0.01, 0.02, 0.01)], *runs)[1]
