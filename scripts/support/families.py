@@ -46,7 +46,7 @@ FAMILIES = {
     "speech_convolutional": Family("speech.py convolutional", 17),
     "tacotron": Family("tacotron.py", 17),
     "wavenet": Family("wavenet.py", 17),
-    "sentiment": Family("sentiment.py", 24),
+    "sentiment": Family("sentiment.py", 32),
     "progressive_gan": Family("progressive_gan.py", 17),
     "inpainting": Family("inpainting.py", 22),
     "bert_pretraining": Family("bert.py pretraining", 17),
