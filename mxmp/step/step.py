@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import numpy as np
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..messages import some
@@ -140,9 +141,10 @@ class ScaledStep:
         """Before the first backward of a step: bring what the step before has left in ``gradients``, to which the
         backward adds, to the loss scale of now. Plain MXNet adds to it too, unless the user sets it to zero."""
         factor, self.ledger.left = self.loss_scale / self.ledger.left, self.loss_scale
-        for gradient in gradients if factor != 1.0 else ():
-            for part in _in_parts(factor):
-                gradient *= part
+        with autograd.pause():  # ``scale_loss`` may stand in a record, in which MXNet refuses writes into gradients
+            for gradient in gradients if factor != 1.0 else ():
+                for part in _in_parts(factor):
+                    gradient *= part
 
     def note_input_overflow(self) -> None:
         """Record, and log, that the gradient of an input has an inf or NaN: the loss scale falls at the next step, or
