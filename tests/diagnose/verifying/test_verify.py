@@ -96,10 +96,10 @@ def test_a_difference_of_many_times_the_noise_that_is_called_right_says_how_smal
     """Subnormal data, which float16 has few digits of."""
 
     def run():
-        net = nn.Dense(2, in_units=3)
+        net = nn.Dense(2, in_units=3, use_bias=False)
         net.initialize()
         mxmp.convert(net, "float16")
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=1024)
         for _ in range(5):
             x = mx.nd.array(1e-6 * np.random.randn(4, 3))
             with autograd.record():
