@@ -340,7 +340,7 @@ def test_no_order_of_the_trainers_own_calls_is_taken_for_a_plain_backward():
 
 
 def run_through(policy, scale, passes=2, times=3):
-    """The warnings of a loop that trains an input of a net, or of a layer after it, whose own weights no Trainer has."""
+    """The warnings of a loop that trains an input of a net whose own weights no Trainer has."""
     net, image = made(policy), gluon.Parameter("image", shape=(4, 6))
     image.initialize(mx.init.One())
     trainer = mxmp.Trainer([image], "sgd", {"learning_rate": 0.1}, loss_scale=scale)

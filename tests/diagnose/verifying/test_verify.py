@@ -170,9 +170,7 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
 
 def two_modules_of_one_discriminator():
     """As a GAN that trains on real and on made-up data by two losses of the same parameters."""
-    out = mx.sym.Activation(
-        mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), act_type="sigmoid"
-    )
+    out = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), act_type="sigmoid")
     real, fake = (
         mxmp.Module(mx.sym.MakeLoss(-mx.sym.log(chance), name=name), label_names=None)
         for chance, name in ((out, "real"), (1 - out, "fake"))

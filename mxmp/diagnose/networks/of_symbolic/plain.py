@@ -113,9 +113,7 @@ class _PlainSingle(_PlainModule, mx.mod.Module):
     ) -> None:
         if isinstance(shared_module, _PlainSingle) and (force_rebind or not self.binded):
             self._owner = shared_module.owner
-        super().bind(
-            data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
-        )
+        super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
 
 
 class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
