@@ -129,7 +129,6 @@ class ScaledStep:
 
     def note_own_backward(self, adds: Sequence[NDArray]) -> None:
         """Record a Module's backward and its loss scale, which stays if it ``adds`` to gradients that are present."""
-        self.ledger.unapplied = self.ledger.scaled
         if self.ledger.inputs_overflowed and not adds:
             self.discard([])
         if not self.ledger.scaled:
@@ -284,7 +283,7 @@ class ScaledStep:
             self.history.append(ScaleEvent(self.steps, before, False))
         self.ledger.left = (1.0 if unscaled else before) / self.ledger.clip
         self.group.note_step(self, not bad and not self.ledger.inputs_overflowed)
-        self.ledger.unapplied = self.ledger.inputs_overflowed = False
+        self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1
