@@ -24,7 +24,7 @@ from ..step.gradients import Gradient
 from ..step.ledger import Event, Ledger
 from ..step.updater import Update
 from . import _mxnet
-from .conversion import trained_since
+from .conversion import trained_since, unowned_parameters
 from .graphs import engine_lock
 from .parameter import LowParameter, conversions_of
 from .record import Record, explain_unrecorded
@@ -39,12 +39,14 @@ def scaled_backward(trainer: Any, record: Record, factors: Sequence[NDArray] = (
     """Prepare for a backward of scaled losses, which the ``with`` block does, and note which gradients it wrote.
     Serves ``trainer``, and trainers with its scaler object that the backward reaches. ``factors``, for ``scale_loss``:
     what multiplied the losses; only a backward of the scaled losses writes their gradients."""
+    unowned = [param for param in unowned_parameters() if _is_reached(param, record)]
     with engine_lock(), heads_scaled_by(trainer.loss_scale, record), _noting(trainer, record, factors):
         if factors:  # the user's code runs in the block
             yield
         else:
             with hold_interrupts(), explain_unrecorded(), seen(record):
                 yield
+    _mxnet.fresh_weights(unowned, clear=True)  # of a net that is only run through, as for a perceptual loss
 
 
 @contextmanager
@@ -175,10 +177,12 @@ def _overwrites(record: Record, trainer: Any) -> bool:
 
 def _reached(trainer: Any, record: Record) -> Iterator[Parameter]:
     """Yield the trainer's parameters whose gradients a backward from the losses of ``record`` would write."""
-    for param in _mxnet.parameters_of(trainer):
-        arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
-        if any(_mxnet.recorded_name(array) in record.leaves for array in arrays):
-            yield param
+    return (param for param in _mxnet.parameters_of(trainer) if _is_reached(param, record))
+
+
+def _is_reached(param: Parameter, record: Record) -> bool:
+    arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
+    return any(_mxnet.recorded_name(array) in record.leaves for array in arrays)
 
 
 # The names of running statistics in MXNet's norm layers, for nets that have no graph of mxmp's.

@@ -72,6 +72,8 @@ class NetConversion(Conversion):
         # Of ``low_ops`` and ``full_ops``: what no graph so far had a use for. A Plan may have reasons of its own.
         self._idle: dict[str, str] | None = None if self.plan is None else {}
         self._warned = False
+        # Parameters without a Trainer, whose marks tell of a plain backward, by name.
+        self.unowned: dict[str, Parameter] = {}
         self._await_first_graphs()
         _last_forward[self] = 0
 
@@ -126,7 +128,7 @@ class NetConversion(Conversion):
                 "trainer.backward(loss), or convert to bfloat16, which needs no scaling"
             )
         # A backward reaches them all, or at least the first or the last.
-        elif any(map(_has_plain_gradient, trained[:1] + trained[-1:])):
+        elif any(map(_has_plain_gradient, ends := trained[:1] + trained[-1:])):
             text = (
                 f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
                 "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
@@ -134,6 +136,7 @@ class NetConversion(Conversion):
                 "to bfloat16, which needs no scaling"
             )
         else:
+            self.unowned.update((param.name, param) for param in ends if _mxnet.trainer_of(param) is None)
             return
         self._warned = True
         warn_user(text)
@@ -290,6 +293,12 @@ def next_forward_number() -> int:
 
 def any_conversion() -> bool:
     return bool(_last_forward)
+
+
+def unowned_parameters() -> list[Parameter]:
+    """Return parameters of converted nets that no Trainer updates, and whose marks tell of a plain backward."""
+    noted = (param for conversion in list(_last_forward) for param in conversion.unowned.values())
+    return [param for param in noted if _mxnet.trainer_of(param) is None]
 
 
 def trained_since(number: int) -> list[NetConversion]:

@@ -24,6 +24,7 @@ import numpy as np
 from mxnet.gluon import Block, Parameter
 from mxnet.ndarray import NDArray
 
+from ..messages.callers import warn_user
 from . import _mxnet
 from .nesting import Nesting, is_constant, nesting_of
 
@@ -390,18 +391,36 @@ class Trace:
     def _note_hook(self, name: str, block: Block, *given: Any) -> None:
         self._hooked.append((name, block, given))
 
-    def left(self) -> Left:
-        """Return what the code has left behind; the blocks keep what they had before. Raises ``ValueError`` if it has
-        put a Symbol into a list or dict that was there before."""
+    def left(self, inputs: Collection[str]) -> Left:
+        """Return what the code has left behind; the blocks keep what they had before. ``inputs`` names the variables of
+        the graph. Raises ``ValueError`` if a Symbol was put into a list or dict that was there before, or if a hook
+        gets one of the body of a ``foreach``, ``while_loop`` or ``cond``."""
         arrays: list[mx.sym.Symbol] = []
         writes: list[tuple[Block, str, Nesting]] = []
+
+        def inner(symbol: mx.sym.Symbol) -> bool:
+            return not set(inputs).issuperset(symbol.list_inputs())
+
         for block, name, before in self._written.values():
             value = vars(block).pop(name, _MISSING)
             if before is not _MISSING:
                 vars(block)[name] = before
-            if value is not _MISSING:
-                writes.append((self._block if block is self._clone else block, name, _nesting(value, arrays)))
-        calls = [(name, block, _nesting(given, arrays)) for name, block, given in self._hooked]
+            kept = len(arrays)
+            nesting = _nesting(value, arrays)
+            if any(map(inner, arrays[kept:])):
+                del arrays[kept:]
+                _warn_of_inner(block, name)
+            elif value is not _MISSING:
+                writes.append((self._block if block is self._clone else block, name, nesting))
+        calls = []
+        for name, block, given in self._hooked:
+            kept = len(arrays)
+            calls.append((name, block, _nesting(given, arrays)))
+            if any(map(inner, arrays[kept:])):
+                raise ValueError(
+                    f"{block.name!r} has a forward hook and runs within F.contrib.foreach, while_loop or cond, where a "
+                    "graph has no arrays for it: take the hook off"
+                )
         for owner, name, token in self.reads.tokens().values():
             if _token_of(owner, name, _Places()) != token:
                 self._refuse_symbols(owner, name)
@@ -460,6 +479,14 @@ class Left:
             args = tuple(given[0]) if isinstance(given[0], list) else given[0]
             for hook in list(vars(block)[name].values()):
                 hook(block, args, *given[1:])
+
+
+def _warn_of_inner(block: Block, name: str) -> None:
+    if type(block).__module__.partition(".")[0] not in _LIBRARIES:  # as MXNet's VariationalDropoutCell, for itself
+        warn_user(
+            f"{name!r} of {block.name!r} is set within F.contrib.foreach, while_loop or cond, where a graph has no "
+            f"array for it: it stays as it was, {getattr(block, name, None)!r}. Return it as a state or an output"
+        )
 
 
 def apart(more: Sequence[mx.sym.Symbol], outputs: Sequence[mx.sym.Symbol]) -> Iterator[mx.sym.Symbol]:

@@ -83,7 +83,6 @@ class Ledger:
         self.scale = 1.0  # the loss scale of the last scaled backward; stays after the step
         # The loss scale in what a step has left in gradients of ``grad_req="add"``, over the factor of clipping.
         self.left = 1.0
-        self.unapplied = False  # whether a Module's backward came after another one, without an update between them
         self.clear()
 
     def __reduce__(self) -> tuple:

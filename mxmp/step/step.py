@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import numpy as np
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..messages.text import some
@@ -128,7 +129,6 @@ class ScaledStep:
 
     def note_own_backward(self, adds: Sequence[NDArray]) -> None:
         """Record a Module's backward and its loss scale, which stays if it ``adds`` to gradients that are present."""
-        self.ledger.unapplied = self.ledger.scaled
         if self.ledger.inputs_overflowed and not adds:
             self.discard([])
         if not self.ledger.scaled:
@@ -140,9 +140,10 @@ class ScaledStep:
         """Before the first backward of a step: bring what the step before has left in ``gradients``, to which the
         backward adds, to the loss scale of now. Plain MXNet adds to it too, unless the user sets it to zero."""
         factor, self.ledger.left = self.loss_scale / self.ledger.left, self.loss_scale
-        for gradient in gradients if factor != 1.0 else ():
-            for part in _in_parts(factor):
-                gradient *= part
+        with autograd.pause():  # ``scale_loss`` may stand in a record, in which MXNet refuses writes into gradients
+            for gradient in gradients if factor != 1.0 else ():
+                for part in _in_parts(factor):
+                    gradient *= part
 
     def note_input_overflow(self) -> None:
         """Record, and log, that the gradient of an input has an inf or NaN: the loss scale falls at the next step, or
@@ -282,7 +283,7 @@ class ScaledStep:
             self.history.append(ScaleEvent(self.steps, before, False))
         self.ledger.left = (1.0 if unscaled else before) / self.ledger.clip
         self.group.note_step(self, not bad and not self.ledger.inputs_overflowed)
-        self.ledger.unapplied = self.ledger.inputs_overflowed = False
+        self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale
         if bad:
             self.skipped_steps += 1

@@ -672,10 +672,9 @@ class Module(SavesParams, StepView, mx.mod.Module):
         ``mx.mod.Module.get_input_grads``: a list with an array per input; with ``merge_multi_context=False``, a list
         per input, with an array per device. None stands for a gradient that was not requested by ``grad_req``.
 
-        Does not wait for the device in a module that is updated after each backward. One that is not (it has no
-        optimizer, or the last backward came without an ``update`` after the one before) checks the gradients here,
-        since no ``update`` does: if one has an inf or NaN, a warning is logged, and the loss scale is lower from the
-        next backward on, so that a later call is right.
+        Waits for the device, unless the loss scale is 1, since no ``update`` checks these gradients: if one has an inf
+        or NaN, a warning is logged, and the loss scale is lower from the next backward on, so that a later call is
+        right.
         """
         ledger = self.scaled_step.ledger
         factor = 1.0 / ledger.scale
@@ -690,8 +689,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             return arrays[-1].array
 
         result = unscaled(super().get_input_grads(merge_multi_context))
-        is_updated = self.optimizer_initialized and not ledger.unapplied
-        if not is_updated and factor != 1.0 and non_finite(arrays):
+        if factor != 1.0 and non_finite(arrays):
             self.scaled_step.note_input_overflow()
         return result
 

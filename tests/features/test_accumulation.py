@@ -209,3 +209,28 @@ def test_the_first_sum_of_float16_gradients_takes_the_default_loss_scale():
     assert np.isfinite(net.weight.grad().asnumpy()).all()
     trainer.step(1)
     assert not trainer.last_step_skipped
+
+
+@pytest.mark.parametrize("way", ["scale_loss", "backward"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_backwards_within_a_record_add_to_sums_when_the_loss_scale_has_changed(policy, way):
+    """As in the loop of a YOLO that calls backward within ``autograd.record()``."""
+    net = seeded(nn.Dense(3, in_units=6))
+    convert(POLICIES[policy], net)
+    net(array(0, 4, 6))
+    net.collect_params().setattr("grad_req", "add")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=SCALE)
+    found = []
+    for scale in (SCALE, 2 * SCALE):
+        trainer.scaler.loss_scale = scale
+        with autograd.record():
+            loss = net(array(0, 4, 6)).square().mean()
+            if way == "backward":
+                trainer.backward(loss)
+            else:
+                with trainer.scale_loss(loss) as scaled:
+                    autograd.backward(scaled)
+        found.append([param.grad().asnumpy() / scale for param in net.collect_params().values()])
+        trainer.step(4)
+    for first, second in zip(*found):
+        np.testing.assert_allclose(second, 2 * first, rtol=1e-2, atol=1e-4)

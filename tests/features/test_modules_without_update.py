@@ -212,3 +212,29 @@ def test_a_second_update_after_one_backward_warns_where_the_loss_scale_has_chang
         module.update()
     forward_backward(module, 0.01)
     module.update()
+
+
+def test_a_discriminator_whose_input_gradients_alone_overflow_lowers_its_own_scale():
+    """A GAN updates it by another backward than the one that gives the generator its gradients."""
+    scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, no_bias=True, name="d")
+    inner = mxmp.Module(mx.sym.MakeLoss(mx.sym.sum(scores)), label_names=None)
+    inner.bind([("data", (4, 8))], inputs_need_grad=True)
+    inner.init_params(mx.init.Constant(4.0))  # times the first scale, 65536, above 65504
+    inner.init_optimizer(optimizer_params={"learning_rate": 1e-6})
+    outer = mxmp.Module(mx.sym.FullyConnected(mx.sym.Variable("z"), num_hidden=8, name="g"), ["z"], None)
+    outer.bind([("z", (4, 3))])
+    outer.init_params(mx.init.Normal(0.001))
+    outer.init_optimizer(optimizer_params={"learning_rate": 1e-4})
+    for _ in range(12):
+        outer.forward(mx.io.DataBatch([mx.nd.full((4, 3), 0.01)], None), is_train=True)
+        made = outer.get_outputs()[0]
+        inner.forward(mx.io.DataBatch([made * 0.01], None), is_train=True)
+        inner.backward()
+        inner.update()
+        inner.forward(mx.io.DataBatch([made], None), is_train=True)
+        inner.backward()
+        outer.backward(inner.get_input_grads())
+        outer.update()
+    assert inner.loss_scale * 4 < 65504
+    assert not outer.last_step_skipped
+    assert outer.skipped_steps < 6

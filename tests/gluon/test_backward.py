@@ -337,3 +337,36 @@ def test_no_order_of_the_trainers_own_calls_is_taken_for_a_plain_backward():
             scaled.backward()
         trainer.discard()
         net(array(1, 4, 6))
+
+
+def run_through(policy, scale, passes=2, times=3):
+    """The warnings of a loop that trains an input of a net whose own weights no Trainer has."""
+    net, image = made(policy), gluon.Parameter("image", shape=(4, 6))
+    image.initialize(mx.init.One())
+    trainer = mxmp.Trainer([image], "sgd", {"learning_rate": 0.1}, loss_scale=scale)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            with autograd.record():
+                loss = sum((net(image.data()) - net(array(k, 4, 6))).square().mean() for k in range(passes))
+            trainer.backward(loss)
+            trainer.step(4)
+    return [str(each.message) for each in caught if "plain loss.backward()" in str(each.message)]
+
+
+@pytest.mark.parametrize("scale", [1024.0, 1.0])
+def test_a_scaled_backward_through_a_net_that_no_trainer_updates_is_no_plain_one(scale):
+    assert not run_through("float16", scale)
+
+
+def test_a_net_whose_trainer_comes_after_its_first_record_steps_without_a_loss_scale():
+    net = made("float16")
+    with autograd.record():
+        net(array(0, 4, 6))
+    trainer = trainer_of("float16", net, scale=None)
+    before = net.weight.data().asnumpy()
+    with autograd.record():
+        loss = net(array(0, 4, 6)).square().mean()
+    trainer.backward(loss)
+    trainer.step(4)
+    assert (net.weight.data().asnumpy() != before).all()

@@ -340,6 +340,90 @@ def test_a_result_in_an_attribute_is_that_of_each_call(kind, flags, nested, dtyp
         assert inner[0].calls == inner[1].calls
 
 
+def step_of_each(block, op, x):
+    def body(row, state):
+        block.aux = row * 2
+        return block.aux, state + row
+
+    return op.contrib.foreach(body, x, op.zeros_like(op.sum(x, axis=0)))[0]
+
+
+def step_while(block, op, x):
+    def body(i, total):
+        block.aux = total + 1
+        return [], (i + 1, block.aux)
+
+    start = op.zeros_like(op.sum(x).reshape((1,)))
+    found = op.contrib.while_loop(lambda i, total: i < 3, body, (start, start + 1), max_iterations=4)
+    return op.broadcast_mul(x, found[1][1].reshape((1, 1)))
+
+
+def step_if(block, op, x):
+    def then():
+        block.aux = x * 2
+        return block.aux + 1
+
+    return op.contrib.cond(op.sum(x * x) > 0, then, lambda: x)
+
+
+LOOPS = {"foreach": step_of_each, "while_loop": step_while, "cond": step_if}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", LOOPS)
+def test_what_the_body_of_a_loop_leaves_in_an_attribute_is_no_output_and_warned_of(kind, dtype):
+    nets, inner = pair(lambda: Takes(LOOPS[kind], aux=0), dtype, False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for training in (False, True):
+            assert_alike(nets, training)
+    if isinstance(inner[1].aux, int):
+        assert inner[1].aux == 0
+        assert "Return it as a state or an output" in str(caught[-1].message)
+    else:  # a graph of the values outside, as for ``cond``
+        assert_nearly(as_numpy(inner[1].aux), as_numpy(inner[0].aux))
+
+
+class Unrolled(gluon.HybridBlock):
+    """MXNet's cells that keep a mask or an output of the round before, in a loop of the graph."""
+
+    def __init__(self, cell):
+        super().__init__()
+        with self.name_scope():
+            self.cell = cell(gluon.rnn.RNNCell(3, input_size=3))
+            self.head = nn.Dense(2, in_units=3, flatten=False)
+
+    def hybrid_forward(self, op, x):
+        self.cell.reset()
+        return self.head(op.contrib.foreach(self.cell, op.expand_dims(x, 1), [op.zeros((1, 3))])[0])
+
+
+CELLS = {
+    "variational": lambda cell: gluon.contrib.rnn.VariationalDropoutCell(cell, drop_inputs=0.5, drop_states=0.5),
+    "zoneout": lambda cell: gluon.rnn.ZoneoutCell(cell, zoneout_outputs=0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_that_keep_a_mask_run_in_a_loop_of_the_graph(kind, dtype):
+    nets, _ = pair(lambda: Unrolled(CELLS[kind]), dtype, False)
+    assert_alike(nets)
+    with autograd.record():
+        loss = nets[1](X).sum()
+    loss.backward()
+    assert all(np.isfinite(param.grad().asnumpy()).all() for param in nets[1].collect_params().values())
+
+
+def test_a_hook_within_a_loop_of_the_graph_is_refused():
+    net = Unrolled(lambda cell: cell)
+    net.initialize()
+    net.cell.register_forward_hook(lambda *given: None)
+    mxmp.convert(net, "float16")
+    with pytest.raises(ValueError, match="has a forward hook and runs within"):
+        net(X)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_loss_with_what_an_attribute_has_trains_as_in_fp32(nested, dtype):

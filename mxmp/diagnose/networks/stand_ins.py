@@ -133,6 +133,11 @@ class PlainStep:
     updates_masters = True
 
     @property
+    def owner(self) -> Any:
+        """Return what steps: modules that share their parameters are one, as in mxmp."""
+        return self
+
+    @property
     def scaler(self) -> PlainScaler:
         return PlainScaler()
 
@@ -141,9 +146,9 @@ class PlainStep:
         self, gradients: Sequence[Gradient], factor: float, weights: Callable[[], Mapping[str, NDArray]]
     ) -> Iterator[bool]:
         """Record the update within the block; yield whether it is to be applied."""
-        skipped = self.recorder.leaves_out(self)
-        self.recorder.before_step(self, gradients, factor, weights(), skipped=skipped)
+        skipped = self.recorder.leaves_out(self.owner)
+        self.recorder.before_step(self.owner, gradients, factor, weights(), skipped=skipped)
         yield not skipped
         self.last_step_skipped = skipped
         self.skipped_steps += skipped
-        self.recorder.after_step(self, weights)
+        self.recorder.after_step(self.owner, weights)

@@ -22,8 +22,10 @@ _LEAST_MOVED = 0.3  # of the way of the weights
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str, found: dict[str, Any]) -> Verification:
-    """Judge ``low`` by ``reference``, the run of ``again``, and by runs of it that noise has moved."""
+def judge(
+    runner: Runner, again: Job, reference: Record, written: Job, low: Record, note: str, found: dict[str, Any]
+) -> Verification:
+    """Judge ``low``, the run of ``written``, by ``reference``, that of ``again``, and by runs that noise has moved."""
     noise = [runner.run(again._replace(noise=number)) for number in NOISE]
     for record in (reference, *noise):
         if record.error:
@@ -33,7 +35,7 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
     judged = judged_by(runs, bands)
     if judged.left is not None or judged.none or away.typical > LOW_TIMES * _typical(bands, found["dtype"]):
         # One rounding may flip a ReLU or a near tie, in few runs, for good.
-        moved = [runner.run(Job("low", number, found["dtype"])) for number in NOISE]
+        moved = [runner.run(written._replace(noise=number, dtype=found["dtype"])) for number in NOISE]
         bands += [course(reference, runner.run(again._replace(noise=number))) for number in _MORE_NOISE]
         runs += [course(reference, each) for each in moved if _is_beside(each, low)]
         judged = judged_by(runs, bands)
@@ -69,8 +71,8 @@ def judge(runner: Runner, again: Job, reference: Record, low: Record, note: str,
             (_OTHERS,) * low.has_others + (_CASTS,) * reference.casts + (_STORED,) * (left.what == "weights") + _TOO_LOW
         )
         return Verification(False, verdict + beside, reasons_, low_departure=left, **found)
-    is_close = found["noise_ratio"] > LOW_TIMES and away.typical > _LEAST / 2
-    share = f", {away.typical:.0%} of the gradients, where {_LEAST:.0%} are an error" if is_close else ""
+    far = found["noise_ratio"] > LOW_TIMES
+    share = f", {away.typical:.0%} of the gradients, where {_LEAST:.0%} are an error" if far else ""
     verdict = f"The port is right. {agree} over {updates}; {dtype} differs by {times}{share}{grown}{skips}"
     return Verification(True, verdict + beside, **found)
 

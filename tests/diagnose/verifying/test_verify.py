@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -124,6 +125,28 @@ def test_arrays_that_a_script_makes_in_float16_are_fp32_in_plain(made):
     assert found.right, str(found)
 
 
+@pytest.mark.slow
+def test_a_difference_of_many_times_the_noise_that_is_called_right_says_how_small_it_is():
+    """Subnormal data, which float16 has few digits of."""
+
+    def run():
+        net = nn.Dense(2, in_units=3, use_bias=False)
+        net.initialize()
+        mxmp.convert(net, "float16")
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=1024)
+        for _ in range(5):
+            x = mx.nd.array(1e-6 * np.random.randn(4, 3))
+            with autograd.record():
+                loss = (net(x) * x[:, :2]).sum() * 1e6
+            trainer.backward(loss)
+            trainer.step(4)
+
+    found = verify(run, 5, progress=False)
+    assert found.right, str(found)
+    assert found.noise_ratio > 10
+    assert re.search(r"times the noise, [1-9]% of the gradients", found.verdict), found.verdict
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="a function that builds and trains, or a script, got int"):
         verify(3)
@@ -174,6 +197,65 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
     assert found.status == 2
     assert "one rounding of the initial weights alone changes plain's own gradients by" in found.verdict
     assert "such as a year" in str(found)
+
+
+# -- Modules that share their parameters -------------------------------------------------------------
+
+
+def two_modules_of_one_discriminator():
+    """As a GAN that trains on real and on made-up data by two losses of the same parameters."""
+    out = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), act_type="sigmoid")
+    real, fake = (
+        mxmp.Module(mx.sym.MakeLoss(-mx.sym.log(chance), name=name), label_names=None)
+        for chance, name in ((out, "real"), (1 - out, "fake"))
+    )
+    real.bind([("data", (16, 4))])
+    real.init_params(mx.init.Xavier())
+    real.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.01})
+    fake.bind([("data", (16, 4))], shared_module=real)
+    for _ in range(6):
+        for module in (fake, real):
+            module.forward(mx.io.DataBatch([mx.nd.array(np.random.randn(16, 4))], None), is_train=True)
+            module.backward()
+            module.update()
+
+
+@pytest.mark.slow
+def test_modules_that_share_their_parameters_are_compared_in_the_order_of_their_updates():
+    found = verify(two_modules_of_one_discriminator, 8, progress=False)
+    assert found.right, str(found)
+    assert found.steps == 8
+    assert found.agreement == 0
+
+
+# -- Kernels of oneDNN that fail ---------------------------------------------------------------------
+
+
+def two_deconvolutions():
+    """oneDNN fails in the backward of an FP32 Deconvolution to one channel after another, in plain MXNet too."""
+    x = mx.sym.Variable("data")
+    for name, channels in (("up", 16), ("top", 1)):
+        shape = {"kernel": (5, 5), "stride": (2, 2), "pad": (2, 2), "adj": (1, 1)}
+        x = mx.sym.Deconvolution(x, num_filter=channels, name=name, **shape)
+    x = mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv")
+    module = mxmp.Module(mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(x))), label_names=None, policy="bfloat16")
+    module.bind([("data", (8, 32, 7, 7))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.01})
+    for _ in range(4):
+        module.forward(mx.io.DataBatch([mx.nd.array(np.random.randn(8, 32, 7, 7))], None), is_train=True)
+        module.backward()
+        module.update()
+
+
+@pytest.mark.slow
+def test_what_fails_in_plain_onednn_and_in_bfloat16_is_no_fault_of_the_port(unused_process):
+    found = unused_process.submit(verify, two_deconvolutions, 4, progress=False).result()
+    if found.right and "without oneDNN" not in found.verdict:
+        pytest.skip(f"oneDNN computes it here: {found.verdict}")
+    assert found.right, str(found)
+    assert "bfloat16 too, as it fails with MXNetError" in found.verdict
+    assert "set MXNET_MKLDNN_ENABLED=0" in found.verdict
 
 
 # -- A script that rejects overflows itself ----------------------------------------------------------

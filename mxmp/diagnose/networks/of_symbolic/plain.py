@@ -69,13 +69,13 @@ class _PlainModule(PlainStep, _Settled):
     def update(self) -> None:
         due = _due(self)  # with a kvstore, the sum over devices, which ``update`` makes inside
         rescale = optimizer_of(executing(self)).rescale_grad
-        self.recorder.note_outputs(self, self.get_outputs())
+        self.recorder.note_outputs(self.owner, self.get_outputs())
         with self.plain_step(due, rescale, lambda: _values(self)) as applies:
             if applies:
                 super().update()  # type: ignore[misc]
 
     def discard(self) -> None:
-        with self.recorder.discarding(self, _due(self), lambda: _values(self)):
+        with self.recorder.discarding(self.owner, _due(self), lambda: _values(self)):
             for arrays in _mxnet.group(executing(self)).grad_arrays:
                 for array in arrays:
                     if array is not None:
@@ -95,6 +95,25 @@ def _sum(arrays: Sequence[NDArray]) -> NDArray:
 class _PlainSingle(_PlainModule, mx.mod.Module):
     load: Any = classmethod(Module.load.__func__)  # type: ignore[attr-defined]
     start_from = Module.start_from
+    _owner: Any = None
+
+    @property
+    def owner(self) -> Any:
+        return self if self._owner is None else self._owner
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        if isinstance(shared_module, _PlainSingle) and (force_rebind or not self.binded):
+            self._owner = shared_module.owner
+        super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
 
 
 class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
