@@ -60,7 +60,8 @@ def judge(
             f"{agree} over {updates}, but one rounding of the initial weights alone changes plain's own gradients by "
             f"{judged.noise:.0%} at once, and {dtype} by {judged.low:.0%}: none can say which of them are right"
         )
-        return Verification(None, f"Cannot say: {why}{beside}", _TOO_WIDE, **found)
+        reasons = (_LESS_NOISE,) * (dtype == "bfloat16") + _TOO_WIDE
+        return Verification(None, f"Cannot say: {why}{beside}", reasons, **found)
     left = judged.left
     if left is not None:
         verdict = (
@@ -90,6 +91,7 @@ _STORED = (
     "the script reads weights and writes them back, and what it reads is rounded where they are stored in float16: "
     "mxmp.master_weights(net) has them in FP32, and mxmp.set_master_weights sets them"
 )
+_LESS_NOISE = "bfloat16 has few digits: verify the port in float16, whose rounding is an eighth"
 _TOO_WIDE = (
     "large numbers that nearly cancel within the net, such as a year, a time or an identifier that goes into it as it "
     "is: subtract the mean and divide by the deviation",

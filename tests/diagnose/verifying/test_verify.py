@@ -196,6 +196,7 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
     found = verify(PROGRAMS / "wrong" / "raw_year.py", 5, arguments=["bfloat16"], seed=seed, progress=False)
     assert found.status == 2
     assert "one rounding of the initial weights alone changes plain's own gradients by" in found.verdict
+    assert found.reasons[0].startswith("bfloat16 has few digits: verify the port in float16")
     assert "such as a year" in str(found)
 
 
