@@ -46,7 +46,7 @@ HOUSE = {
     "gluon": [
         *("_mxnet", "nesting", "tracing", "known", "remembered", "blocks", "parameter", "conversion", "record"),
         *("scaling", "scaled_heads", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs"),
-        *("symbols", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
+        *("symbols", "untraceable", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

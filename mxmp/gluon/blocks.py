@@ -61,7 +61,11 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     not_graphs = outside.union(map(id, python))
     graphs = [each for each in blocks if isinstance(each, HybridBlock) and id(each) not in not_graphs]
     if not graphs:
-        why = "the filter excludes every one" if python else "only those have a graph to rewrite"
+        why = (
+            "the filter excludes every one: convert the parts inside by themselves"
+            if python
+            else "only those have a graph to rewrite"
+        )
         raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
     no_callers = outside.union(map(id, graphs))
     callers = [each for each in blocks if id(each) not in no_callers]

@@ -48,8 +48,7 @@ class NetConversion(Conversion):
         net = division.blocks[0]
         self._check_parameters(net)
         for block in division.graphs:
-            symbol = _mxnet.own_symbol(block)
-            if symbol is not None:
+            if (symbol := _mxnet.own_symbol(block)) is not None:
                 refuse_fused(symbol)
             if _mxnet.overrides_graph_calls(block):
                 raise ValueError(
@@ -123,9 +122,8 @@ class NetConversion(Conversion):
         trainer = next(filter(None, map(_mxnet.trainer_of, trained)), None)
         if autograd.is_recording() and trainer is not None and not is_scaling(trainer):
             text = (
-                f"a net computes in float16 and is trained by a {class_of(trainer)}, "
-                "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
-                "trainer.backward(loss), or convert to bfloat16, which needs no scaling"
+                f"a net computes in float16 and is trained by a {class_of(trainer)}, which does not scale the loss: "
+                "gradients below 6e-8 become zero. Use mxmp.Trainer and trainer.backward(loss), or bfloat16"
             )
         # A backward reaches them all, or at least the first or the last.
         elif any(map(_has_plain_gradient, ends := trained[:1] + trained[-1:])):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import threading
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -144,9 +143,8 @@ class Hook:
 
     def optimize_for(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         raise ValueError(
-            f"{self._block.name}: optimize_for(backend={backend!r}) partitions the FP32 graph, and a converted net "
-            "runs its own. For inference on a CPU, mxmp.optimize_for_inference(net, batches) fuses its graph; for "
-            "MXNet's own partition call mxmp.restore(net) first"
+            f"{self._block.name}: optimize_for(backend={backend!r}) partitions the FP32 graph: for inference, "
+            "mxmp.optimize_for_inference(net, batches) fuses its graph, or call mxmp.restore(net) for MXNet's partition"
         )
 
     def call_graph(self, *args: Any) -> Any:
@@ -204,15 +202,9 @@ class Hook:
         try:
             return build(self._block, args, constants, self.conversion)
         except UntraceableError as found:
-            culprit, reason = found.args
-            _refuse_wrong_arguments(self._block, args, culprit, reason)
-            raise ValueError(
-                f"{culprit.name!r} ({type(culprit).__name__}) cannot be traced, and mxmp runs {self._block.name!r} as "
-                "a graph: hybrid_forward gets Symbols there, which have no values "
-                f"({type(reason).__name__}: {reason}). Write it without them, or leave this block as Python and "
-                f"convert around it: mxmp.convert(net, exclude=lambda name, block: name == {culprit.name!r})"
-                + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
-            ) from reason
+            from .untraceable import error_of  # what is said is loaded where it is needed
+
+            raise error_of(self._block, args, *found.args) from found.args[1]
 
     def _set_active(self, active: bool) -> None:
         """Set whether ``HybridBlock.forward`` runs a graph; remember for ``undo`` what ``hybridize`` chose."""
@@ -237,34 +229,14 @@ class Hook:
         return not is_root and not self._block.collect_params().keys()
 
 
-def _refuse_wrong_arguments(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> None:
-    """Raise ``TypeError`` if ``culprit`` inside ``block`` failed on wrong arguments, or a list in place of an array."""
-    text = str(reason)
-    if isinstance(reason, TypeError) and "hybrid_forward() " in text and "argument" in text:
-        names = list(signature(culprit.hybrid_forward).parameters)[1:]
-        takes = [name for name in names if not isinstance(getattr(culprit, name, None), Parameter)]
-        count = f"{len(args)} inputs" if culprit is block else "others"
-        raise TypeError(
-            f"{culprit.name!r} ({type(culprit).__name__}) takes the inputs {', '.join(takes)}, and was called with "
-            f"{count} ({reason})"
-        ) from reason
-    nested = next((type(each).__name__ for each in args if isinstance(each, (list, tuple))), None)
-    if nested and "must be Symbol instances, but got [" in text:
-        raise TypeError(
-            f"{block.name!r} ({type(block).__name__}) was called with a {nested} of arrays where {culprit.name!r} "
-            "takes an array: write net(x), or net(*arrays) for a net of several inputs"
-        ) from reason
-
-
 def _check_memory(block: HybridBlock, contexts: list[mx.Context]) -> None:
     """Raise ``ValueError`` if ``block`` has parameters and an input is in shared or pinned memory."""
     # A DataLoader with workers or ``pin_memory`` leaves batches there; MXNet's own error does not say what to do.
     for ctx in contexts:
         if ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
             raise ValueError(
-                f"{block.name}: the batch is in {ctx}, where a DataLoader with workers or pin_memory leaves it, and a "
-                "converted net runs as a graph, which like any hybridized net takes inputs from its own device only: "
-                "call x.as_in_context(mx.cpu()), or gluon.utils.split_and_load(x, contexts)"
+                f"{block.name}: the batch is in {ctx}, where a DataLoader with workers or pin_memory leaves it. As for "
+                "any hybridized net, call x.as_in_context(mx.cpu()) or gluon.utils.split_and_load(x, contexts)"
             )
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import AbstractSet, Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -39,6 +39,7 @@ _NOTING = "_mxmp_noting"
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
+_NO_ARRAY = "within F.contrib.foreach, while_loop or cond a graph has no array for it"
 _INSTALLED = os.path.dirname(os.__file__)
 
 
@@ -391,15 +392,15 @@ class Trace:
     def _note_hook(self, name: str, block: Block, *given: Any) -> None:
         self._hooked.append((name, block, given))
 
-    def left(self, inputs: Collection[str]) -> Left:
+    def left(self, inputs: AbstractSet[str]) -> Left:
         """Return what the code has left behind; the blocks keep what they had before. ``inputs`` names the variables of
         the graph. Raises ``ValueError`` if a Symbol was put into a list or dict that was there before, or if a hook
         gets one of the body of a ``foreach``, ``while_loop`` or ``cond``."""
         arrays: list[mx.sym.Symbol] = []
         writes: list[tuple[Block, str, Nesting]] = []
 
-        def inner(symbol: mx.sym.Symbol) -> bool:
-            return not set(inputs).issuperset(symbol.list_inputs())
+        def leaked(first: int) -> bool:
+            return not all(inputs >= {*each.list_inputs()} for each in arrays[first:])
 
         for block, name, before in self._written.values():
             value = vars(block).pop(name, _MISSING)
@@ -407,7 +408,7 @@ class Trace:
                 vars(block)[name] = before
             kept = len(arrays)
             nesting = _nesting(value, arrays)
-            if any(map(inner, arrays[kept:])):
+            if leaked(kept):
                 del arrays[kept:]
                 _warn_of_inner(block, name)
             elif value is not _MISSING:
@@ -416,11 +417,8 @@ class Trace:
         for name, block, given in self._hooked:
             kept = len(arrays)
             calls.append((name, block, _nesting(given, arrays)))
-            if any(map(inner, arrays[kept:])):
-                raise ValueError(
-                    f"{block.name!r} has a forward hook and runs within F.contrib.foreach, while_loop or cond, where a "
-                    "graph has no arrays for it: take the hook off"
-                )
+            if leaked(kept):
+                raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
         for owner, name, token in self.reads.tokens().values():
             if _token_of(owner, name, _Places()) != token:
                 self._refuse_symbols(owner, name)
@@ -482,11 +480,9 @@ class Left:
 
 
 def _warn_of_inner(block: Block, name: str) -> None:
-    if type(block).__module__.partition(".")[0] not in _LIBRARIES:  # as MXNet's VariationalDropoutCell, for itself
-        warn_user(
-            f"{name!r} of {block.name!r} is set within F.contrib.foreach, while_loop or cond, where a graph has no "
-            f"array for it: it stays as it was, {getattr(block, name, None)!r}. Return it as a state or an output"
-        )
+    if not _is_of_library(type(block)):  # as MXNet's VariationalDropoutCell, for itself
+        stays = f"it stays as it was, {getattr(block, name, None)!r}. Return it as a state or an output"
+        warn_user(f"{name!r} of {block.name!r} is set in the body of a loop, and {_NO_ARRAY}: {stays}")
 
 
 def apart(more: Sequence[mx.sym.Symbol], outputs: Sequence[mx.sym.Symbol]) -> Iterator[mx.sym.Symbol]:

@@ -1,0 +1,38 @@
+"""What is said of a block that cannot be traced."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, Parameter
+
+
+def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> Exception:
+    """Return the error of ``culprit``, which is ``block`` or inside it and cannot be traced: a ``TypeError`` if it got
+    wrong arguments, or a list in place of an array, otherwise a ``ValueError`` that says how to leave it as Python."""
+    text = str(reason)
+    if isinstance(reason, TypeError) and "hybrid_forward() " in text and "argument" in text:
+        names = list(signature(culprit.hybrid_forward).parameters)[1:]
+        takes = [name for name in names if not isinstance(getattr(culprit, name, None), Parameter)]
+        count = f"{len(args)} inputs" if culprit is block else "others"
+        return TypeError(
+            f"{culprit.name!r} ({type(culprit).__name__}) takes the inputs {', '.join(takes)}, and was called with "
+            f"{count} ({reason})"
+        )
+    nested = next((type(each).__name__ for each in args if isinstance(each, (list, tuple))), None)
+    if nested and "must be Symbol instances, but got [" in text:
+        return TypeError(
+            f"{block.name!r} ({type(block).__name__}) was called with a {nested} of arrays where {culprit.name!r} "
+            "takes an array: write net(x), or net(*arrays) for a net of several inputs"
+        )
+    kind = type(culprit)
+    is_own = not kind.__module__.startswith("mxnet.")  # a net may have many of its class
+    alike = f"isinstance(block, {kind.__name__})" if is_own else f"name == {culprit.name!r}"
+    return ValueError(
+        f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "
+        f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). Write it without them, or "
+        f"leave {'such blocks' if is_own else 'it'} as Python and convert around: mxmp.convert(net, exclude=lambda "
+        f"name, block: {alike})"
+        + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
+    )
