@@ -1,7 +1,8 @@
 """Drawn sequences of calls, each made on a net or Module of mxmp that computes in FP32, and on plain MXNet's beside it.
 
 Plain MXNet is not hybridized, so it has no graph that could go stale. A call that mxmp refuses in words is made on
-neither, and must leave everything as it was: the sequence goes on. The two are compared bit for bit.
+neither, and must leave everything as it was: the sequence goes on. The two are compared bit for bit. In
+``drawn_masters`` both compute in float16.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import copy
 import os
 import random
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 from unittest import mock
 
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import LOSS, array, seeded, sequence
+from kit.twins import LOSS, array, seeded, sequence, value
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support import optimizers
 
 import mxmp
+from mxmp.step.ledger import State
 
 BATCH = 4
 FLAGS = [
@@ -37,7 +40,22 @@ BAD = [float("inf"), -float("inf"), float("nan")]
 OPTIMIZERS = [
     *(("sgd", {"momentum": 0.9, "wd": 0.01}), ("sgd", {}), ("adam", {}), ("nag", {"momentum": 0.9}), ("rmsprop", {})),
     *(("adam", {"clip_gradient": 0.05}), ("adagrad", {}), ("ftrl", {}), ("signum", {}), ("lamb", {}), ("plain", {})),
+    *(("limited", {}), ("sgd", {"momentum": 0.9, "steps": 2}), ("adam", {"steps": 3})),
 ]
+# Every optimizer of MXNet, and the settings that take another way.
+VARIANTS = {
+    **{name: (name, options) for name, options in optimizers.OPTIMIZERS.items()},
+    **{f"scheduled {name}": (name, {"steps": 2, "wd": 1e-3}) for name in ("sgd", "adam", "adamax")},
+    "sgd-clip": ("sgd", {"clip_gradient": 0.01}),
+    "adam-clip": ("adam", {"clip_gradient": 0.01}),
+    "rmsprop-plain": ("rmsprop", {"centered": False}),
+    "lbsgd-lars": ("lbsgd", {"momentum": 0.9, "warmup_strategy": "lars"}),
+    "lbsgd-power2": ("lbsgd", {"momentum": 0.9, "warmup_strategy": "power2", "warmup_epochs": 1}),
+    "plain": ("plain", {}),
+    "limited": ("limited", {}),
+}
+# Plain MXNet updates these differently on each device.
+ON_ONE_DEVICE = ("sgld", "nadam", "lbsgd")
 
 
 @mx.optimizer.register
@@ -49,6 +67,22 @@ class Plain(mx.optimizer.Optimizer):
 
     def update(self, index, weight, grad, state):
         weight -= 0.01 * grad
+
+
+@mx.optimizer.register
+class Limited(Plain):
+    """Limits the norm of each gradient before it multiplies by ``rescale_grad``."""
+
+    def update(self, index, weight, grad, state):
+        weight -= 0.1 * min(1.0, 0.1 / max(grad.norm().asscalar(), 1e-9)) * self.rescale_grad * grad
+
+
+def settings(options: dict) -> dict:
+    """With a schedule of its own for each trainer, where ``options`` have ``steps``."""
+    options = {"learning_rate": 0.1, **options}
+    steps = options.pop("steps", None)
+    schedule = mx.lr_scheduler.FactorScheduler(steps, 0.5, base_lr=0.1) if steps else None
+    return {**options, "lr_scheduler": schedule} if steps else options
 
 
 class RefusedError(Exception):
@@ -82,50 +116,137 @@ def spoil(gradient: mx.nd.NDArray, rng: random.Random) -> None:
     flat[rng.randrange(flat.size)] = rng.choice(BAD)
 
 
-class Side:
-    """A Gluon net and its trainer: plain MXNet's if ``policy`` is None."""
+class Headed(gluon.HybridBlock):
+    """A net that computes its loss inside, with an operator that writes its own gradient."""
 
-    def __init__(self, policy: Any, rng: random.Random, devices: list[mx.Context]) -> None:
-        self.policy, self.devices = policy, devices
-        norm = [nn.BatchNorm(in_channels=5)] if len(devices) == 1 and rng.random() < 0.5 else []
-        layers = [nn.Dense(5, in_units=6, activation="tanh"), *norm, nn.Dense(3, in_units=5)]
-        self.net = seeded(sequence(*layers, prefix="net_"), devices)
+    def __init__(self, head: str, body: gluon.HybridBlock) -> None:
+        super().__init__(prefix="headed_")
+        self.head, self.body = head, body
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        z = self.body(x)
+        if self.head in ("SoftmaxOutput", "SVMOutput"):
+            return getattr(F, self.head)(z, y)
+        if self.head in ("MakeLoss", "make_loss"):
+            return getattr(F, self.head)(F.broadcast_sub(z, F.expand_dims(y, 1)).square().sum(axis=1))
+        return getattr(F, self.head)(z, F.broadcast_like(F.expand_dims(y, 1), z))
+
+
+REGRESSIONS = [f"{kind}RegressionOutput" for kind in ("Linear", "Logistic", "MAE")]
+HEADS = ["SoftmaxOutput", "SVMOutput", "MakeLoss", "make_loss", *REGRESSIONS]
+
+
+class Side:
+    """A Gluon net and its trainer: MXNet's own trainer where ``scales`` is False, and plain MXNet without a policy."""
+
+    def __init__(
+        self, draw: Callable, policy: Any, scales: bool, devices: list[mx.Context], heads: bool = True
+    ) -> None:
+        self.scales, self.devices = scales, devices
+        name, options = draw("optimizer", *OPTIMIZERS)
+        bias = name != "groupadagrad"
+        norm = [nn.BatchNorm(in_channels=5)] if draw("norm", len(devices) == 1, False) and bias else []
+        layers = (
+            nn.Dense(5, in_units=6, activation="tanh", use_bias=bias),
+            *norm,
+            nn.Dense(3, in_units=5, use_bias=bias),
+        )
+        self.head = draw("head", None, None, None, *HEADS) if heads else None
+        self.body = sequence(*layers, prefix="net_")
+        self.net = seeded(Headed(self.head, self.body) if self.head else self.body, devices)
         if policy is not None:
             mxmp.convert(self.net, policy)
         self.params = self.net.collect_params()
         self.trained = [param for param in self.params.values() if param.grad_req != "null"]
-        optimizer, options = rng.choice(OPTIMIZERS)
-        options = {"learning_rate": 0.1, **options}
-        scaler = rng.choice([64.0, "dynamic", None, mxmp.AdaptiveLossScaler(1024.0)])
-        kind, more = (gluon.Trainer, {}) if policy is None else (mxmp.Trainer, {"loss_scale": scaler})
-        kvstore = None if len(devices) == 1 and rng.random() < 0.5 else "device"
-        self.trainer = kind(self.params, optimizer, options, kvstore=kvstore, update_on_kvstore=False, **more)
+        self.trained[0].lr_mult, self.trained[-1].wd_mult = draw("multipliers", (1.0, 1.0), (0.5, 3.0))
+        self.two_losses = draw("two losses", True, False, False)
+        scales_by = [draw("scaler", 64.0, "dynamic", None, mxmp.AdaptiveLossScaler(1024.0)), 16.0]
+        kvstore = draw("kvstore", None, "device")
+        common = {"kvstore": kvstore, "update_on_kvstore": False}
+        # MXNet's own of the same parameters; then the one that trains, and another.
+        self.plain = (
+            None
+            if policy is not None and policy.params == "float16"
+            else gluon.Trainer(self.params, "sgd", {"learning_rate": 0.05}, **common)
+        )
+        self.trainer, self.other = (
+            mxmp.Trainer(self.params, name, settings(options), **common, loss_scale=scale)
+            if scales
+            else gluon.Trainer(self.params, name, settings(options), **common)
+            for scale in scales_by
+        )
         self.losses: list[list[mx.nd.NDArray]] = []
 
     def weights(self) -> list[np.ndarray]:
         mx.nd.waitall()  # BatchNorm writes its statistics without telling the engine
-        return [each.asnumpy() for param in self.params.values() for each in param.list_data()]
+        return [value(param, device) for param in self.params.values() for device in range(len(self.devices))]
 
-    def gradients(self, scale: float | None = None) -> list[np.ndarray]:
-        scale = scale or (1.0 if self.policy is None else self.trainer.loss_scale)
-        return [grad.asnumpy() / scale for p in self.trained if p.grad_req != "null" for grad in p.list_grad()]
+    def requested(self) -> list[gluon.Parameter]:
+        return [param for param in self.trained if param.grad_req != "null"]
+
+    def pairs(self) -> list[tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+        """Each weight of each device, with its gradient."""
+        return [pair for param in self.requested() for pair in zip(param.list_data(), param.list_grad())]
+
+    def fresh(self) -> list[bool]:
+        """Which gradients a backward has written since the last step, where MXNet's own Trainer trains."""
+        return [weight._fresh_grad for weight, _ in self.pairs()]
+
+    def gradients(self, scale: float = 1.0) -> list[np.ndarray]:
+        grads = [grad for param in self.requested() for grad in param.list_grad()]
+        return [grad.asnumpy().astype("float32") / np.float32(scale) for grad in grads]
+
+    def is_finite(self) -> bool:
+        return all(np.isfinite(gradient).all() for gradient in self.gradients())
 
     def norm(self) -> float:
-        """Of the summed gradients, which every device has."""
-        found = [p.list_grad()[0].asnumpy().ravel() for p in self.trained if p.grad_req != "null"]
-        return float(np.linalg.norm(np.concatenate(found or [np.zeros(1)])))
+        """Of the summed gradients, which every device has if there is a kvstore."""
+        counted = self.devices[:1] if self.trainer._kvstore else self.devices
+        found = [grad for weight, grad in self.pairs() if weight._fresh_grad and grad.ctx in counted]
+        return float(np.linalg.norm(np.concatenate([np.zeros(1), *(grad.asnumpy().ravel() for grad in found)])))
 
-    def outputs(self, net: Any = None) -> list[np.ndarray]:
-        return [(net or self.net)(array(999, BATCH, 6, ctx=ctx)).asnumpy() for ctx in self.devices]
+    def call(self, seed: int, ctx: mx.Context | None = None, factor: float = 1.0, net: Any = None) -> mx.nd.NDArray:
+        labels = [mx.nd.array((np.arange(BATCH) + seed) % 3, ctx=ctx)] if self.head else []
+        return (net or self.net)(array(seed, BATCH, 6, ctx=ctx) * factor, *labels)
 
-    def forward(self, number: int) -> None:
+    def outputs(self) -> list[np.ndarray]:
+        return [self.call(999, ctx).asnumpy() for ctx in self.devices]
+
+    def forward(self, number: int, factor: float = 1.0) -> None:
         losses = []
         with autograd.record():
             for i, ctx in enumerate(self.devices):
                 seed = 10 * number + i
-                out = self.net(array(seed, BATCH, 6, ctx=ctx))
-                losses.append(LOSS(out, array(seed + 5000, BATCH, 3, ctx=ctx)))
+                out = self.call(seed, ctx, factor)
+                losses.append(out if self.head else LOSS(out, array(seed + 5000, BATCH, 3, ctx=ctx)))
+                losses += [2 * out.square().sum()] * self.two_losses
         self.losses.append(losses)
+
+    def forward_part(self, number: int, first: bool) -> None:
+        """Through one layer alone."""
+        layer, width = (self.body[0], 6) if first else (self.body[-1], 5)
+        with autograd.record():
+            outs = [layer(array(10 * number + i, BATCH, width, ctx=ctx)) for i, ctx in enumerate(self.devices)]
+            self.losses.append([out.square() for out in outs])
+
+    # -- what MXNet's own Trainer does for a user who scales nothing --
+
+    def backward(self, losses: list[mx.nd.NDArray], scale: float, **kwargs: Any) -> None:
+        """``scale`` is that of the net of mxmp."""
+        autograd.backward(losses, **kwargs)
+
+    def reduce(self, scale: float) -> None:
+        self.trainer.allreduce_grads()
+
+
+def drawer(rng: random.Random, forced: dict[str, Any]) -> Callable:
+    """Return a function that draws one of some choices, unless its name is among those that are ``forced``."""
+
+    def draw(name: str, *choices: Any) -> Any:
+        drawn = rng.choice(choices)
+        return forced.get(name, drawn)
+
+    return draw
 
 
 class GluonPair:
@@ -135,18 +256,30 @@ class GluonPair:
         *("forward", "forward", "backward", "backward", "step", "step", "iteration", "iteration", "iteration"),
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
         *("hybridize", "reset_ctx", "save_load", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
-        *("overflow", "overflow", "scale_loss", "resume"),
+        *("overflow", "overflow", "bad_batch", "resume", "part", "part", "stray", "inputs", "switch", "master_weights"),
+        *("plain_iteration", "plain_step", "wrong_loss"),
     )
+    WAYS = ("backward", "backward", "twice", "scaled", "kept", "scaled twice", "sum", "plain")
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
         self.rng, self.folder = random.Random(seed), folder
-        devices = [mx.cpu(i) for i in range(self.rng.choice([1, 1, 2]))]
-        drawn, policy = self.rng.randrange(2**30), policy_of(self.rng)
-        self.made = lambda: [Side(each, random.Random(drawn), devices) for each in (policy, None)]
-        self.low, self.full = self.made()
+        self.draw = drawer(self.rng, forced)
+        self.devices = [mx.cpu(i) for i in range(self.draw("devices", 1, 1, 2))]
+        drawn, self.policies = self.rng.randrange(2**30), self.policies_of()
+        self.draws_of_a_side = lambda: drawer(random.Random(drawn), forced)
+        self.make()
         if self.rng.random() < 0.7:
             self.low.net.hybridize(**self.rng.choice(FLAGS))
         self.number, self.summed, self.counts = 0, False, Counter()
+
+    def policies_of(self) -> tuple:
+        return policy_of(self.rng), None
+
+    def make(self) -> None:
+        self.low, self.full = (
+            Side(self.draws_of_a_side(), policy, scales, self.devices)
+            for policy, scales in zip(self.policies, (True, False))
+        )
 
     def run(self, op: str) -> None:
         self.number += 1
@@ -163,6 +296,11 @@ class GluonPair:
             self.run(op)
         same(self.low.weights(), self.full.weights(), "weights")
 
+    @property
+    def scale_now(self) -> float:
+        """The loss scale in the gradients, or of the next backward."""
+        return 1.0 if self.low.trainer.ledger.unscaled else self.low.trainer.loss_scale
+
     # -- the calls --
 
     def forward(self) -> None:
@@ -173,77 +311,156 @@ class GluonPair:
             side.forward(self.number)
 
     def backward(self) -> None:
-        if not self.low.losses:
+        """In a way that is drawn: at a scale of 1, or beside true gradients, a plain one is as good."""
+        if not self.low.losses or not self.low.requested():
             return
         losses, full = self.low.losses.pop(), self.full.losses.pop()
-        if not any(param.grad_req != "null" for param in self.low.trained):
-            return
+        way = self.draw("way", *self.WAYS)
+        way = "backward" if way == "plain" and not self._takes_plain() else way
         with refusals():
-            self.low.trainer.backward(losses)
-        autograd.backward(full)
+            self._backward(losses, way)
+        for _ in range(1 + ("twice" in way)):
+            self.full.backward(full, 1.0 if way == "plain" else self.low.trainer.loss_scale, retain_graph=True)
         self.summed = False
-        same(self.low.gradients(), self.full.gradients(), "gradients")
+        same([loss.asnumpy() for loss in losses], [loss.asnumpy() for loss in full], "losses")
+        self._same_gradients("gradients")
+
+    def _backward(self, losses: list[mx.nd.NDArray], way: str) -> None:
+        trainer = self.low.trainer
+        if way == "plain":
+            autograd.backward(losses)
+        elif way in ("backward", "twice"):
+            if way == "twice":
+                trainer.backward(losses, retain_graph=True)
+            trainer.backward(losses)
+        else:
+            with trainer.scale_loss(losses) as scaled:
+                assert [each.ctx for each in scaled] == [each.ctx for each in losses]
+                if self.rng.random() < 0.3:
+                    self.scale()  # which is for the next one
+                if way == "sum":
+                    with autograd.record():
+                        scaled = [each.sum() for each in scaled]
+                if way == "scaled twice":
+                    autograd.backward(scaled, retain_graph=True)
+                autograd.backward(scaled, retain_graph=way == "kept")
+
+    def _takes_plain(self) -> bool:
+        ledger = self.low.trainer.ledger
+        adds = any(param.grad_req == "add" for param in self.low.trained)
+        return ledger.state is State.UNSCALED or (
+            self.low.trainer.loss_scale == 1.0 and not ledger.refuses_backward and not (adds and ledger.left != 1.0)
+        )
+
+    def _same_gradients(self, what: str) -> None:
+        """Of those that a backward has written since the last step: others may have another scale."""
+        sides = zip(self.full.fresh(), self.low.gradients(self.scale_now), self.full.gradients())
+        for fresh, found, wanted in sides:
+            if fresh:
+                np.testing.assert_array_equal(found, wanted, err_msg=what)
 
     def iteration(self) -> None:
         self.forward()
         self.backward()
         self.step()
 
-    def scale_loss(self) -> None:
-        """As ``backward``, with a new scale within the block, which is for the next one."""
-        self.forward()
-        losses, full = self.low.losses.pop(), self.full.losses.pop()
-        if any(param.grad_req != "null" for param in self.low.trained):
-            with refusals(), self.low.trainer.scale_loss(losses) as scaled:
-                self.scale()
-                autograd.backward(scaled)
-            autograd.backward(full)
-            self.summed = False
-            same(self.low.gradients(), self.full.gradients(), "gradients")
+    def part(self) -> None:
+        """A backward through one layer alone, so that the gradients of the others are old ones, or added to them."""
+        first = self.rng.random() < 0.5
+        for side in (self.low, self.full):
+            side.losses.clear()
+            side.forward_part(self.number, first)
+        layer = self.low.body[0 if first else -1]
+        if any(param.grad_req == "null" for param in layer.collect_params().values()):
+            self.low.losses.clear()
+        else:
+            self.backward()
 
     def overflow(self) -> None:
-        """A step with one element that is not finite, which plain MXNet leaves out."""
+        """A step with one element that is not finite, before or after a look at it, which plain MXNet leaves out."""
+        trainer, trained = self.low.trainer, self.low.requested()
+        if not trained or trainer.scaled_step.skips_at_floor > 1:
+            return
         self.forward()
         self.backward()
-        trained = [param for param in self.low.trained if param.grad_req != "null"]
-        if not trained:
-            return
-        param = self.rng.choice(trained)
-        spoil(self.rng.choice(param.list_grad()), self.rng)
-        if all(param.grad_req == "add" for param in trained):  # to which another backward adds
-            self.forward()
-            with refusals():
-                self.low.trainer.backward(self.low.losses.pop())
-            autograd.backward(self.full.losses.pop())  # which writes the running statistics
-        skipped, looks = self.low.trainer.skipped_steps, self.rng.choice(["", "", "unscale", "allreduce_grads"])
-        with refusals():
-            getattr(self.low.trainer, looks, lambda: None)()
-            (self.low.trainer.update if looks == "allreduce_grads" else self.low.trainer.step)(BATCH)
-        assert self.low.trainer.skipped_steps == skipped + 1
-        assert {name.partition(" on ")[0] for name in self.low.trainer.overflow_params} == {param.name}
-        self.leave_out()
-        same(self.low.weights(), self.full.weights(), "weights after an overflow")
+        param, looks, late = (
+            self.rng.choice(trained),
+            self.draw("looks", *self._looks()),
+            self.draw("late", True, False),
+        )
+        gradient, finite = self.rng.choice(param.list_grad()), self.full.is_finite()
+        if not late:
+            spoil(gradient, self.rng)
+            if all(param.grad_req == "add" for param in trained):  # to which another backward adds
+                self.forward()
+                with refusals():
+                    trainer.backward(self.low.losses.pop())
+                self.full.backward(self.full.losses.pop(), 1.0)  # which writes the running statistics
+        if looks == "clip_global_norm":
+            assert np.isfinite(trainer.clip_global_norm(1e9)) == (late and finite)
+        elif looks:
+            getattr(trainer, looks)()
+        if late:
+            spoil(gradient, self.rng)
+        ends = "update" if looks == "allreduce_grads" else "step"
+        names = self._leave_out(self.draw("ends", ends, ends, "discard"))
+        assert names in ({param.name}, set()) or not finite
 
-    def leave_out(self) -> None:
+    def _looks(self) -> list[str]:
+        """What may be called before a step, if nothing was."""
+        kinds = {grad.dtype for param in self.low.requested() for grad in param.list_grad()}
+        unscales = np.float16 not in kinds and not self.low.trainer.ledger.unscaled
+        return ["", "allreduce_grads", "clip_global_norm", *["unscale"] * unscales]
+
+    def bad_batch(self) -> None:
+        """Infinite inputs, which plain MXNet does not get: running statistics stay as they were, too."""
+        for side in (self.low, self.full):
+            side.losses.clear()
+        if not self.low.requested() or self.low.trainer.scaled_step.skips_at_floor > 1:
+            return
+        self.low.forward(self.number, factor=float("inf"))
+        with refusals():
+            self.low.trainer.backward(self.low.losses.pop())
+        self._leave_out(self.draw("ends", "step", "discard"))
+
+    def _leave_out(self, how: str) -> set[str]:
+        """End a step with an overflow; return the names of the parameters that a step finds at fault."""
+        trainer, scaler = self.low.trainer, self.low.trainer.scaler
+        skipped, before = trainer.skipped_steps, scaler.loss_scale
+        with refusals():
+            trainer.discard() if how == "discard" else getattr(trainer, how)(BATCH, ignore_stale_grad=True)
+        assert trainer.skipped_steps == skipped + (how != "discard")
+        if type(scaler) is mxmp.DynamicLossScaler:
+            assert scaler.loss_scale == max(before / 2, scaler.min_scale)
+        self._forget()
+        same(self.low.weights(), self.full.weights(), "weights after an overflow")
+        return set() if how == "discard" else {name.partition(" on ")[0] for name in trainer.overflow_params}
+
+    def _forget(self) -> None:
         """Of the step, no gradient stays."""
         self.summed = False
         for side in (self.low, self.full):
-            for param in side.trained:
-                if param.grad_req != "null":
-                    for weight in param.list_data():
-                        weight._fresh_grad = False
-                    param.zero_grad()
+            for param in side.requested():
+                param.zero_grad()
+        for weight, _ in self.full.pairs():
+            weight._fresh_grad = False
+        self.low.trainer.discard()
 
     def step(self, method: str = "step") -> None:
-        size = BATCH * self.rng.choice([1, 2])
-        if method == "step" and self.low.trainer.ledger.summed:  # MXNet's own would sum anew
-            method = "update"
-            with refusals():
-                self.low.trainer.step(size, ignore_stale_grad=True)
+        size = self.draw("size", 1, 3, 7, 12, 96, 100)
+        size, trainer = self.rng.choice([int, np.int64, np.float32])(size), self.low.trainer
+        scale, summed, skipped = self.scale_now, trainer.ledger.summed, trainer.skipped_steps
+        mx.random.seed(self.number)  # for the noise of SGLD
+        with refusals(), suppress(FloatingPointError):
+            getattr(trainer, method)(size, ignore_stale_grad=True)
+        if method == "step" and not summed:  # MXNet's own would sum anew
+            self.full.reduce(scale)
+        if trainer.skipped_steps > skipped:
+            assert not self.full.is_finite()
+            self._forget()
         else:
-            with refusals():
-                getattr(self.low.trainer, method)(size, ignore_stale_grad=True)
-        getattr(self.full.trainer, method)(size, ignore_stale_grad=True)
+            mx.random.seed(self.number)
+            self.full.trainer.update(size, ignore_stale_grad=True)
         self.summed = False
         same(self.low.weights(), self.full.weights(), "weights after a step")
 
@@ -254,36 +471,112 @@ class GluonPair:
         with refusals():
             self.low.trainer.unscale()
         if not self.summed:
-            same(self.low.gradients(scale=1.0), self.full.gradients(), "true gradients")
+            self._same_gradients("true gradients")
 
     def clip(self) -> None:
+        trainer, scale, summed = self.low.trainer, self.scale_now, self.low.trainer.ledger.summed
         with refusals():
-            norm = self.low.trainer.clip_global_norm(1e30)
-        if not self.summed:
-            self.full.trainer.allreduce_grads()
+            norm = trainer.clip_global_norm(self.rng.choice([1e30, np.float64(1e30)]))
+        if not summed:
+            self.full.reduce(scale)
         self.summed = True
-        if norm > 0:
+        if np.isfinite(norm) and norm > 0:
             assert norm == pytest.approx(self.full.norm(), rel=1e-5)
             with refusals():
-                self.low.trainer.clip_global_norm(norm / 2)  # by 0.5 exactly
-            for param in self.full.trained:
-                for grad in param.list_grad() if param.grad_req != "null" else ():
-                    grad *= 0.5
+                trainer.clip_global_norm(norm / 2)  # by 0.5 exactly
+            for _, grad in self.full.pairs():
+                grad *= 0.5
 
     def discard(self) -> None:
-        if not hasattr(self.low.trainer, "discard"):
-            return
         with refusals():
             self.low.trainer.discard()
-        self.leave_out()
+        self._forget()
 
     def allreduce(self) -> None:
         if self.summed:
             return
+        scale = self.scale_now
         with refusals():
             self.low.trainer.allreduce_grads()
-        self.full.trainer.allreduce_grads()
+        self.full.reduce(scale)
         self.summed = True
+
+    def stray(self) -> None:
+        """A plain backward whose gradients are set to zero before a step."""
+        self.forward()
+        for side in (self.low, self.full):
+            losses = side.losses.pop()
+            if side.requested():
+                autograd.backward(losses)
+        self.zero_grad()
+
+    def inputs(self) -> None:
+        """Gradients of an input, which are none of a weight."""
+        found = []
+        for side in (self.low, self.full):
+            side.losses.clear()
+            x = array(self.number, BATCH, 6, ctx=self.devices[0])
+            x.attach_grad()
+            with autograd.record():
+                out = side.body(x)
+            found.append(autograd.grad(out, [x])[0].asnumpy())
+            with autograd.record():
+                twice = x * 2
+            twice.backward()
+        np.testing.assert_array_equal(*found, err_msg="gradients of an input")
+
+    def wrong_loss(self) -> None:
+        """A backward of what is not scaled, within ``scale_loss``: it is refused, and what it wrote is dropped."""
+        if self.low.trainer.loss_scale == 1.0 or self.low.trainer.ledger.pending or not self.low.requested():
+            return
+        self.forward()
+        losses = self.low.losses.pop()
+        with pytest.raises(RuntimeError, match=r"scaled\.backward"), self.low.trainer.scale_loss(losses):
+            autograd.backward(losses)
+        self.full.backward(self.full.losses.pop(), 1.0)
+        self._forget()
+
+    def switch(self) -> None:
+        """To another trainer of the same parameters, which has a loss scale of its own."""
+        if not self.low.trainer.ledger.pending:
+            for side in (self.low, self.full):
+                side.trainer, side.other = side.other, side.trainer
+            self.summed = False
+
+    def plain_iteration(self) -> None:
+        """By MXNet's own Trainer of the same parameters."""
+        if self.low.plain is None or self.low.trainer.ledger.pending:
+            return
+        self._forget()
+        self.forward()
+        for side in (self.low, self.full):
+            losses = side.losses.pop()
+            if side.requested():
+                autograd.backward(losses)
+                side.plain.step(BATCH, ignore_stale_grad=True)
+        self._forget()
+        same(self.low.weights(), self.full.weights(), "weights after a plain step")
+
+    def plain_step(self) -> None:
+        """MXNet's own Trainer applies what ``unscale`` has left."""
+        if self.low.plain is None or self.summed:
+            return
+        self.forward()
+        self.backward()
+        self.unscale()
+        if self.full.is_finite():
+            for side in (self.low, self.full):
+                side.plain.step(BATCH, ignore_stale_grad=True)
+        self._forget()
+        same(self.low.weights(), self.full.weights(), "weights after a plain step")
+
+    def master_weights(self) -> None:
+        """Read, averaged and set in FP32."""
+        found = [mxmp.master_weights(side.net) for side in (self.low, self.full)]
+        same(*([value.asnumpy() for value in each.values()] for each in found), "master weights")
+        for side, weights in zip((self.low, self.full), found):
+            trained = {name: value * 0.999 for name, value in weights.items() if "running" not in name}
+            mxmp.set_master_weights(side.net, trained)
 
     def _request(self, how: str, count: int = 6) -> None:
         for side in (self.low, self.full):
@@ -342,6 +635,7 @@ class GluonPair:
                 param.set_data(param.list_data()[0] * 0.5)
             side.net.load_parameters(params, ctx=side.devices)
             side.trainer.load_states(states)
+        self._forget()
 
     def resume(self) -> None:
         """In a new net and trainer, from files of one step."""
@@ -351,7 +645,7 @@ class GluonPair:
         self.full.net.save_parameters(f"{full}.params")
         self.full.trainer.save_states(f"{full}.states")
         requests, self.summed = [param.grad_req for param in self.low.trained], False
-        self.low, self.full = self.made()
+        self.make()
         for side in (self.low, self.full):
             for param, request in zip(side.trained, requests):
                 param.grad_req = request
@@ -370,6 +664,7 @@ class GluonPair:
         with refusals():
             self.low.trainer.load_states(names[0])
         self.full.trainer.load_states(names[1])
+        self._forget()
 
     def scale(self) -> None:
         scaler = self.low.trainer.scaler
@@ -383,8 +678,8 @@ class GluonPair:
     def copy(self) -> None:
         """MXNet's own copies have all arrays on one device, and fail where a trainer has a kvstore."""
         if not self.full.trainer._kvstore:
-            nets = [copy.deepcopy(side.net) for side in (self.low, self.full)]
-            same(*([net(array(999, BATCH, 6)).asnumpy()] for net in nets), "outputs of a copy")
+            copies = [side.call(999, net=copy.deepcopy(side.net)) for side in (self.low, self.full)]
+            same(*([out.asnumpy()] for out in copies), "outputs of a copy")
 
 
 # -- Modules ----------------------------------------------------------------------------------------
@@ -399,15 +694,15 @@ def symbol(head: str) -> mx.sym.Symbol:
 class ModuleSide:
     """A Module with an optimizer: plain MXNet's if ``policy`` is None."""
 
-    def __init__(self, policy: Any, rng: random.Random) -> None:
-        self.policy, self.head = policy, rng.choice(["softmax", "plain"])
-        self.request = rng.choice(["write", "write", "add"])
-        self.devices = [mx.cpu(i) for i in range(rng.choice([1, 1, 2]))]
-        self.wants_inputs = rng.random() < 0.3
-        self.options = rng.choice([("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {})])
+    def __init__(self, draw: Callable, policy: Any, scales: bool = True) -> None:
+        self.policy, self.head = policy, draw("head", "softmax", "plain")
+        self.request = draw("request", "write", "write", "add")
+        self.devices = [mx.cpu(i) for i in range(draw("devices", 1, 1, 2))]
+        self.wants_inputs = draw("wants inputs", True, False, False)
+        self.options = draw("optimizer", ("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {}))
         # Not the weight alone: MXNet's FullyConnected on a CPU then leaves the gradient of the bias as it is.
-        fixed = ["fc1_weight", "fc1_bias"] if rng.random() < 0.2 else None
-        scale = rng.choice([64.0, "dynamic", None, 1024.0])
+        fixed = draw("fixed", ["fc1_weight", "fc1_bias"], None, None, None)
+        scale = draw("scaler", 64.0, "dynamic", None, 1024.0) if scales else draw("scaler", None)
         labels = ["softmax_label"] if self.head == "softmax" else []
         common: dict[str, Any] = {"context": self.devices, "fixed_param_names": fixed, "label_names": labels}
         more = {} if policy is None else {"policy": policy, "loss_scale": scale}
@@ -446,8 +741,22 @@ class ModuleSide:
         self.module.forward(self.batch(seed), is_train=train)
         return [out.asnumpy() for out in self.module.get_outputs()]
 
-    def backward(self, seed: int) -> None:
+    def backward(self, seed: int, scale: float = 1.0) -> None:
+        """``scale`` is that of the other side, for a twin that is scaled by hand."""
         self.module.backward(None if self.head == "softmax" else [array(seed + 77, BATCH, 3)])
+
+    def update(self, scale: float) -> None:
+        self.module.update()
+
+    def input_grads(self) -> list[np.ndarray]:
+        return [grad.asnumpy() for grad in self.module.get_input_grads()]
+
+    def gradients(self) -> dict[str, list[mx.nd.NDArray]]:
+        group = self.module._exec_group
+        return {name: grads for name, grads in zip(group.param_names, group.grad_arrays) if grads[0] is not None}
+
+    def is_finite(self) -> bool:
+        return all(np.isfinite(grad.asnumpy()).all() for grads in self.gradients().values() for grad in grads)
 
     def counts(self) -> tuple[int, dict]:
         """The update counts, which plain MXNet's states files lack."""
@@ -461,10 +770,9 @@ class ModuleSide:
             optimizer._set_current_context(0)
 
     def zero(self) -> None:
-        for grads in self.module._exec_group.grad_arrays:
+        for grads in self.gradients().values():
             for grad in grads:
-                if grad is not None:
-                    grad[:] = 0
+                grad[:] = 0
 
 
 class ModulePair:
@@ -476,15 +784,17 @@ class ModulePair:
         *("write", "null", "input_grads", "reinit", "new_optimizer", "discard", "overflow", "overflow"),
     )
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
         self.rng, self.folder = random.Random(seed), folder
-        drawn, policy = self.rng.randrange(2**30), policy_of(self.rng)
-        self.low, self.full = ModuleSide(policy, random.Random(drawn)), ModuleSide(None, random.Random(drawn))
-        self.sides = self.low, self.full
+        drawn, self.draw = self.rng.randrange(2**30), drawer(self.rng, forced)
+        self.sides = self.low, self.full = self.made(lambda: drawer(random.Random(drawn), forced))
         # Whether a forward in training has run since the last backward, and a backward since the last update.
         self.number, self.ran, self.due, self.counts = 0, 0, False, Counter()
 
     run, end = GluonPair.run, GluonPair.end
+
+    def made(self, draws: Callable) -> tuple[ModuleSide, ModuleSide]:
+        return ModuleSide(draws(), policy_of(self.rng)), ModuleSide(draws(), None)
 
     def forward(self) -> None:
         same(*(side.forward(self.number) for side in self.sides), "outputs in training")
@@ -495,17 +805,21 @@ class ModulePair:
             return
         with refusals():
             self.low.backward(self.ran)
-        self.full.backward(self.ran)
+        self.full.backward(self.ran, self.low.module.loss_scale)
         self.ran, self.due = 0, True
 
     def update(self) -> None:
         if not self.due:  # plain MXNet applies old gradients again
             return
-        with refusals():
-            self.low.module.update()
-        self.full.module.update()
+        module, scale, skipped = self.low.module, self.low.module.loss_scale, self.low.module.skipped_steps
+        with refusals(), suppress(FloatingPointError):
+            module.update()
+        if module.skipped_steps > skipped:
+            assert not self.full.is_finite()
+        else:
+            self.full.update(scale)
         self.due = False
-        if self.rng.random() < 0.5:
+        if module.skipped_steps > skipped or self.rng.random() < 0.5:
             self.zero_grad()
         same(self.low.weights(), self.full.weights(), "weights after an update")
 
@@ -519,14 +833,13 @@ class ModulePair:
             return
         self.forward()
         self.backward()
-        group = self.low.module._exec_group
-        grads = {name: each for name, each in zip(group.param_names, group.grad_arrays) if each[0] is not None}
+        grads, finite = self.low.gradients(), self.full.is_finite()
         skipped, name = self.low.module.skipped_steps, self.rng.choice([*grads])
         spoil(self.rng.choice(grads[name]), self.rng)
         with refusals():
             self.low.module.update()
         assert self.low.module.skipped_steps == skipped + 1
-        assert {each.partition(" on ")[0] for each in self.low.module.overflow_params} == {name}
+        assert {each.partition(" on ")[0] for each in self.low.module.overflow_params} == {name} or not finite
         self.due = False
         self.zero_grad()
         same(self.low.weights(), self.full.weights(), "weights after an overflow")
@@ -547,10 +860,7 @@ class ModulePair:
 
     def input_grads(self) -> None:
         if self.low.wants_inputs and self.due and self.low.request == "write":
-            same(
-                *([grad.asnumpy() for grad in side.module.get_input_grads()] for side in self.sides),
-                "gradients of inputs",
-            )
+            same(self.low.input_grads(), self.full.input_grads(), "gradients of inputs")
 
     def set_params(self) -> None:
         for side in self.sides:
@@ -644,16 +954,16 @@ class Parts:
 
     def __init__(self, policy: Any, scaler: Any, rng: random.Random) -> None:
         self.nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
-        self.scaler, kwargs = scaler, {} if policy is None else {"loss_scale": scaler}
+        self.scaler, scalers = scaler, scaler if isinstance(scaler, list) else [scaler] * 2
         for net in self.nets:
-            net.collect_params().setattr("grad_req", rng.choice(["write", "write", "add"]))
+            request = "write" if isinstance(scaler, list) else rng.choice(["write", "write", "add"])
+            net.collect_params().setattr("grad_req", request)
             if policy is not None:
                 mxmp.convert(net, policy)
         kind, (name, options) = gluon.Trainer if policy is None else mxmp.Trainer, rng.choice(OPTIMIZERS)
-        options = {"learning_rate": 0.1, **options}
         self.trainers = [
-            kind(net.collect_params(), name, options, kvstore=None, update_on_kvstore=False, **kwargs)
-            for net in self.nets
+            kind(net.collect_params(), name, settings(options), None, update_on_kvstore=False, **kwargs)
+            for net, kwargs in zip(self.nets, [{"loss_scale": each} if policy else {} for each in scalers])
         ]
 
     def loss(self, seed: int, nets: slice) -> mx.nd.NDArray:
@@ -682,8 +992,8 @@ class TrainersPair:
         *("scale", "clip", "unscale", "resume"),
     )
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        self.rng, self.folder = random.Random(seed), folder
+    def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
+        self.rng, self.folder, self.draw = random.Random(seed), folder, drawer(random.Random(seed), forced)
         self.drawn, self.policy = self.rng.randrange(2**30), policy_of(self.rng)
         self.interval, self.hysteresis = self.rng.choice([1, 2, 3]), self.rng.choice([1, 1, 2])
         self.low, self.full = self.made(self.policy), self.made(None)
@@ -706,13 +1016,17 @@ class TrainersPair:
     def _backward(self, first: int = 0, last: int = 1) -> None:
         nets, by = slice(first, last + 1), self.rng.choice([first, last])
         loss = self.low.loss(self.number, nets)
+        how = self.draw("how", "backward", "scale_loss", "by each")
         with refusals():
-            if self.rng.random() < 0.5:
-                self.low.trainers[by].backward(loss)
-            else:
+            if how == "scale_loss":
                 with self.low.trainers[by].scale_loss(loss) as scaled:
                     autograd.backward(scaled)
-        self.full.loss(self.number, nets).backward()
+            else:
+                for trainer in self.low.trainers[first : last + 1] if how == "by each" else [self.low.trainers[by]]:
+                    trainer.backward(loss, retain_graph=True)
+        full = self.full.loss(self.number, nets)
+        for _ in range(last + 1 - first if how == "by each" else 1):
+            full.backward(retain_graph=True)
         self.due |= {*range(first, last + 1)}
 
     def through(self) -> None:
@@ -830,18 +1144,79 @@ class TrainersPair:
         assert self.low.scaler.loss_scale == self.scale_now
 
 
-PAIRS = {"gluon": GluonPair, "module": ModulePair, "trainers": TrainersPair}
+class OwnScalersPair(TrainersPair):
+    """What a sequence of calls does to two trainers with a scaler each: as to plain ones, or it is refused."""
+
+    OPS = ("both", "both", "critic", "alone", "step", "step", "step", "nested", "scale")
+    NESTED = ("of the scaled loss", "of the loss", "around backward", "in itself", "backward of the scaled")
+
+    def made(self, policy: Any) -> Parts:
+        return Parts(policy, [mxmp.StaticLossScaler(64.0), mxmp.DynamicLossScaler(4096.0)], random.Random(self.drawn))
+
+    def end(self) -> None:
+        for op in ("step", "step", "both", "step", "alone", "step", "critic", "step", "step"):
+            self.run(op)
+
+    def _backward(self, first: int = 0, last: int = 1) -> None:
+        """By one trainer, which is the one that then may step."""
+        by = self.rng.choice([first, last])
+        loss = self.low.loss(self.number, slice(first, last + 1))
+        with refusals():
+            self.low.trainers[by].backward(loss)
+        self.full.loss(self.number, slice(first, last + 1)).backward()
+
+    def both(self) -> None:
+        self._backward()
+
+    def critic(self) -> None:
+        self._backward(1)
+
+    def alone(self) -> None:
+        self._backward(0, 0)
+
+    def step(self) -> None:
+        i = self.rng.randrange(2)
+        with refusals():
+            self.low.trainers[i].step(BATCH)
+        self.full.trainers[i].step(BATCH)
+        same(self.low.weights(), self.full.weights(), "weights after a step")
+
+    def scale(self) -> None:
+        self.low.trainers[self.rng.randrange(2)].scaler.loss_scale = self.rng.choice(SCALES[2:])
+
+    def nested(self) -> None:
+        """One scaled backward in the ``with`` block of another."""
+        how, loss = self.draw("nested", *self.NESTED), self.low.loss(self.number, slice(2))
+        with pytest.raises(RefusedError, match="scale"), refusals():
+            self._nest(how, loss)
+        for trainer in self.low.trainers:
+            trainer.discard()
+        for param in (*self.full.parameters(0), *self.full.parameters(1)):
+            param.data()._fresh_grad = False
+
+    def _nest(self, how: str, loss: mx.nd.NDArray) -> None:
+        outer, inner = self.low.trainers[:1] * 2 if how == "in itself" else self.low.trainers
+        with outer.scale_loss(loss) as once:
+            if "backward" in how:
+                inner.backward(once if "scaled" in how else loss)
+            else:
+                with inner.scale_loss(loss if how == "of the loss" else once) as twice:
+                    autograd.backward(twice)
 
 
-def run(kind: str, seed: int, folder: Path, ops: Sequence[str] = ()) -> Counter:
-    """Make a sequence of calls, drawn or given; return how often each was made, and how many were refused."""
-    with mock.patch.dict(os.environ, {"MXNET_SUBGRAPH_BACKEND": "NONE"} if kind == "module" else {}):
-        pair = PAIRS[kind](seed, folder)
+PAIRS = {"gluon": GluonPair, "module": ModulePair, "trainers": TrainersPair, "scalers": OwnScalersPair}
+
+
+def run(kind: Any, seed: int, folder: Path, ops: Sequence[str] = (), **forced: Any) -> Counter:
+    """Make a sequence of calls, drawn or given, on a pair of a kind; ``forced`` are choices that are not drawn.
+    Return how often each call was made, and how many were refused."""
+    with mock.patch.dict(os.environ, {"MXNET_SUBGRAPH_BACKEND": "NONE"} if kind is ModulePair else {}):
+        pair = kind(seed, folder, forced)
         ops = ops or [pair.rng.choice(pair.OPS) for _ in range(pair.rng.randint(4, 14))]
         try:
             for op in ops:
                 pair.run(op)
             pair.end()
         except Exception as error:
-            raise AssertionError(f"{kind}, seed {seed}: {' '.join(ops)}") from error
+            raise AssertionError(f"{kind.__name__}, seed {seed}: {' '.join(ops)}") from error
         return pair.counts

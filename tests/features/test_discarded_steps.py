@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import mxnet as mx
 import numpy as np
 import pytest
 from kit.twins import LOSS, MASTERS, array, assert_close, assert_same, convert, seeded, sequence, trainer_of, values
@@ -138,18 +137,6 @@ def _params(net):
     return net.collect_params().values()
 
 
-def test_running_statistics_of_an_overflow_go_back():
-    net = seeded(sequence(nn.Dense(4, in_units=6), nn.BatchNorm(in_channels=4)))
-    convert("float16", net)
-    trainer = trainer_of("float16", net, scale=128.0, **SGD)
-    for factor in (1.0, float("inf")):
-        with autograd.record():
-            loss = net(array(1, 8, 6) * factor).square()
-        trainer.backward(loss)
-        trainer.discard()
-    assert np.isfinite(net[1].running_var.data().asnumpy()).all()
-
-
 # -- orders of calls, as of torch's GradScaler ------------------------------------------------------
 
 
@@ -215,40 +202,6 @@ def test_input_grad_says_what_it_needs():
     for wrong in (array(0, 4, 6), None, 3.0):
         with pytest.raises(ValueError, match=r"x\.attach_grad\(\) before the forward"):
             trainer.input_grad(wrong)
-
-
-def test_backwards_that_write_other_gradients_are_applied_together():
-    """Two losses of two parts, in two backwards: neither is dropped, whether or not one overflows."""
-
-    def learned(policy, factor):
-        nets = [made(policy), made(policy)]
-        trainer = trainer_of(policy, *nets, scale=128.0, **SGD)
-        for k, net in enumerate(nets):
-            backward(net, trainer, k, factor if k == 0 else 1.0)
-        trainer.step(8)
-        return [*values(nets[0]), *values(nets[1])], trainer
-
-    start = values(made(None)) * 2
-    found, expected = learned("float16", 1.0)[0], learned(None, 1.0)[0]
-    assert_close([a - b for a, b in zip(found, start)], [a - b for a, b in zip(expected, start)])
-    found, trainer = learned("float16", float("inf"))
-    assert trainer.last_step_skipped
-    assert_same(found, start)
-
-
-@pytest.mark.parametrize("kvstore", [None, "device"])
-def test_devices_discard_together(kvstore):
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net = made("float16", ctx=contexts)
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", SGD, kvstore=kvstore, loss_scale=mxmp.DynamicLossScaler(128))
-    for bad in (False, True):
-        with autograd.record():
-            losses = [net(array(i, 4, 6, ctx=ctx)).square() for i, ctx in enumerate(contexts)]
-            losses[1] = losses[1] * (float("inf") if bad else 1.0)
-        trainer.backward(losses)
-        trainer.discard()
-        assert trainer.loss_scale == (64 if bad else 128)
-    assert all((grad.asnumpy() == 0).all() for param in _params(net) for grad in param.list_grad())
 
 
 def test_a_parameter_that_was_never_used_has_nothing_to_drop():

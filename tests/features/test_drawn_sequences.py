@@ -9,12 +9,15 @@ import os
 
 import pytest
 
-from .drawn_sequences import PAIRS, run
+from . import drawn_masters
+from .drawn_sequences import HEADS, ON_ONE_DEVICE, PAIRS, VARIANTS, GluonPair, OwnScalersPair, run
 
+KINDS = {**PAIRS, **drawn_masters.PAIRS}
 SEEDS = range(int(os.environ.get("MXMP_DRAWN", "30")))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:nothing in .* (computes|would run) in:UserWarning"),
+    pytest.mark.filterwarnings("ignore:a net computes in float16 and is trained by a:UserWarning"),
     pytest.mark.filterwarnings("ignore:Optimizer created manually:UserWarning"),
     pytest.mark.filterwarnings("ignore:Already bound:UserWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # of MXNet's own Module
@@ -22,9 +25,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", PAIRS)
-def test_a_drawn_sequence_of_calls_is_that_of_plain_fp32(kind, seed, tmp_path):
-    run(kind, seed, tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drawn_sequence_of_calls_is_that_of_its_twin(kind, seed, tmp_path):
+    run(KINDS[kind], seed, tmp_path)
 
 
 # What is drawn too seldom to be left to chance.
@@ -36,15 +39,71 @@ ORDERS = {
         f"add forward backward scale forward backward scale forward backward clip {STEP}",
         "freeze iteration null iteration write iteration overflow iteration",
         f"add iteration scale iteration step scale clip {STEP} scale iteration unscale {STEP} scale load_states {STEP}",
+        f"forward backward allreduce {STEP} bad_batch part part {STEP} part overflow stray {STEP}",
+        f"iteration switch iteration switch {STEP} inputs {STEP} wrong_loss {STEP} master_weights {STEP}",
+        f"plain_iteration plain_step {STEP} iteration plain_step plain_iteration {STEP}",
     ],
     "module": [
         "add iteration scale iteration scale iteration update scale iteration scale load_states iteration",
         "iteration save_load iteration overflow rebind iteration",
     ],
+    "masters": [
+        "iteration user_write iteration average iteration user_write overflow iteration",
+        "add iteration scale forward backward user_write forward backward clip step set_data iteration",
+    ],
+    "masters of a module": [
+        "iteration user_write iteration add iteration scale iteration user_write overflow iteration"
+    ],
+    "scalers": ["both critic step step", "critic both step step both step step"],
 }
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("kind", "calls"), [(kind, calls) for kind in ORDERS for calls in ORDERS[kind]])
-def test_an_order_of_calls_is_that_of_plain_fp32(kind, calls, seed, tmp_path):
-    run(kind, seed, tmp_path, calls.split())
+def test_an_order_of_calls_is_that_of_its_twin(kind, calls, seed, tmp_path):
+    run(KINDS[kind], seed, tmp_path, calls.split())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["gluon", "masters"])
+def test_every_optimizer_trains_as_its_twin(kind, variant, tmp_path):
+    name, _ = VARIANTS[variant]
+    devices = {"devices": 1} if name in ON_ONE_DEVICE else {}
+    forced = {"optimizer": VARIANTS[variant], "stored": "masters", **devices}
+    calls = ["iteration", "scale", "iteration", "overflow", *["iteration"] * 8]
+    run(KINDS[kind], len(variant), tmp_path, calls, **forced)
+
+
+CHOICES = {
+    **{f"way {way}": ("gluon", "iteration add iteration", {"way": way}) for way in GluonPair.WAYS},
+    **{
+        f"plain {scaler}": ("gluon", f"iteration add {STEP}", {"way": "plain", "scaler": scaler})
+        for scaler in (None, 64.0)
+    },
+    **{
+        f"{look or 'step'}, {late}, {ends}": ("gluon", "overflow", {"looks": look, "late": late, "ends": ends})
+        for look in ("", "unscale", "allreduce_grads", "clip_global_norm")
+        for late in (False, True)
+        for ends in ("step", "discard")
+    },
+    **{f"head {head}": ("gluon", "iteration scale iteration scale iteration", {"head": head}) for head in HEADS},
+    **{
+        f"{kind}, {write}": (kind, "iteration user_write iteration user_write", {"write": write})
+        for write in drawn_masters.WRITES
+        for kind in ("masters", "masters of a module")
+    },
+    **{
+        f"keep {keep}, {in_place}": ("masters", "iteration average iteration", {"keep": keep, "in place": in_place})
+        for keep in drawn_masters.KEEP
+        for in_place in (False, True)
+    },
+    **{f"nested {how}": ("scalers", "nested both step", {"nested": how}) for how in OwnScalersPair.NESTED},
+    "by each": ("trainers", "round round overflow", {"how": "by each"}),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_choice_leaves_what_its_twin_has(choice, seed, tmp_path):
+    kind, calls, forced = CHOICES[choice]
+    run(KINDS[kind], seed, tmp_path, calls.split(), **forced)

@@ -70,25 +70,6 @@ def spoil(net, value=np.inf, number=0):
 # Trainer.unscale refuses float16 gradients, which could not hold the result.
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_list_of_losses_is_their_sum(policy):
-    def run(policy):
-        net = made(policy)
-        trainer = trainer_of(net, policy)
-
-        def steps():
-            for step in range(STEPS):
-                with autograd.record():
-                    first, second = (LOSS(net(array(i, BATCH, 6)), array(100 + i, BATCH, 4)) for i in (step, step + 50))
-                    losses = [first, 2 * second] if policy is not None else first + 2 * second
-                backward(trainer, losses)
-                trainer.step(BATCH)
-
-        return updates(net, steps)
-
-    assert_close(run(policy), run(None), policy)
-
-
 # -- unscale and states -----------------------------------------------------------------------------
 
 
