@@ -30,6 +30,8 @@ logger = logging.getLogger("mxmp")
 FLOOR_PATIENCE = 3
 # Skips before the first applied step that are the search for a loss scale: from the default, 65536, to 32.
 _FIRST_SKIPS = 11
+# A float16 gradient takes a larger factor, such as the default scale of a first step, for inf, and makes NaN of zeros.
+_MOST_AT_ONCE = 2.0**15
 
 
 class ScaleEvent(NamedTuple):
@@ -137,7 +139,11 @@ class ScaledStep:
         backward adds, to the loss scale of now. Plain MXNet adds to it too, unless the user sets it to zero."""
         factor, self.ledger.left = self.loss_scale / self.ledger.left, self.loss_scale
         for gradient in gradients if factor != 1.0 else ():
-            gradient *= factor
+            rest = factor
+            while rest > _MOST_AT_ONCE:
+                gradient *= _MOST_AT_ONCE
+                rest /= _MOST_AT_ONCE
+            gradient *= rest
 
     def note_input_overflow(self) -> None:
         """Record, and log, that the gradient of an input has an inf or NaN: the loss scale falls at the next step, or
