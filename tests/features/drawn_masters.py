@@ -98,6 +98,11 @@ def add_on_the_first(groups: Iterable[list[mx.nd.NDArray]]) -> None:
             other[:] = 0
 
 
+def are_equal(groups: Iterable[list[mx.nd.NDArray]]) -> bool:
+    """Whether the devices have the same weights."""
+    return all(np.array_equal(arrays[0].asnumpy(), each.asnumpy()) for arrays in groups for each in arrays[1:])
+
+
 class CastTwin(Side):
     """A net with FP32 parameters, whose losses are scaled by hand; those of ``halves`` are float16 beside it."""
 
@@ -131,10 +136,10 @@ class CastTwin(Side):
             round_all_of(param.list_grad())
 
 
-MIXED = {"exclude": ("*dense1*",)}
 STORED = {
     "masters": (MASTERS, CASTS),
-    "mixed": (replace(MASTERS, **MIXED), replace(CASTS, **MIXED)),
+    "the last": (replace(MASTERS, exclude=("first*",)), replace(CASTS, exclude=("first*",))),
+    "the first": (replace(MASTERS, exclude=("last*",)), replace(CASTS, exclude=("last*",))),
     "casts": (CASTS, CASTS),
 }
 
@@ -145,7 +150,7 @@ class MastersPair(GluonPair):
     OPS = (*GluonPair.OPS, "user_write", "user_write", "average", "average")
 
     def policies_of(self) -> tuple:
-        return STORED[self.draw("stored", "masters", "masters", "mixed", "casts")]
+        return STORED[self.draw("stored", "masters", *STORED)]
 
     def make(self) -> None:
         (low, full), draws = self.policies, self.draws_of_a_side
@@ -153,6 +158,8 @@ class MastersPair(GluonPair):
         self.full = CastTwin(draws(), full, False, self.devices, heads=False)
         for side in (self.low, self.full):
             side.outputs()
+            for trainer in filter(None, (side.trainer, side.other, side.plain)):
+                trainer.allreduce_grads()  # the first time, the kvstore sends the first device's weights to the others
         self.full.halves = {param.name for param in self.low.trained if hasattr(param, "masters")}
         assert bool(self.full.halves) == (low.params == "float16")
 
@@ -164,15 +171,31 @@ class MastersPair(GluonPair):
                 rounded = [master.astype("float16").asnumpy() for master in param.masters()]
                 same([array.asnumpy() for array in param.list_data()], rounded, "what computes")
 
+    def run(self, op: str) -> None:
+        """Files of devices that differ have the mean of the weights and the first one's masters."""
+        if op not in ("save_load", "resume", "load_states") or not self._devices_differ():
+            super().run(op)
+
+    def load_states(self) -> None:
+        """Of masters, whose values are in the file too."""
+        kept = [(weight, weight.copy()) for _, param in self._halves() for weight in param.list_data()]
+        super().load_states()
+        for weight, before in kept:
+            weight[:] = before
+
+    def _devices_differ(self) -> bool:
+        return not are_equal(param.list_data() for param in self.full.trained)
+
     def _halves(self) -> list[tuple]:
         both = zip(self.low.trained, self.full.trained)
-        return [(low, full) for low, full in both if low.name in self.full.halves and len(low.shape) == 2]
+        return [(low, full) for low, full in both if low.name in self.full.halves]
 
     def user_write(self) -> None:
         """Into a float16 array: the next update starts from what was written, element by element."""
-        if not self._halves():
+        matrices = [pair for pair in self._halves() if len(pair[0].shape) == 2]
+        if not matrices:
             return
-        (low, full), device = self.rng.choice(self._halves()), self.rng.randrange(len(self.devices))
+        (low, full), device = self.rng.choice(matrices), self.rng.randrange(len(self.devices))
         write = WRITES[self.draw("write", *WRITES)]
         write(low.list_data()[device])
         weight = full.list_data()[device]
@@ -182,10 +205,10 @@ class MastersPair(GluonPair):
         """Weights are swapped for others and put back, which loses nothing of the masters; the twin does nothing."""
         self.low.weights()  # what was written is the masters'
         keep, in_place = KEEP[self.draw("keep", *KEEP)], self.draw("in place", True, False)
-        params, devices = self.low.trained, range(len(self.devices))
+        params, devices = [low for low, _ in self._halves()], range(len(self.devices))
         full = [mx.nd.array(value(param)) for param in params]
-        if not in_place and any((value(param, 0) != value(param, k)).any() for param in params for k in devices):
-            return
+        if self._devices_differ() or any(param.held_masters.before for param in params):
+            return  # what ``set_data`` has set since the last update is kept in float16 only
         kept = [[keep(array) for array in param.list_data()] for param in params]
         for factor in (0.25, 1 + 2.0**-13):  # the second one is rounded to most of the same float16 values
             for param, weight in zip(params, full):
@@ -220,12 +243,11 @@ class CastModule(ModuleSide):
         self._round()
         self._rescale(1 / scale)
 
-    def update(self, scale: float) -> None:
+    def reduce(self, scale: float) -> None:
         self._rescale(scale)
         add_on_the_first(grads for name, grads in self.gradients().items() if name in self.halves)
         self._round()
         self._rescale(1 / scale)
-        super().update(scale)
 
     def input_grads(self) -> list[np.ndarray]:
         return [grad / np.float32(self.scale) for grad in super().input_grads()]
@@ -244,6 +266,7 @@ class MastersModulePair(ModulePair):
     """What a sequence of calls does to a Module whose parameters are stored in float16, and to its twin."""
 
     OPS = (*ModulePair.OPS, "user_write", "user_write")
+    TAKES_THE_MEAN = ("save_load", "load_states", "new_optimizer", "rebind", "add", "write", "null")  # of the devices
 
     def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
         super().__init__(seed, folder, {"head": "plain", **forced})
@@ -254,12 +277,26 @@ class MastersModulePair(ModulePair):
         assert full.halves
         return low, full
 
+    def run(self, op: str) -> None:
+        arrays = self.full.module._exec_group.param_arrays
+        if op not in self.TAKES_THE_MEAN or are_equal(arrays):
+            super().run(op)
+
+    def load_states(self) -> None:
+        """Of masters, whose values are in the file too."""
+        before = {name: mx.nd.array(value) for name, value in zip(sorted(self.full.halves), self.full.weights())}
+        super().load_states()
+        self.full.module.set_params(before, {})
+
     def user_write(self) -> None:
         name, device = self.rng.choice(["fc1_weight", "fc2_weight"]), self.rng.randrange(len(self.low.devices))
         write = WRITES[self.draw("write", *WRITES)]
         low, full = (dict(zip(g.param_names, g.param_arrays)) for g in (s.module._exec_group for s in self.sides))
         write(low[name][device])
         full[name][device][:] = written(full[name][device], write)
+        for side in self.sides:
+            side.module._params_dirty = True  # as after an update, or MXNet does not look at them
+        same(self.low.weights(), self.full.weights(), "weights that were written")
 
 
 PAIRS = {"masters": MastersPair, "masters of a module": MastersModulePair}

@@ -145,12 +145,9 @@ class Side:
         self.scales, self.devices = scales, devices
         name, options = draw("optimizer", *OPTIMIZERS)
         bias = name != "groupadagrad"
-        norm = [nn.BatchNorm(in_channels=5)] if draw("norm", len(devices) == 1, False) and bias else []
-        layers = (
-            nn.Dense(5, in_units=6, activation="tanh", use_bias=bias),
-            *norm,
-            nn.Dense(3, in_units=5, use_bias=bias),
-        )
+        norm = [nn.BatchNorm(in_channels=5, prefix="norm_")] if draw("norm", len(devices) == 1, False) and bias else []
+        first = nn.Dense(5, in_units=6, activation="tanh", use_bias=bias, prefix="first_")
+        layers = first, *norm, nn.Dense(3, in_units=5, use_bias=bias, prefix="last_")
         self.head = draw("head", None, None, None, *HEADS) if heads else None
         self.body = sequence(*layers, prefix="net_")
         self.net = seeded(Headed(self.head, self.body) if self.head else self.body, devices)
@@ -413,10 +410,11 @@ class GluonPair:
         return ["", "allreduce_grads", "clip_global_norm", *["unscale"] * unscales]
 
     def bad_batch(self) -> None:
-        """Infinite inputs, which plain MXNet does not get: running statistics stay as they were, too."""
+        """Infinite inputs, which plain MXNet does not get: running statistics are those of the step before."""
+        self.iteration()
         for side in (self.low, self.full):
             side.losses.clear()
-        if not self.low.requested() or self.low.trainer.scaled_step.skips_at_floor > 1:
+        if not self.low.requested() or self.low.trainer.last_step_skipped:
             return
         self.low.forward(self.number, factor=float("inf"))
         with refusals():
@@ -449,11 +447,11 @@ class GluonPair:
     def step(self, method: str = "step") -> None:
         size = self.draw("size", 1, 3, 7, 12, 96, 100)
         size, trainer = self.rng.choice([int, np.int64, np.float32])(size), self.low.trainer
-        scale, summed, skipped = self.scale_now, trainer.ledger.summed, trainer.skipped_steps
+        scale, skipped = self.scale_now, trainer.skipped_steps
         mx.random.seed(self.number)  # for the noise of SGLD
         with refusals(), suppress(FloatingPointError):
             getattr(trainer, method)(size, ignore_stale_grad=True)
-        if method == "step" and not summed:  # MXNet's own would sum anew
+        if method == "step" and not self.summed:  # MXNet's own would sum anew
             self.full.reduce(scale)
         if trainer.skipped_steps > skipped:
             assert not self.full.is_finite()
@@ -474,10 +472,10 @@ class GluonPair:
             self._same_gradients("true gradients")
 
     def clip(self) -> None:
-        trainer, scale, summed = self.low.trainer, self.scale_now, self.low.trainer.ledger.summed
+        trainer, scale = self.low.trainer, self.scale_now
         with refusals():
             norm = trainer.clip_global_norm(self.rng.choice([1e30, np.float64(1e30)]))
-        if not summed:
+        if not self.summed:
             self.full.reduce(scale)
         self.summed = True
         if np.isfinite(norm) and norm > 0:
@@ -539,9 +537,9 @@ class GluonPair:
     def switch(self) -> None:
         """To another trainer of the same parameters, which has a loss scale of its own."""
         if not self.low.trainer.ledger.pending:
+            self._forget()
             for side in (self.low, self.full):
                 side.trainer, side.other = side.other, side.trainer
-            self.summed = False
 
     def plain_iteration(self) -> None:
         """By MXNet's own Trainer of the same parameters."""
@@ -745,8 +743,8 @@ class ModuleSide:
         """``scale`` is that of the other side, for a twin that is scaled by hand."""
         self.module.backward(None if self.head == "softmax" else [array(seed + 77, BATCH, 3)])
 
-    def update(self, scale: float) -> None:
-        self.module.update()
+    def reduce(self, scale: float) -> None:
+        """Sum over devices what ``update`` would sum otherwise than the other side."""
 
     def input_grads(self) -> list[np.ndarray]:
         return [grad.asnumpy() for grad in self.module.get_input_grads()]
@@ -814,10 +812,11 @@ class ModulePair:
         module, scale, skipped = self.low.module, self.low.module.loss_scale, self.low.module.skipped_steps
         with refusals(), suppress(FloatingPointError):
             module.update()
+        self.full.reduce(scale)
         if module.skipped_steps > skipped:
             assert not self.full.is_finite()
         else:
-            self.full.update(scale)
+            self.full.module.update()
         self.due = False
         if module.skipped_steps > skipped or self.rng.random() < 0.5:
             self.zero_grad()
