@@ -30,7 +30,7 @@ logger = logging.getLogger("mxmp")
 FLOOR_PATIENCE = 3
 # Skips before the first applied step that are the search for a loss scale: from the default, 65536, to 32.
 _FIRST_SKIPS = 11
-# A float16 gradient takes a larger factor, such as the default scale of a first step, for inf, and makes NaN of zeros.
+# A float16 gradient takes a larger factor, such as the default scale of a first step, for inf, which makes NaN of 0.
 _MOST_AT_ONCE = 2.0**15
 
 
@@ -139,11 +139,8 @@ class ScaledStep:
         backward adds, to the loss scale of now. Plain MXNet adds to it too, unless the user sets it to zero."""
         factor, self.ledger.left = self.loss_scale / self.ledger.left, self.loss_scale
         for gradient in gradients if factor != 1.0 else ():
-            rest = factor
-            while rest > _MOST_AT_ONCE:
-                gradient *= _MOST_AT_ONCE
-                rest /= _MOST_AT_ONCE
-            gradient *= rest
+            for part in _in_parts(factor):
+                gradient *= part
 
     def note_input_overflow(self) -> None:
         """Record, and log, that the gradient of an input has an inf or NaN: the loss scale falls at the next step, or
@@ -378,6 +375,15 @@ class StepView:
         A skipped step makes one event, whether it lowers the loss scale or not.
         """
         return list(self.scaled_step.history)
+
+
+def _in_parts(factor: float) -> list[float]:
+    """Return numbers that float16 holds, whose product is ``factor``."""
+    parts = []
+    while not 1 / _MOST_AT_ONCE <= factor <= _MOST_AT_ONCE:
+        parts.append(_MOST_AT_ONCE if factor > 1 else 1 / _MOST_AT_ONCE)
+        factor /= parts[-1]
+    return [*parts, factor]
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:
