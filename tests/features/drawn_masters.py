@@ -115,6 +115,11 @@ class CastTwin(Side):
         self._round()
         self._rescale(1 / scale)
 
+    def autograd_grad(self, losses: list[mx.nd.NDArray], scale: float) -> list[np.ndarray]:
+        heads = [mx.nd.ones_like(loss) * scale for loss in losses]
+        found = autograd.grad(losses, [weight for weight, _ in self.pairs()], head_grads=heads)
+        return [grad.asnumpy() / np.float32(scale) for grad in found]
+
     def reduce(self, scale: float) -> None:
         if len(self.devices) > 1 and self.trainer._kvstore_params["kvstore"] is not None:
             self._rescale(scale)
@@ -209,6 +214,8 @@ class MastersPair(GluonPair):
         full = [mx.nd.array(value(param)) for param in params]
         if self._devices_differ() or any(param.held_masters.before for param in params):
             return  # what ``set_data`` has set since the last update is kept in float16 only
+        if not all(np.isfinite(weight.asnumpy()).all() for weight in full):
+            return  # FP32 values are compared as a whole, and NaN equals nothing
         kept = [[keep(array) for array in param.list_data()] for param in params]
         for factor in (0.25, 1 + 2.0**-13):  # the second one is rounded to most of the same float16 values
             for param, weight in zip(params, full):

@@ -160,6 +160,8 @@ class Side:
         scales_by = [draw("scaler", 64.0, "dynamic", None, mxmp.AdaptiveLossScaler(1024.0)), 16.0]
         kvstore = draw("kvstore", None, "device")
         common = {"kvstore": kvstore, "update_on_kvstore": False}
+        if draw("multi_precision", False, False, True) and policy is not None and policy.params == "float16":
+            options = {**options, "multi_precision": True}  # which changes nothing
         # MXNet's own of the same parameters; then the one that trains, and another.
         self.plain = (
             None
@@ -177,6 +179,12 @@ class Side:
     def weights(self) -> list[np.ndarray]:
         mx.nd.waitall()  # BatchNorm writes its statistics without telling the engine
         return [value(param, device) for param in self.params.values() for device in range(len(self.devices))]
+
+    def states(self) -> list[np.ndarray]:
+        """Of the optimizer."""
+        states = [states for updater in self.trainer._updaters for _, states in sorted(updater.states.items())]
+        each = [state for some in states for state in (some if isinstance(some, (list, tuple)) else [some])]
+        return [state.asnumpy() for state in each if isinstance(state, mx.nd.NDArray)]
 
     def requested(self) -> list[gluon.Parameter]:
         return [param for param in self.trained if param.grad_req != "null"]
@@ -232,6 +240,9 @@ class Side:
         """``scale`` is that of the net of mxmp."""
         autograd.backward(losses, **kwargs)
 
+    def autograd_grad(self, losses: list[mx.nd.NDArray], scale: float) -> list[np.ndarray]:
+        return [grad.asnumpy() for grad in autograd.grad(losses, [weight for weight, _ in self.pairs()])]
+
     def reduce(self, scale: float) -> None:
         self.trainer.allreduce_grads()
 
@@ -254,7 +265,7 @@ class GluonPair:
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
         *("hybridize", "reset_ctx", "save_load", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
         *("overflow", "overflow", "bad_batch", "resume", "part", "part", "stray", "inputs", "switch", "master_weights"),
-        *("plain_iteration", "plain_step", "wrong_loss"),
+        *("plain_iteration", "plain_step", "wrong_loss", "grad_alone"),
     )
     WAYS = ("backward", "backward", "twice", "scaled", "kept", "scaled twice", "sum", "plain")
 
@@ -265,8 +276,9 @@ class GluonPair:
         drawn, self.policies = self.rng.randrange(2**30), self.policies_of()
         self.draws_of_a_side = lambda: drawer(random.Random(drawn), forced)
         self.make()
-        if self.rng.random() < 0.7:
-            self.low.net.hybridize(**self.rng.choice(FLAGS))
+        flags = self.draw("flags", None, *FLAGS)
+        if flags is not None:
+            self.low.net.hybridize(**flags)
         self.number, self.summed, self.counts = 0, False, Counter()
 
     def policies_of(self) -> tuple:
@@ -292,6 +304,9 @@ class GluonPair:
         for op in ("iteration", "evaluate"):
             self.run(op)
         same(self.low.weights(), self.full.weights(), "weights")
+        found, wanted = self.low.states(), self.full.states()
+        same(found, wanted, "states of the optimizer")
+        assert [state.dtype for state in found] == [state.dtype for state in wanted]
 
     @property
     def scale_now(self) -> float:
@@ -351,9 +366,10 @@ class GluonPair:
 
     def _same_gradients(self, what: str) -> None:
         """Of those that a backward has written since the last step: others may have another scale."""
-        sides = zip(self.full.fresh(), self.low.gradients(self.scale_now), self.full.gradients())
-        for fresh, found, wanted in sides:
-            if fresh:
+        for is_fresh, found, wanted in zip(
+            self.full.fresh(), self.low.gradients(self.scale_now), self.full.gradients()
+        ):
+            if is_fresh:
                 np.testing.assert_array_equal(found, wanted, err_msg=what)
 
     def iteration(self) -> None:
@@ -430,16 +446,18 @@ class GluonPair:
         assert trainer.skipped_steps == skipped + (how != "discard")
         if type(scaler) is mxmp.DynamicLossScaler:
             assert scaler.loss_scale == max(before / 2, scaler.min_scale)
-        self._forget()
+        assert how != "discard" or not any(grad.any() for grad in self.low.gradients())
+        self._forget(zeros=self.rng.random() < 0.5)
         same(self.low.weights(), self.full.weights(), "weights after an overflow")
         return set() if how == "discard" else {name.partition(" on ")[0] for name in trainer.overflow_params}
 
-    def _forget(self) -> None:
-        """Of the step, no gradient stays."""
+    def _forget(self, zeros: bool = True) -> None:
+        """No later step applies these gradients; with ``zeros``, or where a backward would add to them, none stays."""
         self.summed = False
         for side in (self.low, self.full):
             for param in side.requested():
-                param.zero_grad()
+                if zeros or param.grad_req == "add":
+                    param.zero_grad()
         for weight, _ in self.full.pairs():
             weight._fresh_grad = False
         self.low.trainer.discard()
@@ -522,6 +540,16 @@ class GluonPair:
                 twice = x * 2
             twice.backward()
         np.testing.assert_array_equal(*found, err_msg="gradients of an input")
+
+    def grad_alone(self) -> None:
+        """``autograd.grad`` of the scaled loss, which writes no gradient of a weight."""
+        if not self.low.requested():
+            return
+        self.forward()
+        with refusals(), self.low.trainer.scale_loss(self.low.losses.pop()) as scaled:
+            found = autograd.grad(scaled, [weight for weight, _ in self.low.pairs()])
+        scale, wanted = self.scale_now, self.full.autograd_grad(self.full.losses.pop(), self.scale_now)
+        same([grad.asnumpy().astype("float32") / np.float32(scale) for grad in found], wanted, "autograd.grad")
 
     def wrong_loss(self) -> None:
         """A backward of what is not scaled, within ``scale_loss``: it is refused, and what it wrote is dropped."""
@@ -668,7 +696,7 @@ class GluonPair:
         scaler = self.low.trainer.scaler
         if not isinstance(scaler, mxmp.NoLossScaler):
             with refusals():
-                scaler.loss_scale = self.rng.choice(SCALES)
+                scaler.loss_scale = self.draw("scale", *SCALES)
 
     def evaluate(self) -> None:
         same(self.low.outputs(), self.full.outputs(), "outputs")
@@ -789,10 +817,15 @@ class ModulePair:
         # Whether a forward in training has run since the last backward, and a backward since the last update.
         self.number, self.ran, self.due, self.counts = 0, 0, False, Counter()
 
-    run, end = GluonPair.run, GluonPair.end
+    run = GluonPair.run
 
     def made(self, draws: Callable) -> tuple[ModuleSide, ModuleSide]:
         return ModuleSide(draws(), policy_of(self.rng)), ModuleSide(draws(), None)
+
+    def end(self) -> None:
+        for op in ("iteration", "evaluate"):
+            self.run(op)
+        same(self.low.weights(), self.full.weights(), "weights")
 
     def forward(self) -> None:
         same(*(side.forward(self.number) for side in self.sides), "outputs in training")
@@ -855,7 +888,7 @@ class ModulePair:
         scaler = self.low.module.scaled_step.scaler
         if not isinstance(scaler, mxmp.NoLossScaler):
             with refusals():
-                scaler.loss_scale = self.rng.choice(SCALES)
+                scaler.loss_scale = self.draw("scale", *SCALES)
 
     def input_grads(self) -> None:
         if self.low.wants_inputs and self.due and self.low.request == "write":

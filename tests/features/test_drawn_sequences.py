@@ -9,10 +9,11 @@ import os
 
 import pytest
 
-from . import drawn_masters
+from .drawn_masters import KEEP, WRITES
+from .drawn_masters import PAIRS as MASTERS
 from .drawn_sequences import HEADS, ON_ONE_DEVICE, PAIRS, VARIANTS, GluonPair, OwnScalersPair, run
 
-KINDS = {**PAIRS, **drawn_masters.PAIRS}
+KINDS = {**PAIRS, **MASTERS}
 SEEDS = range(int(os.environ.get("MXMP_DRAWN", "30")))
 
 pytestmark = [
@@ -65,44 +66,43 @@ def test_an_order_of_calls_is_that_of_its_twin(kind, calls, seed, tmp_path):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", ["gluon", "masters"])
+@pytest.mark.parametrize("kind", ["gluon", "masters", "masters and multi_precision"])
 def test_every_optimizer_trains_as_its_twin(kind, variant, tmp_path):
-    name, _ = VARIANTS[variant]
-    devices = {"devices": 1} if name in ON_ONE_DEVICE else {}
-    forced = {"optimizer": VARIANTS[variant], "stored": "masters", **devices}
-    calls = ["iteration", "scale", "iteration", "overflow", *["iteration"] * 8]
-    run(KINDS[kind], len(variant), tmp_path, calls, **forced)
+    kind, _, multi_precision = kind.partition(" and ")
+    devices = {"devices": 1} if VARIANTS[variant][0] in ON_ONE_DEVICE else {}
+    forced = {"optimizer": VARIANTS[variant], "stored": "masters", "multi_precision": bool(multi_precision), **devices}
+    calls = "iteration iteration overflow iteration scale iteration iteration iteration iteration iteration"
+    run(KINDS[kind], len(variant), tmp_path, calls.split(), **forced)
 
 
+LOOKED = ("", "unscale", "allreduce_grads", "clip_global_norm")
+SKIPS = "overflow iteration overflow iteration"
 CHOICES = {
-    **{f"way {way}": ("gluon", "iteration add iteration", {"way": way}) for way in GluonPair.WAYS},
-    **{
-        f"plain {scaler}": ("gluon", f"iteration add {STEP}", {"way": "plain", "scaler": scaler})
-        for scaler in (None, 64.0)
-    },
-    **{
-        f"{look or 'step'}, {late}, {ends}": ("gluon", "overflow", {"looks": look, "late": late, "ends": ends})
-        for look in ("", "unscale", "allreduce_grads", "clip_global_norm")
-        for late in (False, True)
-        for ends in ("step", "discard")
-    },
+    **{f"by {way}": ("gluon", f"iteration add {STEP}", {"way": way}) for way in GluonPair.WAYS},
+    "plain, at a scale of 1": (
+        "gluon",
+        f"iteration forward backward allreduce {STEP}",
+        {"way": "plain", "scaler": None},
+    ),
+    "plain, after unscale": ("gluon", f"add forward backward unscale forward backward {STEP}", {"way": "plain"}),
+    **{f"{looks}, {late}": ("gluon", SKIPS, {"looks": looks, "late": late}) for looks in LOOKED for late in (0, 1)},
     **{f"head {head}": ("gluon", "iteration scale iteration scale iteration", {"head": head}) for head in HEADS},
     **{
-        f"{kind}, {write}": (kind, "iteration user_write iteration user_write", {"write": write})
-        for write in drawn_masters.WRITES
-        for kind in ("masters", "masters of a module")
+        f"{how}, {kind}": (kind, "iteration user_write iteration", {"write": how}) for how in WRITES for kind in MASTERS
     },
-    **{
-        f"keep {keep}, {in_place}": ("masters", "iteration average iteration", {"keep": keep, "in place": in_place})
-        for keep in drawn_masters.KEEP
-        for in_place in (False, True)
-    },
+    **{f"keep {how}": ("masters", f"{STEP} average average", {"keep": how, "stored": "masters"}) for how in KEEP},
     **{f"nested {how}": ("scalers", "nested both step", {"nested": how}) for how in OwnScalersPair.NESTED},
-    "by each": ("trainers", "round round overflow", {"how": "by each"}),
+    "by each trainer": ("trainers", "round round overflow", {"how": "by each"}),
+    "adding up at the default scale": ("masters", f"add {STEP} iteration", {"scaler": "dynamic", "stored": "masters"}),
+    "a scale below 1": (
+        "module",
+        "scale iteration forward backward input_grads update iteration",
+        {"scale": 2.0**-40, "head": "softmax"},
+    ),
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_choice_leaves_what_its_twin_has(choice, seed, tmp_path):
     kind, calls, forced = CHOICES[choice]
