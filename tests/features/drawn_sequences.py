@@ -158,7 +158,7 @@ class Side:
         self.trained[0].lr_mult, self.trained[-1].wd_mult = draw("multipliers", (1.0, 1.0), (0.5, 3.0))
         self.two_losses = draw("two losses", True, False, False)
         scales_by = [draw("scaler", 64.0, "dynamic", None, mxmp.AdaptiveLossScaler(1024.0)), 16.0]
-        kvstore = draw("kvstore", None, "device")
+        kvstore = draw("kvstore", None, "device", "local")
         common = {"kvstore": kvstore, "update_on_kvstore": False}
         if draw("multi_precision", False, False, True) and policy is not None and policy.params == "float16":
             options = {**options, "multi_precision": True}  # which changes nothing
@@ -255,6 +255,10 @@ def drawer(rng: random.Random, forced: dict[str, Any]) -> Callable:
         return forced.get(name, drawn)
 
     return draw
+
+
+# What a user may call before a step; float16 gradients are not unscaled.
+LOOKS = ("", "allreduce_grads", "clip_global_norm", "unscale", "unscale allreduce_grads", "allreduce_grads unscale")
 
 
 class GluonPair:
@@ -409,21 +413,26 @@ class GluonPair:
                 with refusals():
                     trainer.backward(self.low.losses.pop())
                 self.full.backward(self.full.losses.pop(), 1.0)  # which writes the running statistics
-        if looks == "clip_global_norm":
-            assert np.isfinite(trainer.clip_global_norm(1e9)) == (late and finite)
-        elif looks:
-            getattr(trainer, looks)()
+        for look in looks.split():
+            if look == "clip_global_norm":
+                assert np.isfinite(trainer.clip_global_norm(1e9)) == (late and finite)
+            else:
+                getattr(trainer, look)()
+            if look == "unscale" and self.draw("hides", True, False):  # which a user's clipping may do
+                for grad in (grad for param in trained for grad in param.list_grad()):
+                    grad[:] = mx.nd.where(grad == grad, grad, mx.nd.zeros_like(grad)).clip(-1, 1)
         if late:
             spoil(gradient, self.rng)
-        ends = "update" if looks == "allreduce_grads" else "step"
-        names = self._leave_out(self.draw("ends", ends, ends, "discard"))
+        ends = "update" if "allreduce_grads" in looks else "step"
+        zeroed = ["zero_grad"] * (trainer.ledger.refuses_backward and not late)
+        names = self._leave_out(self.draw("ends", ends, ends, "discard", *zeroed))
         assert names in ({param.name}, set()) or not finite
 
     def _looks(self) -> list[str]:
         """What may be called before a step, if nothing was."""
         kinds = {grad.dtype for param in self.low.requested() for grad in param.list_grad()}
         unscales = np.float16 not in kinds and not self.low.trainer.ledger.unscaled
-        return ["", "allreduce_grads", "clip_global_norm", *["unscale"] * unscales]
+        return [*LOOKS[:3], *LOOKS[3:] * unscales]
 
     def bad_batch(self) -> None:
         """Infinite inputs, which plain MXNet does not get: running statistics are those of the step before."""
@@ -441,15 +450,22 @@ class GluonPair:
         """End a step with an overflow; return the names of the parameters that a step finds at fault."""
         trainer, scaler = self.low.trainer, self.low.trainer.scaler
         skipped, before = trainer.skipped_steps, scaler.loss_scale
+        is_step = how in ("step", "update")
         with refusals():
-            trainer.discard() if how == "discard" else getattr(trainer, how)(BATCH, ignore_stale_grad=True)
-        assert trainer.skipped_steps == skipped + (how != "discard")
+            if how == "zero_grad":  # the next backward takes it for a discard
+                self.zero_grad()
+                self.forward()
+                self.full.backward(self.full.losses.pop(), 1.0)
+                trainer.backward(self.low.losses.pop())
+            getattr(trainer, how)(BATCH, ignore_stale_grad=True) if is_step else trainer.discard()
+        assert trainer.skipped_steps == skipped + is_step
         if type(scaler) is mxmp.DynamicLossScaler:
             assert scaler.loss_scale == max(before / 2, scaler.min_scale)
-        assert how != "discard" or not any(grad.any() for grad in self.low.gradients())
+        left = [grad for is_due, grad in zip(self.full.fresh(), self.low.gradients()) if is_due]
+        assert is_step or not any(grad.any() for grad in left)
         self._forget(zeros=self.rng.random() < 0.5)
         same(self.low.weights(), self.full.weights(), "weights after an overflow")
-        return set() if how == "discard" else {name.partition(" on ")[0] for name in trainer.overflow_params}
+        return set() if not is_step else {name.partition(" on ")[0] for name in trainer.overflow_params}
 
     def _forget(self, zeros: bool = True) -> None:
         """No later step applies these gradients; with ``zeros``, or where a backward would add to them, none stays."""
@@ -717,6 +733,12 @@ def symbol(head: str) -> mx.sym.Symbol:
     return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax") if head == "softmax" else x
 
 
+OF_MODULES = [
+    *(("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {}), ("nag", {"momentum": 0.9}), ("rmsprop", {}), ("lamb", {})),
+    *(("ftml", {}), ("adagrad", {})),
+]
+
+
 class ModuleSide:
     """A Module with an optimizer: plain MXNet's if ``policy`` is None."""
 
@@ -725,7 +747,7 @@ class ModuleSide:
         self.request = draw("request", "write", "write", "add")
         self.devices = [mx.cpu(i) for i in range(draw("devices", 1, 1, 2))]
         self.wants_inputs = draw("wants inputs", True, False, False)
-        self.options = draw("optimizer", ("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {}))
+        self.options = draw("optimizer", *OF_MODULES)
         # Not the weight alone: MXNet's FullyConnected on a CPU then leaves the gradient of the bias as it is.
         fixed = draw("fixed", ["fc1_weight", "fc1_bias"], None, None, None)
         scale = draw("scaler", 64.0, "dynamic", None, 1024.0) if scales else draw("scaler", None)

@@ -11,7 +11,7 @@ import pytest
 
 from .drawn_masters import KEEP, WRITES
 from .drawn_masters import PAIRS as MASTERS
-from .drawn_sequences import HEADS, ON_ONE_DEVICE, PAIRS, VARIANTS, GluonPair, OwnScalersPair, run
+from .drawn_sequences import HEADS, LOOKS, ON_ONE_DEVICE, PAIRS, VARIANTS, GluonPair, OwnScalersPair, run
 
 KINDS = {**PAIRS, **MASTERS}
 SEEDS = range(int(os.environ.get("MXMP_DRAWN", "30")))
@@ -32,11 +32,13 @@ def test_a_drawn_sequence_of_calls_is_that_of_its_twin(kind, seed, tmp_path):
 
 
 # What is drawn too seldom to be left to chance.
-LOOKS = "clip clip,unscale clip,clip unscale,allreduce clip,allreduce unscale clip,unscale allreduce clip,scale unscale"
+BETWEEN = (
+    "clip clip,unscale clip,clip unscale,allreduce clip,allreduce unscale clip,unscale allreduce clip,scale unscale"
+)
 STEP = "step iteration"
 ORDERS = {
     "gluon": [
-        *(f"{how} forward backward {looks} {STEP}" for how in ("write", "add") for looks in LOOKS.split(",")),
+        *(f"{how} forward backward {looks} {STEP}" for how in ("write", "add") for looks in BETWEEN.split(",")),
         f"add forward backward scale forward backward scale forward backward clip {STEP}",
         "freeze iteration null iteration write iteration overflow iteration",
         f"add iteration scale iteration step scale clip {STEP} scale iteration unscale {STEP} scale load_states {STEP}",
@@ -71,11 +73,12 @@ def test_every_optimizer_trains_as_its_twin(kind, variant, tmp_path):
     kind, _, multi_precision = kind.partition(" and ")
     devices = {"devices": 1} if VARIANTS[variant][0] in ON_ONE_DEVICE else {}
     forced = {"optimizer": VARIANTS[variant], "stored": "masters", "multi_precision": bool(multi_precision), **devices}
-    calls = "iteration iteration overflow iteration scale iteration iteration iteration iteration iteration"
+    calls = "iteration iteration overflow iteration scale iteration add overflow iteration overflow write iteration"
     run(KINDS[kind], len(variant), tmp_path, calls.split(), **forced)
 
 
-LOOKED = ("", "unscale", "allreduce_grads", "clip_global_norm")
+LEFT = ("scale", "unscale", "clip", "allreduce", "unscale clip")
+SAVES = "save_load forward backward discard resume iteration"
 SKIPS = "overflow iteration overflow iteration"
 CHOICES = {
     **{f"by {way}": ("gluon", f"iteration add {STEP}", {"way": way}) for way in GluonPair.WAYS},
@@ -85,13 +88,14 @@ CHOICES = {
         {"way": "plain", "scaler": None},
     ),
     "plain, after unscale": ("gluon", f"add forward backward unscale forward backward {STEP}", {"way": "plain"}),
-    **{f"{looks}, {late}": ("gluon", SKIPS, {"looks": looks, "late": late}) for looks in LOOKED for late in (0, 1)},
+    **{f"{looks}, {late}": ("gluon", SKIPS, {"looks": looks, "late": late}) for looks in LOOKS for late in (0, 1)},
     **{f"head {head}": ("gluon", "iteration scale iteration scale iteration", {"head": head}) for head in HEADS},
     **{
         f"{how}, {kind}": (kind, "iteration user_write iteration", {"write": how}) for how in WRITES for kind in MASTERS
     },
     **{f"keep {how}": ("masters", f"{STEP} average average", {"keep": how, "stored": "masters"}) for how in KEEP},
     **{f"nested {how}": ("scalers", "nested both step", {"nested": how}) for how in OwnScalersPair.NESTED},
+    **{f"zero_grad after {look}": ("gluon", f"forward backward {look} zero_grad {SAVES}", {}) for look in LEFT},
     "by each trainer": ("trainers", "round round overflow", {"how": "by each"}),
     "adding up at the default scale": ("masters", f"add {STEP} iteration", {"scaler": "dynamic", "stored": "masters"}),
     "a scale below 1": (

@@ -274,6 +274,47 @@ def test_a_bad_number_is_refused(call, argument, bad):
 # -- true gradients: unscale, clip, split -----------------------------------------------------------
 
 
+def test_a_second_unscale_is_refused_and_changes_nothing():
+    net = two_layers()
+    trainer = sgd(net)
+    for step in range(2):  # it may be called once a step
+        trainer.backward(forward(net, step))
+        trainer.unscale()
+        before = [tree(param.grad()) for param in trainer._params]
+        with pytest.raises(RuntimeError, match="already called since the last step"):
+            trainer.unscale()
+        assert [tree(param.grad()) for param in trainer._params] == before
+        trainer.step(4)
+
+
+def test_gradients_that_are_all_zero_are_a_clean_step():
+    net = two_layers()
+    trainer = sgd(net, mxmp.DynamicLossScaler(128, growth_interval=1))
+    with autograd.record():
+        loss = net(batch(0)[0]) * 0
+    trainer.backward(loss)
+    trainer.step(4)
+    assert not trainer.last_step_skipped
+    assert trainer.loss_scale == 256
+
+
+def test_gradients_that_only_the_scale_saves_from_zero_are_learned():
+    """Of a loss times 1e-7, of which float16 without a scale keeps the largest, to one bit."""
+    learned = []
+    for policy, scale in ((None, 1.0), ("float16", 2.0**16), ("float16", 1.0)):
+        net = two_layers(policy)
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e6}, loss_scale=scale)
+        before = net[1].weight.data().asnumpy()
+        with autograd.record():
+            loss = forward(net, 0)[0] * 1e-7
+        trainer.backward(loss)
+        trainer.step(4)
+        learned.append(net[1].weight.data().asnumpy() - before)
+    full, saved, lost = learned
+    np.testing.assert_allclose(saved, full, rtol=0, atol=0.02 * abs(full).max())
+    assert abs(lost - full).max() > 0.3 * abs(full).max()
+
+
 def test_unscale_of_float16_gradients_is_refused_with_the_way_out():
     net = two_layers(MASTERS)
     trainer = sgd(net)
