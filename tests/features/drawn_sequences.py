@@ -917,8 +917,9 @@ class ModulePair:
             same(self.low.input_grads(), self.full.input_grads(), "gradients of inputs")
 
     def set_params(self) -> None:
+        missing = self.draw("allow_missing", True, False)
         for side in self.sides:
-            side.module.set_params(side.start(self.number), {})
+            side.module.set_params(side.start(self.number), {}, allow_missing=missing)
 
     def reinit(self) -> None:
         for side in self.sides:
