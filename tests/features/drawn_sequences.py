@@ -405,6 +405,7 @@ class GluonPair:
             self.draw("looks", *self._looks()),
             self.draw("late", True, False),
         )
+        self.full.reduce(self.scale_now)  # float16 sums may overflow by themselves
         gradient, finite = self.rng.choice(param.list_grad()), self.full.is_finite()
         if not late:
             spoil(gradient, self.rng)
