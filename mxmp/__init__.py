@@ -21,7 +21,7 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .diagnose import explain, guard
 from .gluon import BatchProcessor, Trainer, convert, master_weights, restore, set_master_weights
 from .inference import optimize_for_inference
-from .messages import error_of as _error_of
+from .other_names import error_of as _error_of
 from .policy import Policy
 from .precision.plan import Plan
 from .step.adaptive import AdaptiveLossScaler

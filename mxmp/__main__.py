@@ -34,17 +34,21 @@ from .callbacks import last_line
 from .diagnose import advise, audit, explain, plot_verification, profile, verify
 from .diagnose.advising.gpus import GPUS
 from .diagnose.explaining import Explanation
-from .files import check_writable, picture_format, replacing_all
+from .files import check_writable, replacing_all
 from .inference import optimize_for_inference
 from .inference.runner import CandidateError
 from .launch import launch, launch_horovod
-from .messages import check_shapes, did_you_mean, kind_of, near_name
+from .messages import did_you_mean
+from .pictures import picture_format
 from .policy import Policy
 from .precision import safe_sums
+from .shapes import check_shapes
 from .symbolic import cast_symbol
-from .symbolic.checkpoint import read_parameters, read_symbol, write_arrays, write_symbol
+from .symbolic.checkpoint import write_arrays, write_symbol
 from .symbolic.parameters import cast_parameters, check_parameters
+from .symbolic.reading import read_parameters, read_symbol
 from .tuning import tune
+from .wrong_files import kind_of, near_name
 
 PROGRAM = "python -m mxmp"
 _ELSEWHERE = {"convert": "cast", "--dtype": "--policy", "--output": "--out", "--gpu": "--device", "--cpu": "--device"}

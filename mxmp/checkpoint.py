@@ -14,10 +14,11 @@ from mxnet import gluon
 
 from .files import read_json, replacing_all
 from .gluon import Trainer
-from .messages import instead, near_name
+from .messages import instead
 from .symbolic import BucketingModule, Module
 from .symbolic.checkpoint import incomplete_if_it_fails
 from .symbolic.module import require
+from .wrong_files import near_name
 
 _FORMAT = "mxmp-checkpoint-1"
 _ENDINGS = ".params", ".states", ".json"

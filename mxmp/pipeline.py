@@ -13,9 +13,10 @@ from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
+from .messages import some
 from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
-from .precision.decide import decide, doubtful
+from .precision.decide import decide
 from .precision.graph import Graph, Node
 from .precision.inputs import InputCheck
 from .precision.operators import Options
@@ -147,6 +148,8 @@ class Conversion:
         original = strip(graph)
         plan = self._plan(original, use)
         if self.plan is not None:
+            from .precision.edited import warn_of_plan
+
             warn_of_plan(original, self.plan, self._warned_of)
         low = emitted(original, plan, use.grad_req, large_inputs=use.large_inputs)
         for each in use.parameters:
@@ -198,7 +201,7 @@ class Conversion:
         found = [name for name in names if name not in self._warned_of]
         self._warned_of.update(found)
         if found:
-            logger.warning(text, ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else ""))
+            logger.warning(text, some(found))
 
     def _decide(self, decided: Decider, device: str, undecided: set[str], low: set[str]) -> Plan:
         """Return the plan of one FP32 graph; a subclass may decide otherwise. ``decided`` makes one from a policy."""
@@ -211,23 +214,6 @@ def _log_that_float16_is_emulated() -> None:
         "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
         "AVX512-BF16 or AMX is 'bfloat16'"
     )
-
-
-def warn_of_plan(graph: Graph, plan: Plan, known: set[str]) -> None:
-    """Warn of what a plan, edited by hand, has in low precision and the rules would not; ``ValueError`` if nothing can.
-    ``graph`` is FP32. ``known`` names the operators of earlier warnings, and gets those of this one."""
-    found = {name: why for name, why in doubtful(graph, plan).items() if name not in known}
-    known.update(found)
-    if found:
-        (name, why), more = next(iter(found.items())), len(found) - 1
-        logger.warning(
-            "the plan has %s%s in %s, which the rules keep in FP32: %s. If that is meant, make the plan of a policy "
-            "whose low_ops name the operator",
-            name,
-            f" and {more} more" if more else "",
-            plan.policy.compute,
-            why,
-        )
 
 
 def _check_device(plan: Plan, device: str) -> None:

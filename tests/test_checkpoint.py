@@ -1,13 +1,12 @@
 """``save_checkpoint`` and ``load_checkpoint``: files of one step, which appear together, and a run that goes on."""
 
 import json
-import warnings
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.modules import module_of, run_of, symbol_of, train_module, train_on_random_numbers
+from kit.modules import module_of, run_of, symbol_of, train_on_random_numbers
 from mxnet import autograd, gluon
 
 import mxmp
@@ -26,20 +25,6 @@ def same(one, other):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_net_goes_on_bit_for_bit_with_its_random_numbers(policy, tmp_path, caplog):
-    net, trainer = run_of(policy, 1)
-    train_on_random_numbers(net, trainer, 3)
-    mxmp.save_checkpoint(tmp_path / "run", net, trainer, epoch=3)
-    train_on_random_numbers(net, trainer, 3)
-    again, resumed = run_of(policy, 2)
-    assert mxmp.load_checkpoint(str(tmp_path / "run"), again, resumed) == 3
-    train_on_random_numbers(again, resumed, 3)
-    same(values(net), values(again))
-    assert resumed.loss_scale == trainer.loss_scale > 2.0**8
-    assert not caplog.records
-
-
 def test_the_parameters_are_a_plain_fp32_file(tmp_path):
     net, trainer = run_of("params=float16", 1)
     train_on_random_numbers(net, trainer, 2)
@@ -51,42 +36,9 @@ def test_the_parameters_are_a_plain_fp32_file(tmp_path):
     assert mxmp.load_checkpoint(str(tmp_path / "run"), net, trainer) is None
 
 
-def test_a_net_may_wait_for_its_shapes(tmp_path, caplog):
-    net, trainer = run_of("params=float16", 1)
-    train_on_random_numbers(net, trainer, 2)
-    mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer, epoch=1)
-    fresh = gluon.nn.HybridSequential(prefix="net_")
-    with fresh.name_scope():
-        fresh.add(gluon.nn.Dense(8), gluon.nn.BatchNorm(), gluon.nn.Dropout(0.5), gluon.nn.Dense(2))
-    fresh.initialize(ctx=mx.cpu(1))
-    mxmp.convert(fresh, "params=float16")
-    scaler = mxmp.DynamicLossScaler(2.0**8, growth_interval=2)
-    resumed = mxmp.Trainer(fresh.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=scaler)
-    mxmp.load_checkpoint(str(tmp_path / "run"), fresh, resumed)
-    assert fresh[0].weight.list_ctx() == [mx.cpu(1)]
-    same(values(net), values(fresh))
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", [mxmp.Module, mxmp.BucketingModule])
-def test_a_module_goes_on_bit_for_bit_with_its_random_numbers(kind, policy, tmp_path, caplog):
-    module = module_of(kind, policy, 1)
-    train_module(module, 3)
-    mxmp.save_checkpoint(tmp_path / "run", module, epoch=7)
-    train_module(module, 3)
-    resumed = module_of(kind, policy, 2)
-    assert mxmp.load_checkpoint(tmp_path / "run", resumed) == 7
-    train_module(resumed, 3)
-    for one, other in zip(module.get_params(), resumed.get_params()):
-        same(*({name: value.asnumpy() for name, value in each.items()} for each in (one, other)))
-    assert resumed.loss_scale == module.loss_scale > 2.0**8
-    assert not [record for record in caplog.records if record.name == "mxmp"]
-
-
 def test_wrong_kinds_are_refused_in_words(tmp_path):
     net, trainer = run_of("bfloat16", 1)
-    module = module_of(mxmp.Module, "bfloat16", 1)
+    module = module_of("bfloat16", 1)
     plain = gluon.Trainer(net.collect_params(), "sgd")
     cases = [
         ((net,), "needs its mxmp.Trainer, got NoneType"),
@@ -174,38 +126,3 @@ def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
     for name, value in values(net).items():
         np.testing.assert_allclose(value, values(runs[1][0])[name], rtol=1e-6, err_msg=name)
     assert not warnings_of(caplog)
-
-
-def by_epoch(module, begin, end, path):
-    """Train with data whose order is a function of the epoch, as the manual shows it."""
-    rng = np.random.RandomState(0)
-    x, y = rng.normal(0, 1, (32, 6)).astype("float32"), rng.randint(0, 3, 32)
-    for epoch in range(begin, end):
-        order = np.random.RandomState(epoch).permutation(len(x))
-        batches = mx.io.NDArrayIter(x[order], y[order], batch_size=8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module.fit(batches, begin_epoch=epoch, num_epoch=epoch + 1)
-        mxmp.save_checkpoint(path, module, epoch=epoch + 1)
-    return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
-
-
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_a_module_whose_data_come_in_an_order_of_the_epoch_continues_bit_for_bit(policy, tmp_path):
-    def ready():
-        mx.random.seed(1)
-        symbol = mx.sym.SoftmaxOutput(
-            mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax"
-        )
-        module = mxmp.Module(symbol, policy=policy)
-        module.bind([("data", (8, 6))], [("softmax_label", (8,))])
-        module.init_params(mx.init.Xavier())
-        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
-        return module
-
-    whole = by_epoch(ready(), 0, 4, tmp_path / "whole")
-    by_epoch(ready(), 0, 2, tmp_path / "run")
-    resumed = ready()
-    continued = by_epoch(resumed, mxmp.load_checkpoint(tmp_path / "run", resumed), 4, tmp_path / "run")
-    for name, value in whole.items():
-        np.testing.assert_array_equal(continued[name], value, err_msg=name)

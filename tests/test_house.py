@@ -22,23 +22,15 @@ PACKAGE = Path(mxmp.__file__).parent
 # A room imports what stands further up, a file of a room also what stands further up in it. The two doors
 # stand on one floor and know nothing of each other.
 HOUSE = {
-    "": ["versions", "cpu", "files", "callbacks", "child", "launch", "policy", "messages"],
+    "": [
+        *("versions", "cpu", "files", "wrong_files", "pictures", "callbacks", "child", "launch"),
+        *("policy", "messages", "other_names", "shapes"),
+    ],
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),
-        *(
-            "plan",
-            "operators",
-            "needs",
-            "cost",
-            "decide",
-            "inputs",
-            "casts",
-            "traffic",
-            "heads",
-            "monitoring",
-            "__init__",
-        ),
+        *("plan_file", "plan", "renaming", "operators", "needs", "cost", "decide", "edited", "inputs", "casts"),
+        *("traffic", "heads", "monitoring", "__init__"),
     ],
     "kernels": [
         *("inserting", "layouts", "rounding", "emulation", "norms", "padding", "unwritten", "cuda"),
@@ -47,21 +39,21 @@ HOUSE = {
     "spine": ["pipeline", "observed"],
     "serving": ["folding", "fusing", "sums", "lowering", "__init__"],
     "step": [
-        *("_mxnet", "scaler", "adaptive", "ledger", "stores", "gradients", "floor", "multi_tensor", "masters"),
-        "python_operators",
-        *("statistics", "fingerprint", "step", "state_layout", "resume", "prepared_updates"),
-        *("updater", "state_file", "states"),
+        *("_mxnet", "scaler", "adaptive", "ledger", "gradients", "floor", "multi_tensor", "masters"),
+        *("horovod", "stores", "python_operators", "statistics", "fingerprint", "step"),
+        *("state_layout", "optimizer_data", "resume", "prepared_updates", "updater", "state_file", "states"),
         "__init__",
     ],
     "gluon": [
         *("_mxnet", "nesting", "tracing", "known", "remembered", "blocks", "parameter", "conversion", "record"),
-        *("scaling", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs", "symbols", "hook"),
-        *("convert", "backward", "trainer", "estimator", "weights", "__init__"),
+        *("scaling", "scaled_heads", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs"),
+        *("symbols", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
         "cast",
         "checkpoint",
+        "reading",
         "parameters",
         "core",
         "inference",
@@ -110,7 +102,7 @@ PARTS["diagnose/networks"] = ("diagnose/networks", "diagnose/networks, of both")
 # Of a frontend each: neither knows the other.
 DOORS = {"gluon", "symbolic"}
 NETWORKS = {f"diagnose/networks/of_{door}": door for door in DOORS}
-WITHOUT_MXNET = ["cpu", "files", "callbacks", "child", "launch", "policy"]
+WITHOUT_MXNET = ["cpu", "files", "wrong_files", "pictures", "callbacks", "child", "launch", "policy"]
 WITHOUT_MXNET += ["workers/sitecustomize"]
 WITHOUT_MXNET += [f"precision/{name}" for name in ("rule", "rule_table", "missing_kernels", "rules")]
 WITHOUT_MXNET += [f"step/{name}" for name in ("scaler", "adaptive", "ledger")]
@@ -264,11 +256,18 @@ TESTS = ROOT / "tests"
 CROSSING = ("features", "docs", "examples", "gpu", "nullgpu", "simgpu", "scripts", "kit")
 # Modules without a test file of their name, and where they are tested.
 ELSEWHERE = {
+    r"other_names|shapes|wrong_files": "what they say of what is typed: test_messages.py",
+    r"precision/edited": "test_edited_plans.py",
+    r"precision/(plan_file|renaming)": "plans are saved, loaded and renamed in test_plan.py",
     r"(precision|step|gluon|symbolic)/_mxnet": "its package uses each name, and fails in a MXNet without it",
     r"diagnose/networks/(of_\w+/\w+|protocol|stand_ins)": "each diagnostic's tests run through both frontends",
     r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",
     r"diagnose/verifying/(judging|modes|porting|reasons|recording)": "the parts of one answer: test_verify.py",
+    r"gluon/scaled_heads": "what a forward remembers and a backward sets is held in test_scaling.py",
     r"gluon/(symbols|monitored)": "what plans and served graphs trace, and what test_monitoring.py hears",
+    r"symbolic/reading": "what is written is read back in test_checkpoint.py, damaged files in test_broken_files.py",
+    r"step/optimizer_data": "what a file has of an optimizer is held in test_resume.py",
+    r"step/horovod": "its workers run in test_distributed.py",
     r"observed": "what the monitors and probes of test_monitoring.py and test_probe.py report",
     r"inference/worker|workers/sitecustomize": "the other side of test_runner.py and of test_launch.py",
 }

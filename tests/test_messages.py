@@ -15,9 +15,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import messages
+from mxmp import other_names
 from mxmp.__main__ import main, parser
-from mxmp.messages import missing
+from mxmp.other_names import missing
 
 ROOT = Path(mxmp.__file__).parents[1]
 ROW = re.compile(r"^\| `+ ?(.+?) ?`+(?: \([^|]*\))? \|", flags=re.MULTILINE)
@@ -475,7 +475,7 @@ def test_an_import_from_mxmp_says_what_to_write_too(name, hint):
 def test_submodules_are_imported_from_mxmp_as_from_any_package(monkeypatch):
     monkeypatch.delitem(sys.modules, "mxmp.launch", raising=False)
     monkeypatch.delattr(mxmp, "launch", raising=False)
-    monkeypatch.setitem(messages._HINTS, "not this", "launch")
+    monkeypatch.setitem(other_names._HINTS, "not this", "launch")
     from mxmp import launch
 
     assert launch.__name__ == "mxmp.launch"

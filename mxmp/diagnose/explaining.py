@@ -11,16 +11,17 @@ from mxnet.gluon import Block
 from ..callbacks import last_line
 from ..kernels.channels_last import WHY_SLOW, norms_over_rows
 from ..kernels.fit import device_of
-from ..messages import check_shapes
-from ..pipeline import emitted, warn_of_plan
+from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import LowGraph, cast_to, strip
 from ..precision.decide import decide
+from ..precision.edited import warn_of_plan
 from ..precision.graph import Graph, Node
 from ..precision.operators import Options
 from ..precision.plan import FULL, Plan, read_policy, summed_in_fp32, without_effect
-from ..precision.rules import Kind
+from ..precision.rule import Kind
 from ..precision.traffic import CastSize, cast_sizes
+from ..shapes import check_shapes
 from .networks.frontends import Network, converted_graphs, is_network, kind_of
 from .networks.protocol import ConvertedGraph
 from .text import grouped, section, some, table

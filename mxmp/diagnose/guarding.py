@@ -11,8 +11,8 @@ from mxnet.ndarray import NDArray
 from ..observed import Observed, ObservedGraph
 from ..policy import Policy
 from ..precision.graph import Entry, Node
-from ..precision.rule import Role
-from ..precision.rules import Kind, rule_under
+from ..precision.rule import Kind, Role
+from ..precision.rules import rule_under
 from ..step.floor import lower_scale_fits
 from ..step.gradients import Gradient
 from ..step.scaler import check_count, check_scale

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-from ..files import new_figure, save_figure
+from ..pictures import new_figure, save_figure
 from ..step.step import ScaleEvent, StepView
 from .verifying.report import Verification
 from .watching.histogram import Format, Histogram

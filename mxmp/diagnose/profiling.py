@@ -15,7 +15,7 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, Iterator
 
-from ..messages import kind_of, near_name
+from ..wrong_files import kind_of, near_name
 from .text import section
 
 if TYPE_CHECKING:

@@ -20,14 +20,17 @@ from mxnet.ndarray import NDArray
 from ..callbacks import hold_interrupts
 from ..precision._mxnet import BFLOAT16, dtype_name
 from ..precision.heads import HEAD_OPERATORS
+from ..step.gradients import Gradient
 from ..step.ledger import Event, Ledger
 from ..step.updater import Update
 from . import _mxnet
+from .conversion import trained_since
 from .graphs import engine_lock
-from .parameter import LowParameter
+from .parameter import LowParameter, conversions_of
 from .record import Record, explain_unrecorded
+from .scaled_heads import heads_scaled_by, refuse_late_scale
 from .scaled_reads import stop_warning, warn_of_reads
-from .scaling import converted_calls, heads_scaled_by, living_trainers, refuse_late_scale
+from .scaling import converted_calls, living_trainers
 from .static_shape import seen
 
 
@@ -176,6 +179,21 @@ def _reached(trainer: Any, record: Record) -> Iterator[Parameter]:
         arrays = _mxnet.arrays(param) if param.grad_req != "null" else ()
         if any(_mxnet.recorded_name(array) in record.leaves for array in arrays):
             yield param
+
+
+# The names of running statistics in MXNet's norm layers, for nets that have no graph of mxmp's.
+_RUNNING = ("running_mean", "running_var")
+
+
+def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
+    """Return the running statistics that a trainer's next backward may overwrite: a (name, array) for each device.
+    They are those among ``params``, and the aux states of each net that has one of ``params``, or that began a training
+    forward after the number ``since`` (``next_forward_number``)."""
+    # A backward may run through a net that another trainer updates: a GAN generator's runs through the discriminator.
+    found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}
+    for conversion in dict.fromkeys([*conversions_of(params), *trained_since(since)]):
+        found.update((id(p), p) for p in conversion.statistics.values())
+    return [Gradient(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
 
 
 # -- what a backward starts from --------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Callable, NamedTuple, Sequence
 from mxnet.gluon import Block, HybridBlock
 
 from ..policy import Policy
-from ..precision.plan import Plan, renamed
+from ..precision.plan import Plan
 from . import _mxnet
 
 
@@ -84,6 +84,8 @@ def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:
 def with_names_of(blocks: Sequence[Block], plan: Plan) -> Plan:
     """Return ``plan``, made for another net of the same code, with the operator names of the net of ``blocks``.
     It stays as it is if the names are the same, or the two nets' blocks do not correspond."""
+    from ..precision.renaming import renamed
+
     # Gluon numbers all blocks that a process makes. A container around one child has no part in the names.
     start = 0
     while not isinstance(blocks[start], HybridBlock) and len(_mxnet.children(blocks[start])) == 1:

@@ -7,7 +7,7 @@ import logging
 import weakref
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Collection, Iterable, Mapping, Sequence
+from typing import Collection, Iterable, Mapping
 
 import numpy as np
 from mxnet import autograd
@@ -25,7 +25,6 @@ from ..precision.graph import Graph
 from ..precision.operators import SPARSE, SPARSE_GRADIENT
 from ..precision.plan import Plan, message_of_idle, why_nothing_low, without_effect
 from ..precision.subgraphs import refuse_fused
-from ..step.gradients import Gradient
 from . import _mxnet
 from .blocks import Division, prefixes_of
 from .parameter import LowParameter, conversions_of, is_scaling, overridden, store_low
@@ -113,39 +112,30 @@ class NetConversion(Conversion):
         _last_forward[self] = next(_forwards)
 
     def warn_of_unscaled_training(self, plan: Plan, requested: Iterable[tuple[Parameter, str]]) -> None:
-        """Warn, once per conversion, if a graph computes in float16 and MXNet's own Trainer trains its parameters.
-        ``requested`` has the parameters that the graph reads, each with its ``grad_req``."""
-        if self._warned or self.policy.compute != "float16":
-            return
-        trainers = (_mxnet.trainer_of(param) for param, request in requested if request != "null")
-        trainer = next(filter(None, trainers), None)
-        if trainer is None or plan.num_low == 0 or is_scaling(trainer):
-            return
-        self._warned = True
-        warn_user(
-            f"a net computes in float16 and is trained by a {class_of(trainer)}, "
-            "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
-            "trainer.backward(loss), or convert to bfloat16, which needs no scaling",
-        )
-
-    def warn_of_plain_backward(self, plan: Plan, requested: Sequence[tuple[Parameter, str]]) -> None:
-        """Warn, once per conversion, if a backward without a loss scale has run through a graph in float16, before this
-        call of the net. ``requested`` is as in ``warn_of_unscaled_training``."""
+        """Warn, once per conversion, if a graph in float16 trains without a loss scale: by MXNet's own Trainer, or by a
+        plain backward, before this call of the net. ``requested``: the graph's parameters, each with ``grad_req``."""
         if self._warned or self.policy.compute != "float16" or plan.num_low == 0:
             return
         trained = [param for param, request in requested if request != "null"]
-        for param in trained[:1] + trained[-1:]:  # a backward reaches them all, or at least the first or the last
-            trainer = _mxnet.trainer_of(param)
-            scales = trainer is None or (is_scaling(trainer) and trainer.may_scale and not trainer.ledger.pending)
-            if scales and any(map(_mxnet.is_fresh, _mxnet.arrays(param))):
-                self._warned = True
-                warn_user(
-                    f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
-                    "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
-                    "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
-                    "to bfloat16, which needs no scaling",
-                )
-                return
+        trainer = next(filter(None, map(_mxnet.trainer_of, trained)), None)
+        if autograd.is_recording() and trainer is not None and not is_scaling(trainer):
+            text = (
+                f"a net computes in float16 and is trained by a {class_of(trainer)}, "
+                "which does not scale the loss: gradients below 6e-8 become zero. Use mxmp.Trainer and "
+                "trainer.backward(loss), or convert to bfloat16, which needs no scaling"
+            )
+        # A backward reaches them all, or at least the first or the last.
+        elif any(map(_has_plain_gradient, trained[:1] + trained[-1:])):
+            text = (
+                f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
+                "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
+                "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
+                "to bfloat16, which needs no scaling"
+            )
+        else:
+            return
+        self._warned = True
+        warn_user(text)
 
     def starts_at(self, block: Block) -> bool:
         """Return whether ``convert`` was called with this block, or found it outermost in Python code."""
@@ -261,6 +251,13 @@ class NetConversion(Conversion):
         )
 
 
+def _has_plain_gradient(param: Parameter) -> bool:
+    """Return whether a backward without a loss scale, where one is needed, has written a gradient of ``param``."""
+    trainer = _mxnet.trainer_of(param)
+    scales = trainer is None or (is_scaling(trainer) and trainer.may_scale and not trainer.ledger.pending)
+    return scales and any(map(_mxnet.is_fresh, _mxnet.arrays(param)))
+
+
 def requested_gradient(param: Parameter) -> str:
     """Return the ``grad_req`` of ``param``; ``"null"`` in inference that autograd does not record."""
     return param.grad_req if autograd.is_training() or autograd.is_recording() else "null"
@@ -285,10 +282,6 @@ def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) ->
             )
 
 
-# The names of running statistics in MXNet's norm layers, for nets that have no graph of mxmp's.
-_RUNNING = ("running_mean", "running_var")
-
-
 def next_forward_number() -> int:
     """Return the next number of the count of training forwards, which all converted nets share."""
     return next(_forwards)
@@ -298,13 +291,6 @@ def any_conversion() -> bool:
     return bool(_last_forward)
 
 
-def running_statistics_of(params: Sequence[Parameter], since: int) -> list[Gradient]:
-    """Return the running statistics that a trainer's next backward may overwrite: a (name, array) for each device.
-    They are those among ``params``, and the aux states of each net that has one of ``params``, or that began a training
-    forward after the number ``since`` (``next_forward_number``)."""
-    # A backward may run through a net that another trainer updates: a GAN generator's runs through the discriminator.
-    ran = [conversion for conversion, last in list(_last_forward.items()) if last > since]
-    found = {id(p): p for p in params if not _mxnet.is_differentiable(p) and p.name.endswith(_RUNNING)}
-    for conversion in dict.fromkeys([*conversions_of(params), *sorted(ran, key=id)]):
-        found.update((id(p), p) for p in conversion.statistics.values())
-    return [Gradient(p.name, array) for p in found.values() for array in _mxnet.arrays(p)]
+def trained_since(number: int) -> list[NetConversion]:
+    """Return the conversions of nets that began a training forward after ``number`` (``next_forward_number``)."""
+    return sorted([conversion for conversion, last in list(_last_forward.items()) if last > number], key=id)

@@ -39,6 +39,10 @@ from .tracing import present_knowledge, tracing
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
+_KEPT = (
+    "which is traced at its first call, and only the last ones are kept. Pass a number that changes as an input, an "
+    "array (mx.nd.array([0.3]))"
+)
 
 
 class Call(NamedTuple):
@@ -157,15 +161,12 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             self._warn(
                 f"the code of {self._block.name!r} or a block inside {built.reads.always_anew}, so it is traced anew "
                 "in each call, which is slow. Draw random numbers and compute with arrays in the graph "
-                "(F.random.uniform, F.where), and assign new values to attributes, or leave the block as Python: "
-                "mxmp.convert(net, exclude=...)"
+                "(F.random.uniform, F.where), and assign new values to attributes"
             )
         elif len(same) >= self.LIMIT:
             self._warn(
                 f"{same[-1].reads.changed()!r}, which the code of {self._block.name!r} reads, had more than "
-                f"{self.LIMIT} values. Each has a graph of its own, which is traced at its first call, and only the "
-                "last ones are kept. Pass a number that changes as an input, an array (mx.nd.array([0.3])), or leave "
-                "the block as Python: mxmp.convert(net, exclude=...)"
+                f"{self.LIMIT} values. Each has a graph of its own, {_KEPT}"
             )
         self[key._replace(reads=built.reads)] = built
         self._drop_special()
@@ -182,16 +183,14 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
                 del self[each]
             reason = "inputs of different shapes, which its code reads" if oldest.known else "different values"
             self._warn(
-                f"{self._block.name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its "
-                "own, which is traced at its first call, and only the last ones are kept. Pass a number that "
-                "changes as an array (mx.nd.array([0.3])), or leave the block as Python: "
-                "mxmp.convert(net, exclude=...)"
+                f"{self._block.name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its own, "
+                f"{_KEPT}"
             )
 
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            warn_user(text)
+            warn_user(f"{text}, or leave the block as Python: mxmp.convert(net, exclude=...)")
 
 
 class BuiltGraph(NamedTuple):

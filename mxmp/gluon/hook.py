@@ -181,9 +181,7 @@ class Hook:
                     with dtypes_explained(inputs):
                         built = self._build(args, constants)
                     graphs.add(built, *call)
-        if autograd.is_recording():
-            conversion.warn_of_unscaled_training(built.plan, built.requested)
-        conversion.warn_of_plain_backward(built.plan, built.requested)
+        conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
         with dtypes_explained(inputs):
             return built.run(inputs, _mxnet.monitor(block))

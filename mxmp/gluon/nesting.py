@@ -5,7 +5,8 @@ A Python value among the arguments is a constant of the graph; one among the out
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Sequence
+import itertools
+from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -27,35 +28,33 @@ def split(args: Sequence) -> tuple[tuple, Constants]:
     """Return the arguments of a call with None in place of each Python value, and these values.
     Raises ``ValueError`` for what is no array, Symbol, None, constant or list of these."""
     constants: Constants = {}
-    leaves = 0
 
-    def read(value: Any) -> Any:
-        nonlocal leaves
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(read, value)) if type(value) in (list, tuple) else [read(each) for each in value]
-        leaves += 1
+    def without_constant(number: int, value: Any) -> Any:
         if value is None or isinstance(value, (NDArray, mx.sym.Symbol)):
             return value
         if not is_constant(value):
             raise ValueError(f"got a {type(value).__name__}")
-        constants[leaves - 1] = value
+        constants[number] = value
         return None
 
-    return tuple(map(read, args)), constants
+    return tuple(_with_leaves(args, without_constant)), constants
 
 
 def joined(args: Sequence, constants: Constants) -> list:
-    """Return arguments with the Python values that ``split`` took out, in lists in place of tuples."""
-    leaves = 0
+    """Return arguments with the Python values that ``split`` took out."""
+    return _with_leaves(args, constants.get) if constants else list(args)
+
+
+def _with_leaves(args: Sequence, replaced: Callable[[int, Any], Any]) -> list:
+    """Return nested lists and tuples with ``replaced(number, leaf)`` for each leaf, counted through all of them."""
+    numbers = itertools.count()
 
     def read(value: Any) -> Any:
-        nonlocal leaves
         if isinstance(value, (list, tuple)):
-            return [read(each) for each in value]
-        leaves += 1
-        return constants.get(leaves - 1, value)
+            return (tuple if type(value) is tuple else list)(map(read, value))
+        return replaced(next(numbers), value)
 
-    return [read(each) for each in args] if constants else list(args)
+    return list(map(read, args))
 
 
 def key_of(constants: Constants) -> tuple:

@@ -10,8 +10,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from ..messages import class_of
-from ..step._mxnet import is_called_by_user
+from ..messages import class_of, is_called_by_user
 from ..step.masters import Masters, Weight
 from . import _mxnet
 

@@ -12,7 +12,7 @@ from typing import Any, Iterable
 
 from mxnet.gluon import Parameter
 
-from ..step._mxnet import is_called_by_user
+from ..messages import is_called_by_user
 
 _METHODS = ("grad", "list_grad")
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
-from .record import Record
+
+if TYPE_CHECKING:
+    from .record import Record
 
 
 class RecordedCalls:

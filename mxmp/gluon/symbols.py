@@ -9,8 +9,8 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-from ..messages import as_shape
 from ..policy import is_policy_text
+from ..shapes import as_shape
 from . import _mxnet
 from .graphs import UntraceableError, as_nested, named_inputs, trace_block, without_last_outputs
 from .nesting import split

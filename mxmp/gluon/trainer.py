@@ -15,24 +15,17 @@ from mxnet.ndarray import NDArray
 
 from ..messages import class_of, keywords_explained, warn_user
 from ..step import gradients as grads
+from ..step import stores
 from ..step.gradients import listed
 from ..step.ledger import Event, Ledger, ScalerGroup
-from ..step.masters import Weight, share_drawn, share_initial
+from ..step.masters import Weight
 from ..step.scaler import as_positive, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
-from ..step.stores import (
-    check_kvstore,
-    is_distributed,
-    open_store,
-    refuse_compression,
-    refuse_sparse_weight,
-    refuse_without_launcher,
-)
 from ..step.updater import Updaters, check_optimizer, exposed_pairs
 from . import _mxnet, backward
-from .backward import Gradients, check_head_gradient, head_gradient
-from .conversion import any_conversion, next_forward_number, running_statistics_of
+from .backward import Gradients, check_head_gradient, head_gradient, running_statistics_of
+from .conversion import any_conversion, next_forward_number
 from .graphs import engine_lock
 from .parameter import conversions_of, is_scaling, refuse_own_arrays, weight_of
 from .record import Record
@@ -129,8 +122,8 @@ class Trainer(StepView, gluon.Trainer):
     ) -> None:
         if isinstance(params, (str, mx.optimizer.Optimizer)):
             raise TypeError(f"params come first, then the optimizer: Trainer(net.collect_params(), {params!r})")
-        check_kvstore(kvstore, update_on_kvstore)
-        refuse_compression(compression_params)
+        stores.check_kvstore(kvstore, update_on_kvstore)
+        stores.refuse_compression(compression_params)
         check_optimizer(optimizer, optimizer_params)
         if isinstance(params, (gluon.Block, gluon.Trainer)):
             raise ValueError(
@@ -144,12 +137,11 @@ class Trainer(StepView, gluon.Trainer):
         self._last_update = next_forward_number()
         self._warned = False
         self._warned_of_reads = False
-        store = open_store(kvstore)
-        refuse_without_launcher(store)
+        store = stores.open_store(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         times = Counter(map(id, self._params))
         for param in self._params:
-            refuse_sparse_weight(param.name, _mxnet.storage(param), _DENSE)
+            stores.refuse_sparse_weight(param.name, _mxnet.storage(param), _DENSE)
             refuse_own_arrays(param)
             if times[id(param)] > 1:
                 raise ValueError(f"params has {param.name!r} twice, so each step would update it twice: list it once")
@@ -629,7 +621,7 @@ class Trainer(StepView, gluon.Trainer):
     def has_other_workers(self) -> bool:
         """Return whether the kvstore sums gradients over several processes; also known before the kvstore is opened."""
         requested = self._kvstore_params["kvstore"]
-        return "dist" in requested if isinstance(requested, str) else is_distributed(requested)
+        return "dist" in requested if isinstance(requested, str) else stores.is_distributed(requested)
 
     def renew_store(self) -> None:
         """Replace the kvstore, if it is open, by a new one of the same type, without any arrays. For ``mxmp.guard``.
@@ -714,8 +706,8 @@ class Trainer(StepView, gluon.Trainer):
 
     def _init_kvstore(self) -> None:
         super()._init_kvstore()
-        check_kvstore(self._kvstore)
-        self._distributed = is_distributed(self._kvstore)
+        stores.check_kvstore(self._kvstore)
+        self._distributed = stores.is_distributed(self._kvstore)
 
     def _init_params(self) -> None:
         """Send parameters, then FP32 masters, to the kvstore; of several workers, all get those of worker 0."""
@@ -725,7 +717,7 @@ class Trainer(StepView, gluon.Trainer):
             sent = waiting - {p.name for p in self._params_to_init}
             weights = self._weights([p for p in self._params if p.name in sent])
             arrays = [array for weight in weights.values() for array in weight.arrays]  # MXNet has sent these
-            share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
+            stores.share_initial(self._kvstore, {key: each for key, each in weights.items() if each.masters}, arrays)
 
     def _all_weights(self) -> list[Weight]:
         """Return all parameters, as states are loaded for them."""
@@ -763,7 +755,7 @@ class Trainer(StepView, gluon.Trainer):
             # SGLD adds random noise to its updates, and each worker draws its own.
             with engine_lock():
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
-            share_drawn(self._kvstore, self._optimizer, trained)
+            stores.share_drawn(self._kvstore, self._optimizer, trained)
 
         try:
             if updates:

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..files import new_figure, replacing, save_figure
+from ..files import replacing
+from ..pictures import new_figure, save_figure
 
 _ROWS = 10
 _MARKERS = "osD^v"

@@ -11,7 +11,7 @@ from typing import Iterable
 
 from ..precision.casts import FULL, LowGraph, casts_to, replace_heads, replace_operator, skip_casts
 from ..precision.graph import Entry, Node
-from ..precision.rules import is_true
+from ..precision.missing_kernels import is_true
 from ..precision.subgraphs import rows, set_bodies
 from .inserting import beside
 

@@ -10,11 +10,13 @@ from typing import Mapping
 
 import numpy as np
 
+from ..precision._mxnet import exact_text
 from ..precision.casts import APART, FULL, MARK, LowGraph, casts_to, inserted, is_ours, replace_operator
 from ..precision.graph import Entry, Node
 from ..precision.heads import zero_with_gradient
-from ..precision.rule import is_exact
-from ..precision.rules import Rule, rule_of, spatial_axes
+from ..precision.missing_kernels import spatial_axes
+from ..precision.rule import Rule, is_exact
+from ..precision.rules import rule_of
 from .inserting import beside
 from .rounding import copy_before_casts
 
@@ -125,8 +127,8 @@ def _is_inexact(text: str) -> bool:
 
 
 def _in_float16(text: str) -> str:
-    """Return the number in ``text`` rounded to float16, without an exponent, which MXNet reads inexactly."""
-    return np.format_float_positional(np.float32(np.float16(float(text))), trim="-")
+    """Return the number in ``text`` rounded to float16."""
+    return exact_text(np.float32(np.float16(float(text))))
 
 
 def _cast(fitted: LowGraph) -> str:

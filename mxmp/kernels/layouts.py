@@ -10,7 +10,7 @@ from typing import Iterator
 
 from ..precision.casts import FULL, LowGraph, inserted, is_ours, source_of
 from ..precision.graph import Entry, Graph, Node
-from ..precision.rules import spatial_axes
+from ..precision.missing_kernels import spatial_axes
 from .inserting import beside
 
 _RESHAPES = ("Reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape")

@@ -9,7 +9,9 @@ from __future__ import annotations
 from ..policy import Policy
 from ..precision.casts import APART, FULL, LowGraph, casts_to, inserted, skip_casts
 from ..precision.graph import Entry, Graph, Node
-from ..precision.rules import RULES, Kind, leaves_cudnn
+from ..precision.missing_kernels import leaves_cudnn
+from ..precision.rule import Kind
+from ..precision.rules import RULES
 
 
 def _norms_between_casts(fitted: LowGraph) -> list[Node]:

@@ -14,7 +14,7 @@ import mxnet as mx
 
 from ..precision.casts import FULL, PASSED, LowGraph, is_ours, replace_heads, replace_operator
 from ..precision.graph import Entry, Graph, Node, output_shapes
-from ..precision.rules import numbers_in, spatial_axes
+from ..precision.missing_kernels import numbers_in, spatial_axes
 from .inserting import beside
 
 

@@ -12,7 +12,7 @@ import mxnet as mx
 
 from .graph import TYPE_CODES, Entry, Graph, Node, Reader, inferred
 from .plan import FULL, PlannedGraph
-from .rules import Rule
+from .rule import Rule
 from .subgraphs import Body, bodies, set_bodies
 
 # The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the

@@ -19,8 +19,7 @@ from .graph import Entry, Node, Reader
 from .needs import MANY, Needs
 from .operators import Operators
 from .plan import DecidedGraph, Decision
-from .rule import Role
-from .rules import Kind
+from .rule import Kind, Role
 from .subgraphs import Body
 
 BEHIND = "nothing behind it computes in low precision, and a cast in front of it costs no more than one behind"

@@ -15,13 +15,14 @@ from typing import Collection
 
 from ..messages import did_you_mean
 from ..policy import Policy
-from . import _mxnet, safe_sums
+from . import _mxnet
 from .cost import Assignment
-from .graph import Graph, Node
+from .graph import Graph
 from .needs import Needs
 from .operators import DEFAULT, Operators, Options
 from .plan import Plan
-from .rules import RULES, Kind
+from .rule import Kind
+from .rules import RULES
 
 
 def check_policy(policy: Policy, device: str, operators: Collection[str] = ()) -> None:
@@ -60,49 +61,3 @@ def decide(graph: Graph, policy: Policy, device: str, options: Options = DEFAULT
         frozenset(operators.names[variable] for variable in assignment.low_variables),
         tuple(pattern for pattern in policy.exclude if pattern in operators.unmatched),
     )
-
-
-def doubtful(graph: Graph, plan: Plan) -> dict[str, str]:
-    """Return what ``plan`` has in low precision and the rules under its policy would not, or the device has no kernel
-    for, with the reasons, by name. Raises ``ValueError`` for an operator that no policy may have in low precision."""
-
-    def operators(*, any_kernel: bool) -> Operators:
-        return Operators(graph, plan.policy, plan.device, Options(any_kernel=any_kernel, slow_too=True))
-
-    found: dict[str, str] = {}
-    on_device, by_rule = operators(any_kernel=False), None
-    for node, name in on_device.names.items():
-        if node.is_variable or name not in plan.decisions:
-            continue
-        for body, _ in on_device.within.get(node, ()):
-            prefix = body.prefix(name)
-            found.update({prefix + inner: why for inner, why in doubtful(body.graph, plan.within(body, name)).items()})
-        kind, reason = on_device.kinds[node]
-        if not plan.decisions[name].low or kind in (Kind.LOW, Kind.FOLLOW):
-            continue
-        by_rule = by_rule or operators(any_kernel=True)
-        if by_rule.kinds[node][0] in (Kind.HEAD, Kind.ALONE):
-            raise ValueError(
-                f"the plan has {name!r} in {plan.policy.compute}, and {node.op} cannot compute in it: {reason}"
-            )
-        if not safe_sums.may_be_float16(on_device.rules[node], node.attrs, plan.policy) or not safe_sums.is_set():
-            found[name] = reason
-    return found
-
-
-def may_compute_low(graph: Graph, policy: Policy, device: str, options: Options = DEFAULT) -> dict[Node, Kind]:
-    """Return the operators that a plan may have in low precision and round nothing that the rules would not round.
-    Each has its kind, ``LOW`` or ``FOLLOW``."""
-    decisions = decide(graph, policy, device, replace(options, any_kernel=True)).decisions
-    operators, heads = Operators(graph, policy, device, options), {entry.node for entry in graph.heads}
-    rules, names = operators.rules, operators.names
-    found = {node: operators.kinds[node][0] for node in rules if node not in operators.fixed}
-    found = {node: kind for node, kind in found.items() if kind in (Kind.LOW, Kind.FOLLOW)}
-    low = {node for node in found if decisions[names[node]].low}
-    for node in reversed(list(found)):
-        users = operators.readers.get(node, [])
-        # What only moves values, in front of these: rounding before it gives what rounding behind it gives.
-        moves = rules[node].exact and users and node not in heads
-        if moves and all(user in low and position not in rules[user].keep for user, position in users):
-            low.add(node)
-    return {node: kind for node, kind in found.items() if node in low}

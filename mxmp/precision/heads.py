@@ -17,7 +17,8 @@ import numpy as np
 
 from . import _mxnet
 from .graph import TYPE_CODES, Entry, Graph, Node
-from .rules import RULES, Kind, rule_of
+from .rule import Kind
+from .rules import RULES
 from .subgraphs import bodies, feed_bodies
 
 SCALE_NAME = "mxmp_loss_scale"
@@ -90,7 +91,7 @@ def _own_gradients(node: Node) -> tuple[int, ...]:
     if node.op == "Custom":
         attrs = {k: v for k, v in node.attrs.items() if not k.startswith("__")}
         return tuple(range(_mxnet.count_own_gradients(attrs, len(node.inputs))))
-    rule = rule_of(node.op) if node.op in RULES else None
+    rule = RULES.get(node.op)
     return (0,) if rule is not None and rule.resolve(node.attrs)[0] is Kind.HEAD else ()
 
 

@@ -19,8 +19,7 @@ from typing import Mapping
 
 from .graph import Entry, Node
 from .operators import Operators
-from .rule import Need, Role, is_exact
-from .rules import Kind, Rule
+from .rule import Kind, Need, Role, Rule, is_exact
 
 _WHAT = {
     Need.SMALL: "needs the size of its smallest values",

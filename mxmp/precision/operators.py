@@ -11,9 +11,9 @@ from ..policy import Policy, pattern_of
 from .graph import TYPE_CODES, Entry, Graph, Node
 from .missing_kernels import SLOW_BY_SHAPE, is_true, leaves_cudnn, missing_kernel
 from .plan import Decision
-from .rule import Need, Role
+from .rule import Kind, Need, Role, Rule
 from .rule_table import KEEP_CHANNELS, RETURN_DENSE
-from .rules import Kind, Rule, kind_under, rule_under
+from .rules import kind_under, rule_under
 from .subgraphs import Body, bodies
 
 # A variable's dtype is a code, an operator's a name.

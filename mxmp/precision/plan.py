@@ -6,25 +6,19 @@ plan give the same low-precision graph.
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from glob import escape
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Collection, Iterable, Iterator, Mapping
 
-from ..files import replacing
-from ..messages import kind_of, near_name
-from ..policy import Policy, as_policy, is_policy_text, pattern_of
+from ..policy import Policy, as_policy, is_policy_text
 from . import safe_sums
 from .graph import Entry, Graph, Node
-from .rules import RULES, Kind, Rule, rule_under
+from .rule import Kind, Rule
+from .rules import RULES, rule_under
 from .subgraphs import Body, bodies
-from .tuned import CONVERTED, Tuned, texts
+from .tuned import Tuned
 
-FORMAT = "mxmp-plan-1"
 FULL = "float32"
 _NO_MATRIX = "it has no matrix operator (convolution, dense layer, dot, recurrent layer) that may"
 
@@ -98,7 +92,7 @@ class Plan:
         It does if an operator computes in low precision, or if ``mxmp.tune`` measured that they make the FP32 graph
         faster. Otherwise it gets only those without which it fails or gives wrong numbers.
         """
-        return self.num_low > 0 or (self.tuned is not None and self.tuned.chosen == CONVERTED)
+        return self.num_low > 0 or (self.tuned is not None and self.tuned.converts)
 
     def within(self, body: Body, name: str) -> Plan:
         """Return the plan of ``body``, a body of the control-flow operator ``name``: the part of this plan about it.
@@ -141,8 +135,9 @@ class Plan:
         OSError
             The file cannot be written. An older file of this name is then unchanged.
         """
-        with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-            file.write(self.to_json())
+        from .plan_file import write
+
+        write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Plan:
@@ -155,58 +150,27 @@ class Plan:
         OSError
             The file cannot be read.
         """
-        try:
-            with open(path, encoding="utf-8") as file:
-                return cls.from_json(file.read())
-        except FileNotFoundError as error:
-            what = f"{error.strerror}; expected a precision plan{near_name(os.fspath(path), '.json')}"
-            raise FileNotFoundError(errno.ENOENT, what, os.fspath(path)) from error
-        except ValueError as error:
-            other = kind_of(os.fspath(path), "a precision plan")
-            why = f"not a precision plan as Plan.save writes it; {other}" if other else error
-            raise ValueError(f"{os.fspath(path)!r}: {why}") from error
+        from .plan_file import read
+
+        return cls._of(read(path))
 
     def to_json(self) -> str:
         """Return the plan as JSON text, with one line for each operator: its name, type, dtype and reason."""
-        head: dict[str, Any] = {
-            "format": FORMAT,
-            "policy": str(self.policy),
-            "device": self.device,
-            "low_variables": sorted(self.low_variables),
-            "unmatched": list(self.unmatched),
-        }
-        if self.blocks:
-            head["blocks"] = list(self.blocks)
-        if self.tuned is not None:
-            head["tuned"] = self.tuned.to_dict()
-        dtypes = {True: self.policy.compute, False: "float32"}
-        rows = [json.dumps([n, d.op, dtypes[d.low], d.reason]) for n, d in self.decisions.items()]
-        operators = ",\n  ".join(rows)
-        return json.dumps(head, indent=1)[:-2] + f',\n "operators": [\n  {operators}\n ]\n}}\n'
+        from .plan_file import text_of
+
+        return text_of(self)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Return the plan that ``to_json`` wrote as ``text``; raises ``ValueError`` for any other text."""
-        try:
-            raw = json.loads(text)
-            given = raw.get("format") if isinstance(raw, dict) else None
-            if given != FORMAT:
-                raise ValueError(f"expected an object with the format {FORMAT!r}, got {given!r}")
-            (policy,) = map(Policy.parse, texts([raw["policy"]]))
-            dtypes = {policy.compute: True, "float32": False}
-            rows = [texts(row) for row in raw["operators"]]
-            odd = next((dtype for *_, dtype, _ in rows if dtype not in dtypes), None)
-            if odd is not None:
-                raise ValueError(f"the dtype of an operator is {' or '.join(map(repr, dtypes))}, got {odd!r}")
-            decisions = {name: Decision(op, dtypes[dtype], why) for name, op, dtype, why in rows}
-            if len(decisions) != len(rows) or raw["device"] not in ("cpu", "gpu"):
-                raise ValueError("a name stands in it twice, or its device is unknown")
-            tuned = Tuned.from_dict(raw["tuned"]) if "tuned" in raw else None
-            stored, unmatched = frozenset(texts(raw["low_variables"])), texts(raw["unmatched"])
-            return cls(policy, raw["device"], decisions, stored, unmatched, tuned, texts(raw.get("blocks", [])))
-        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"not a precision plan as Plan.save writes it ({why})") from error
+        from .plan_file import parsed
+
+        return cls._of(parsed(text))
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> Plan:
+        decisions = {name: Decision(*each) for name, each in fields["decisions"].items()}
+        return cls(**{**fields, "decisions": decisions})
 
     def __str__(self) -> str:
         """Return a summary: how many operators compute in low precision, what tuning measured, what is FP32 and why."""
@@ -402,48 +366,3 @@ def check_fit(names: Mapping[Node, str], plan: Plan) -> None:
         f"the plan is of another graph: it has {len(planned)} operators, the graph {len(operators)}; "
         f"only in the graph: {missing[:3] or 'none'}; only in the plan: {extra[:3] or 'none'}{hint}"
     )
-
-
-def renamed(plan: Plan, blocks: Sequence[str]) -> Plan:
-    """Return ``plan`` with the names of another net of the same code, or unchanged where they cannot be changed.
-    ``blocks`` are the other net's prefixes, in the order of ``plan.blocks``. ``check_fit`` says whether it fits."""
-    # Gluon numbers the blocks of a process: "dense0_fwd" of one net is "dense2_fwd" in the next.
-    pairs = {(old, new) for old, new in zip(plan.blocks, blocks) if old and new}
-    prefixes = dict(pairs)
-    one_to_one = len(pairs) == len(prefixes) == len(set(prefixes.values()))
-    if tuple(blocks) == plan.blocks or len(blocks) != len(plan.blocks) or not prefixes or not one_to_one:
-        return plan
-    # A name in the body of a loop stands after a slash. The longest prefix is that of the innermost block.
-    longest_first = sorted(prefixes, key=len, reverse=True)
-    known = re.compile(f"(^|/)({'|'.join(map(re.escape, longest_first))})")
-
-    def rename(name: str) -> str:
-        # ``"n0_loop/n0_dense0_fwd"`` becomes ``"n1_loop/n1_dense0_fwd"`` if the block ``n0_`` is now ``n1_``.
-        return known.sub(lambda found: found[1] + prefixes[found[2]], name)
-
-    decisions = {rename(name): decision for name, decision in plan.decisions.items()}
-    if len(decisions) != len(plan.decisions):
-        return plan
-    nodes = [re.sub(r":\d+$", "", name.rpartition("/")[2]) for name in plan.decisions]
-    blocks_by_name = [old[:-1] for old, new in prefixes.items() if old.endswith("_") and new.endswith("_")]
-    names = dict.fromkeys([*blocks_by_name, *nodes])
-    excluded = {pattern: _renamed_pattern(pattern, names, rename) for pattern in plan.policy.exclude}
-    return replace(
-        plan,
-        policy=replace(plan.policy, exclude=tuple(dict.fromkeys(new for found in excluded.values() for new in found))),
-        decisions=decisions,
-        low_variables=frozenset(map(rename, plan.low_variables)),
-        unmatched=tuple(new for pattern in plan.unmatched for new in excluded.get(pattern, ())),
-        blocks=tuple(blocks),
-    )
-
-
-def _renamed_pattern(pattern: str, names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return patterns that match the new names of exactly those of ``names`` that ``pattern`` matches."""
-    # ``rename`` needs an underscore behind a name. One pattern is enough if it fits as it is ("*head*"), or with the
-    # new prefix of a block ("net1_*" for "net0_*").
-    new = re.sub("_$", "", rename(pattern + "_"))
-    before, after = pattern_of(pattern), pattern_of(new)
-    if all(bool(before.match(name)) == bool(after.match(rename(name + "_")[:-1])) for name in names):
-        return [new]
-    return [escape(rename(name + "_")[:-1]) for name in names if before.match(name)]

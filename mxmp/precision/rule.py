@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
-import struct
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Any, Mapping
+
+import numpy as np
 
 _FLOAT16_MAX = 65504.0
 _HALF_ULP = 2.0**-11  # float16's rounding of a normal number, relative to it
@@ -159,12 +160,9 @@ def _number(text: str) -> float | None:
 
 def _rounded(value: float, dtype: str) -> float:
     """Return ``value`` rounded to the nearest number of a dtype, infinity beyond its range."""
-    code = "<e" if dtype == "float16" else "<f"
-    try:
-        packed = struct.pack(code, value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    if dtype == "bfloat16":  # the upper half of an FP32 number; ties go to even
-        bits = int.from_bytes(packed, "little")
-        packed = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).to_bytes(5, "little")[:4]
-    return struct.unpack(code, packed)[0]
+    with np.errstate(over="ignore"):
+        rounded: Any = np.float16(value) if dtype == "float16" else np.float32(value)
+    if dtype == "bfloat16" and np.isfinite(rounded):  # the upper half of an FP32 number; ties go to even
+        bits = int(rounded.view(np.uint32))
+        rounded = np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+    return float(rounded)

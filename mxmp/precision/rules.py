@@ -1,36 +1,12 @@
-"""The rules of MXNet's operators: which precision is safe, and for which safe precision a device has no kernel.
-
-The data are in ``rule_table.py`` and ``missing_kernels.py``; other packages import them from here.
-"""
+"""The rules of MXNet's operators by name, and what they say under a policy; the data are in ``rule_table.py``."""
 
 from __future__ import annotations
 
 from typing import Iterable, Mapping
 
 from ..policy import Policy
-from . import rule_table
-from .missing_kernels import is_true, leaves_cudnn, missing_kernel, numbers_in, spatial_axes
-from .rule import Kind, Rule, When
-from .rule_table import CUDA_BUILD_ONLY, REFUSED
-
-__all__ = [
-    "CUDA_BUILD_ONLY",
-    "REFUSED",
-    "RULES",
-    "Kind",
-    "Rule",
-    "UnknownOperator",
-    "When",
-    "draws",
-    "is_true",
-    "kind_under",
-    "leaves_cudnn",
-    "missing_kernel",
-    "numbers_in",
-    "rule_of",
-    "rule_under",
-    "spatial_axes",
-]
+from .rule import Kind, Rule
+from .rule_table import BACKWARD, REFUSED, TABLE
 
 
 class UnknownOperator(KeyError, ValueError):  # noqa: N818
@@ -58,7 +34,7 @@ def _by_operator(table: Iterable[Rule]) -> dict[str, Rule]:
     return found
 
 
-RULES = _by_operator(rule_table.TABLE)
+RULES = _by_operator(TABLE)
 
 
 def rule_of(name: str) -> Rule:
@@ -67,7 +43,7 @@ def rule_of(name: str) -> Rule:
         return RULES[name]
     # Autograd makes "_backward_Convolution" in the dtype of its forward operator.
     if "backward" in name:
-        return rule_table.BACKWARD
+        return BACKWARD
     raise UnknownOperator(name)
 
 

@@ -47,9 +47,10 @@ class Tuned:
     chosen : str
         The candidate that tuning chose.
     training : bool
-        Whether a forward and a backward were timed; otherwise a forward alone.
+        Whether training was timed; otherwise inference.
     steps : mapping of str to float
-        The median time of a step in seconds, for each candidate that was timed.
+        The median time of a step in seconds, for each candidate that was timed. A step copies a batch from NumPy and
+        runs a forward; in training it also runs a backward, checks the gradients, and updates by SGD with momentum.
     gains : mapping of str to (float, float, float)
         How many times as fast as ``"float32"`` each candidate in ``steps`` was: lower quartile, median and upper
         quartile over the rounds of timing. All three are 1 for ``"float32"`` itself.
@@ -71,6 +72,11 @@ class Tuned:
     cast_bytes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def converts(self) -> bool:
+        """Return whether the FP32 graph with workarounds was chosen."""
+        return self.chosen == CONVERTED
+
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as a dict that ``json.dumps`` accepts."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -87,7 +93,7 @@ class Tuned:
 
     def __str__(self) -> str:
         """Return a table with one line for each candidate, ``*`` before the chosen one, and ``notes`` below it."""
-        what = "forward and backward" if self.training else "forward"
+        what = "training step" if self.training else "inference"
         names = list(dict.fromkeys([*self.steps, *self.cast_bytes]))
         rows = [["", f"{what}, ms", "times as fast as FP32", "predicted", "MiB cast"]]
         for name in names:

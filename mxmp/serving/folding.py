@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from ..precision._mxnet import dtype_name
 from ..precision.casts import is_ours
 from ..precision.graph import TYPE_CODES, Entry, Graph, Node
-from ..precision.rules import is_true
+from ..precision.missing_kernels import is_true
 
 # Parameters and running statistics together, by the name of their variable.
 Params = Dict[str, NDArray]

@@ -10,7 +10,7 @@ operators that MXNet does not fuse, stand behind such outputs while MXNet fuses.
 from __future__ import annotations
 
 from ..precision.graph import VARIABLE, Entry, Graph, Node
-from ..precision.rules import is_true
+from ..precision.missing_kernels import is_true
 from .folding import copied
 
 # The fused operators that MXNet's pass makes.

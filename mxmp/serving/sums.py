@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 
 from ..precision.graph import Graph
-from ..precision.rules import is_true
+from ..precision.missing_kernels import is_true
 
 _NAME = "mxmp_float16_sums"
 # A Tensor Core of a V100 adds the exact products of four elements to a float16 number and rounds. Later GPUs add more

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 from functools import partial
 from types import FunctionType
 from typing import Any, Sequence
@@ -13,14 +12,6 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB, NDArrayHandle, OpHandle, c_handle_array, c_str, c_str_array, check_call
 from mxnet.ndarray import NDArray
-
-
-def is_called_by_user() -> bool:
-    """Return whether code outside mxnet and mxmp directly called the function that calls this one."""
-    # MXNet's own code calls the same methods as a user: ``data`` when it infers shapes, ``set_data`` to load a file,
-    # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
-    # so that it is compared with its FP32 master in each step.
-    return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("mxnet", "mxmp")
 
 
 def replicate_update_counts(optimizer: mx.optimizer.Optimizer, contexts: Sequence[mx.Context]) -> None:

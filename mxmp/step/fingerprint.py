@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from ..messages import some
 from .masters import Weight
 
 logger = logging.getLogger("mxmp")
@@ -75,11 +76,10 @@ def watch_weights(
 def _warn(names: list[str], path: str) -> bool:
     if names:
         logger.warning(
-            "the states in %r were saved with other values of %s%s, as after another step: momenta, counts and FP32 "
+            "the states in %r were saved with other values of %s, as after another step: momenta, counts and FP32 "
             "master weights come from this file, all other weights stay. Load parameters and states of one step, the "
             "parameters first; mxmp.save_checkpoint and mxmp.load_checkpoint keep them together",
             path,
-            names[0],
-            f" and {len(names) - 1} more" if len(names) > 1 else "",
+            some(names, 1),
         )
     return bool(names)

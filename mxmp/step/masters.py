@@ -8,16 +8,12 @@ hold float16. Here the master belongs to the weight: it is updated as any FP32 w
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
-
-from .gradients import Scalars
-from .multi_tensor import FlatCopies, copy_all, subtract_all
-from .stores import from_rank_zero, is_distributed
 
 
 class MasterPair(NamedTuple):
@@ -94,27 +90,6 @@ class Weight(NamedTuple):
     trained: bool = True  # False without a gradient, as running statistics, which differ on devices
 
 
-def distances(pairs: Sequence[MasterPair]) -> Scalars:
-    """Return one number per pair: 0 if ``half`` is the rounded master; inf or NaN if an array has one."""
-    devices: dict[mx.Context, list[int]] = {}
-    for i, pair in enumerate(pairs):
-        devices.setdefault(pair.half.ctx, []).append(i)
-    found: Scalars = []
-    # The sum of squared differences. Different float16 numbers differ by at least 2**-24, and 2**-48 is a normal FP32
-    # number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for a short time.
-    with autograd.pause():
-        for members in devices.values():
-            masters = [pairs[i].master.as_nd_ndarray() for i in members]
-            arrays = [pairs[i].half.as_nd_ndarray() for i in members]
-            copies = FlatCopies.like(masters)
-            copy_all(masters, copies.each)
-            rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
-            subtract_all(rounded.each, arrays)
-            mx.nd.Cast(rounded.flat, dtype="float32", out=copies.flat)
-            found.append((mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)), members))
-    return found
-
-
 def take_over(master: NDArray, half: NDArray, *, in_place: bool = True) -> NDArray:
     """Return ``master`` with each element of ``half`` that differs from the rounded master: a user has written it."""
     full = master.as_nd_ndarray()
@@ -146,25 +121,3 @@ def _rounded(master: NDArray) -> NDArray:
 def round_master(master: NDArray, half: NDArray) -> None:
     with autograd.pause():
         mx.nd.Cast(master.as_nd_ndarray(), dtype=np.dtype(half.dtype).name, out=half.as_nd_ndarray())
-
-
-def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
-    """Send worker 0's weights to all workers, by new keys of ``kvstore``; wait for these weights and for ``arrays``."""
-    for key, weight in weights.items():
-        source = list(weight.masters or weight.arrays)
-        kvstore.broadcast(key, source[0], source)
-        if weight.masters:
-            weight.masters.round_into(weight.arrays)
-    # MXNet's broadcast does not wait. If a worker pushed gradients before the weights had arrived, most runs diverged.
-    for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
-        array.wait_to_read()
-
-
-def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
-    """Send worker 0's weights to all workers after an update by SGLD; all workers must call it. Does not wait."""
-    # SGLD adds another random noise on each worker, so their weights would differ; no other optimizer of MXNet does so.
-    if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
-        for key, weight in weights().items():
-            from_rank_zero(kvstore, key, weight.masters or weight.arrays)
-            if weight.masters:
-                weight.masters.round_into(weight.arrays)

@@ -8,9 +8,11 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ._mxnet import Prepared
+from .gradients import Scalars
 
 # The number of weights that one kernel takes (MultiSGDKernelParam in MXNet's optimizer_op-inl.h).
 _KERNEL_LIMIT = 60
@@ -100,6 +102,28 @@ def _sgd(weights: Sequence[tuple[NDArray, ...]], out: list[NDArray], *, rate: fl
     operator, n = "multi_sgd_update" if len(weights[0]) == 2 else "multi_mp_sgd_update", len(out)
     inputs = [array for group in weights for array in group]
     return Prepared(operator, inputs, out, num_weights=n, lrs=[rate] * n, wds=[0.0] * n)
+
+
+def distances(pairs: Sequence[tuple[NDArray, NDArray]]) -> Scalars:
+    """Return one number per pair of a master and a float16 array: 0 if that is the rounded master; inf or NaN if an
+    array has one."""
+    devices: dict[mx.Context, list[int]] = {}
+    for i, (_, half) in enumerate(pairs):
+        devices.setdefault(half.ctx, []).append(i)
+    found: Scalars = []
+    # The sum of squared differences. Different float16 numbers differ by at least 2**-24, and 2**-48 is a normal FP32
+    # number, so the sum for different arrays is never 0. Takes 6 bytes of memory per element for a short time.
+    with autograd.pause():
+        for members in devices.values():
+            masters = [pairs[i][0].as_nd_ndarray() for i in members]
+            arrays = [pairs[i][1].as_nd_ndarray() for i in members]
+            copies = FlatCopies.like(masters)
+            copy_all(masters, copies.each)
+            rounded = FlatCopies.like(arrays, mx.nd.Cast(copies.flat, dtype="float16"))
+            subtract_all(rounded.each, arrays)
+            mx.nd.Cast(rounded.flat, dtype="float32", out=copies.flat)
+            found.append((mx.nd.multi_sum_sq(*copies.each, num_arrays=len(members)), members))
+    return found
 
 
 def chunks(items: Sequence[Any], size: int = _KERNEL_LIMIT) -> Iterator[list[Any]]:

@@ -11,19 +11,8 @@ from mxnet.ndarray import NDArray
 from . import _mxnet, state_file
 from .fingerprint import fingerprint, watch_weights
 from .masters import Weight
-from .resume import (
-    InitialOptimizer,
-    class_names,
-    continue_schedule,
-    describe,
-    equal,
-    is_data,
-    map_leaves,
-    restore_schedule,
-    savable_attributes,
-    to_host,
-    without_start,
-)
+from .optimizer_data import InitialOptimizer, describe, is_data, map_leaves, savable_attributes, to_host, without_start
+from .resume import accumulated, class_names, continue_schedule, equal, restore_schedule
 from .state_layout import Layout, check_shapes, check_states, positions, with_attributes
 from .step import ScaledStep
 from .updater import Updaters
@@ -57,7 +46,7 @@ def save(path: str, step: ScaledStep, updaters: Updaters, weights: Sequence[Weig
         step=step.state_dict(),
         masters={**found.masters, **masters},
         shapes=[weight.shape for weight in weights],
-        accumulated=updaters.initial.accumulated(updaters.optimizer),
+        accumulated=accumulated(updaters.initial, updaters.optimizer),
         scheduler_as_made=updaters.initial.schedule,
         names=[weight.name for weight in weights],
         fingerprint=fingerprint(weights),
@@ -207,10 +196,10 @@ def _check(
         check_shapes(found.shapes, shapes)
     progress = {k: v for k, v in found.progress.items() if k in savable_attributes(optimizer)}
     if settings == "caller":
-        accumulated = found.accumulated
-        if accumulated is None:  # the file of MXNet's gluon.Trainer does not hold the optimizer as it was made
-            accumulated = InitialOptimizer({}, None).accumulated(optimizer)
-        progress = {k: v for k, v in progress.items() if k in accumulated}
+        # The file of MXNet's gluon.Trainer does not hold the optimizer as it was made.
+        made = initial if found.accumulated is not None else InitialOptimizer({}, None)
+        changed = {*(found.accumulated or ()), *accumulated(made, optimizer)}
+        progress = {k: v for k, v in progress.items() if k in changed}
     elif found.progress:  # otherwise the file holds states only
         own = class_names(describe(without_start(optimizer.lr_scheduler)[0]))
         if class_names(found.scheduler) != own:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol,
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..messages import missing_method
+from ..messages import some
 from .gradients import FiniteSums, Gradient, fetch, non_finite, zeros_and_peaks
 from .ledger import Ledger, group_of
-from .masters import MasterPair, distances, take_over
+from .masters import MasterPair, take_over
+from .multi_tensor import distances
 from .scaler import Scaler
 from .statistics import RunningStatistics
 
@@ -30,7 +31,8 @@ logger = logging.getLogger("mxmp")
 FLOOR_PATIENCE = 3
 # Skips before the first applied step that are the search for a loss scale: from the default, 65536, to 32.
 _FIRST_SKIPS = 11
-# A float16 gradient takes a larger factor, such as the default scale of a first step, for inf, which makes NaN of 0.
+# A float16 gradient takes a larger factor, such as the default scale of a first step, for inf, and makes NaN of zeros;
+# one that is far smaller than the inverse it takes for 0.
 _MOST_AT_ONCE = 2.0**15
 
 
@@ -158,7 +160,7 @@ class ScaledStep:
         self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale
         if bad or after != before:
-            what = f"in {_some([str(each) for each in bad])}" if bad else "of inputs"
+            what = f"in {some([str(each) for each in bad])}" if bad else "of inputs"
             logger.warning("discarded non-finite gradients %s; loss scale %g -> %g", what, before, after)
         if after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, False))
@@ -295,7 +297,7 @@ class ScaledStep:
             raise FloatingPointError(
                 f"{self.skips_at_floor} steps in a row had non-finite gradients at a loss scale of {before:g}, which "
                 f"{self.scaler!r} does not lower; {why}. Weights are "
-                f"unchanged. Non-finite: {_some(self.overflow_params)}"
+                f"unchanged. Non-finite: {some(self.overflow_params)}"
             )
 
     def _log(self, bad: Sequence[Gradient], before: float, after: float, forward_failed: bool) -> None:
@@ -305,7 +307,7 @@ class ScaledStep:
             what = "finding the loss scale: " if is_search else ""
             why = "; the loss or an output is inf or NaN already: see mxmp.diagnose.blame" if forward_failed else ""
             level = logging.INFO if is_search else logging.WARNING
-            logger.log(level, message, what, self.steps, _some(self.overflow_params), before, after, why)
+            logger.log(level, message, what, self.steps, some(self.overflow_params), before, after, why)
         else:
             logger.info("loss scale %g -> %g after step %d", before, after, self.steps)
 
@@ -322,6 +324,8 @@ class StepView:
             """Raise ``AttributeError``, with what to write instead of other libraries' names, such as ``unscale_``."""
             if hasattr(type(self), name):  # a property that has raised an AttributeError of its own
                 return object.__getattribute__(self, name)
+            from ..other_names import missing_method
+
             raise AttributeError(missing_method(self, name))
 
     @property
@@ -378,15 +382,9 @@ class StepView:
 
 
 def _in_parts(factor: float) -> list[float]:
-    """Return numbers that float16 holds, whose product is ``factor``."""
+    """Return numbers that float16 holds, whose product is ``factor``, a positive number."""
     parts = []
     while not 1 / _MOST_AT_ONCE <= factor <= _MOST_AT_ONCE:
         parts.append(_MOST_AT_ONCE if factor > 1 else 1 / _MOST_AT_ONCE)
         factor /= parts[-1]
     return [*parts, factor]
-
-
-def _some(names: Sequence[str], limit: int = 3) -> str:
-    """Return ``"a, b, c and 2 more"``."""
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,37 +1,30 @@
-"""Kvstores: those that sum gradients over devices and processes, Horovod, and those that mxmp refuses.
+"""Kvstores: those that sum gradients over devices and processes, those that mxmp refuses, and what workers share.
 MXNet 1.9.1 trains every worker by itself, silently, if a worker with one device requests a store without "dist" in its
 name ("horovod", "DIST_SYNC"), if it does not know the name, and if several workers name a store within the process.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-from difflib import get_close_matches
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from ..messages import warn_user
+from ..messages import did_you_mean, warn_user
+from .masters import Weight
 
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
 _DISTRIBUTED = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 _LAUNCHED = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu")
-_HOROVOD = (
-    'kvstore="horovod" needs Horovod with its MXNet part, which is built on installation, with cmake, g++ and MXNet '
-    "installed before: HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation horovod==0.28.1 "
-    "(scripts/check_horovod.sh does it, and runs two workers)"
-)
 
 
 def open_store(kvstore: Any) -> Any:
     """Return what to pass to MXNet as ``kvstore`` for the user's, which ``check_kvstore`` accepts: a name or a store.
-    Raises ``ValueError`` if MXNet has no such store, ``ImportError`` without Horovod; warns of a store that sums within
-    this process if the job has several workers."""
+    Raises ``ValueError`` if MXNet has no such store, or no launcher has started this process for a distributed one,
+    ``ImportError`` without Horovod; warns of a store that sums within this process if the job has several workers."""
     if isinstance(kvstore, mx.kv.KVStore):
         if kvstore.type == "horovod":
             raise ValueError(
@@ -43,12 +36,16 @@ def open_store(kvstore: Any) -> Any:
         return kvstore
     name = kvstore.lower()
     if name == "horovod":
+        from .horovod import Horovod
+
         return Horovod()
     if "dist" not in name and name in mx.kv.KVStoreBase.kv_registry:
         return mx.kv.create(name)
     _refuse_unknown(kvstore)
     if name in _WITHIN:
         _warn_of_other_workers(kvstore)
+    else:
+        _refuse_without_launcher(name)
     return name
 
 
@@ -99,9 +96,9 @@ def is_distributed(store: Any) -> bool:
         return False
 
 
-def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
+def _from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
     """Set ``arrays``, one per device, to worker 0's first; all workers call it with a ``key`` of their dtype."""
-    if isinstance(store, Horovod):
+    if store.type == "horovod":
         store.broadcast(key, arrays[0], list(arrays))
         return
     # MXNet's own stores broadcast a key only once. So worker 0 pushes its value and the others push zeros.
@@ -110,95 +107,44 @@ def from_rank_zero(store: Any, key: Any, arrays: Sequence[NDArray]) -> None:
     store.pushpull(key, [mine], out=list(arrays))
 
 
-class Horovod(mx.kv.KVStoreBase):
-    """A kvstore that sums over this worker's devices, and averages over Horovod's workers, who all get the same bits.
-    As with ``horovod.mxnet.DistributedTrainer``, ``Trainer.step`` takes the batch size of one worker."""
-
-    type = "horovod"
-    _stores = itertools.count()
-
-    def __init__(self) -> None:
-        try:
-            import horovod.mxnet as hvd
-        except ImportError as error:
-            raise ImportError(_HOROVOD) from error
-        if not hvd.is_initialized():
-            hvd.init()
-        self._hvd = hvd
-        # Horovod matches arrays by name over all workers, who open their stores in one order.
-        self._prefix = f"mxmp.{next(self._stores)}"
-
-    @property
-    def rank(self) -> int:
-        return self._hvd.rank()
-
-    @property
-    def num_workers(self) -> int:
-        return self._hvd.size()
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        return False  # no updates on the store
-
-    def init(self, key: Any, value: NDArray) -> None:
-        """Do nothing: Horovod stores no values. MXNet calls it with each key and the first value for it."""
-
-    def broadcast(self, key: Any, value: NDArray, out: Any, priority: int = 0) -> None:
-        first, *others = out if isinstance(out, (list, tuple)) else [out]
-        with autograd.pause():
-            if first is not value:
-                first[:] = value
-            self._hvd.broadcast_(first, root_rank=0, name=f"{self._prefix}.broadcast.{key}", priority=priority)
-            for other in others:
-                first.copyto(other)
-
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Write the average of the sums to ``out``, or to ``value``; ``ValueError`` for a row-sparse array."""
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        outs = values if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
-        if any(array.stype != "default" for array in values):
-            raise ValueError(f"{key!r} is {values[0].stype}: Horovod averages dense gradients only (sparse_grad=False)")
-        with autograd.pause():
-            total = values[0]
-            if len(values) > 1:
-                total = mx.nd.add_n(*(array.as_in_context(total.ctx) for array in values))
-            elif outs[0] is not total:
-                total = total.copy()
-            share = 1.0 / self.num_workers
-            # Division before the sum over workers keeps an average of float16 finite; after it, FP32 rounds less.
-            before, after = (share, 1.0) if total.dtype == np.float16 else (1.0, share)
-            self._hvd.allreduce_(
-                total,
-                op=self._hvd.Sum,
-                name=f"{self._prefix}.average.{key}",
-                priority=priority,
-                prescale_factor=before,
-                postscale_factor=after,
-            )
-            for array in outs:
-                if array is not total:
-                    total.copyto(array)
+def share_initial(kvstore: mx.kv.KVStore, weights: Mapping[Any, Weight], arrays: Sequence[NDArray] = ()) -> None:
+    """Send worker 0's weights to all workers, by new keys of ``kvstore``; wait for these weights and for ``arrays``."""
+    for key, weight in weights.items():
+        source = list(weight.masters or weight.arrays)
+        kvstore.broadcast(key, source[0], source)
+        if weight.masters:
+            weight.masters.round_into(weight.arrays)
+    # MXNet's broadcast does not wait. If a worker pushed gradients before the weights had arrived, most runs diverged.
+    for array in [*arrays, *(array for weight in weights.values() for array in weight.arrays)]:
+        array.wait_to_read()
 
 
-def refuse_without_launcher(store: Any, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ``ValueError`` if ``store``, the name of a distributed kvstore, is to be opened and no launcher has started
-    this process; MXNet's error names a variable alone."""
-    if isinstance(store, str) and "dist" in store:
-        missing = [name for name in _LAUNCHED if not environment.get(name)]
-        if missing:
-            raise ValueError(
-                f"kvstore={store!r} needs a scheduler and servers, and no launcher has started this process "
-                f"({', '.join(missing)} not set): python -m mxmp launch --workers 2 -- python train.py, or MXNet's "
-                "tools/launch.py; alone, kvstore='device' trains the same"
-            )
+def share_drawn(kvstore: Any, optimizer: mx.optimizer.Optimizer, weights: Callable[[], Mapping[Any, Weight]]) -> None:
+    """Send worker 0's weights to all workers after an update by SGLD; all workers must call it. Does not wait."""
+    # SGLD adds another random noise on each worker, so their weights would differ; no other optimizer of MXNet does so.
+    if is_distributed(kvstore) and isinstance(optimizer, mx.optimizer.SGLD):
+        for key, weight in weights().items():
+            _from_rank_zero(kvstore, key, weight.masters or weight.arrays)
+            if weight.masters:
+                weight.masters.round_into(weight.arrays)
+
+
+def _refuse_without_launcher(kvstore: str) -> None:
+    # MXNet's error names a variable alone.
+    missing = [name for name in _LAUNCHED if not os.environ.get(name)]
+    if missing:
+        raise ValueError(
+            f"kvstore={kvstore!r} needs a scheduler and servers, and no launcher has started this process "
+            f"({', '.join(missing)} not set): python -m mxmp launch --workers 2 -- python train.py, or MXNet's "
+            "tools/launch.py; alone, kvstore='device' trains the same"
+        )
 
 
 def _refuse_unknown(kind: str) -> None:
     name = kind.lower()
     if name in (*_WITHIN, *_DISTRIBUTED):
         return
-    near = get_close_matches(name, [*_WITHIN, *_DISTRIBUTED, "horovod"], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, [*_WITHIN, *_DISTRIBUTED, "horovod"])
     would = "sum over workers as in 'dist_sync'" if "dist" in name else "silently take one within this process"
     then = "" if "dist" in name else ", so that several workers would train apart"
     raise ValueError(
@@ -207,12 +153,12 @@ def _refuse_unknown(kind: str) -> None:
     )
 
 
-def _warn_of_other_workers(kvstore: str, environment: Mapping[str, str] = os.environ) -> None:
+def _warn_of_other_workers(kvstore: str) -> None:
     # The launchers of MXNet and Horovod set them to the number of workers.
     for variable, store in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
-        if environment.get(variable, "1") not in ("", "0", "1"):
+        if os.environ.get(variable, "1") not in ("", "0", "1"):
             warn_user(
-                f"{variable}={environment[variable]}: this is one of several workers, and kvstore={kvstore!r} sums "
+                f"{variable}={os.environ[variable]}: this is one of several workers, and kvstore={kvstore!r} sums "
                 f"gradients within it only, so that they train apart: kvstore={store!r} trains one model; None says "
                 "that you sum them yourself",
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from difflib import get_close_matches
-from inspect import signature
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
@@ -13,11 +12,13 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from ..messages import keywords_of
+from ..precision._mxnet import exact_text
 from .gradients import Gradient, largest_on_cpu
 from .masters import MasterPair, Masters, round_master
 from .multi_tensor import round_all, widen_all
+from .optimizer_data import InitialOptimizer
 from .prepared_updates import PreparedUpdates, parts_of
-from .resume import InitialOptimizer
 
 _ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
 
@@ -41,7 +42,7 @@ def check_optimizer(optimizer: Any, optimizer_params: Any) -> None:
         ) from error
     kind = registered[optimizer.lower()] if isinstance(optimizer, str) else None
     if kind is not None and kind.__module__.startswith("mxnet."):  # another may read what it likes
-        known = [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]
+        known = keywords_of(kind)
         for name in given:
             if name not in known:
                 near = [_ALIASES[name]] if name in _ALIASES else get_close_matches(str(name), known, n=1)
@@ -294,9 +295,7 @@ class _Rescale(float):
     def __new__(cls, own: float, factor: float) -> _Rescale:
         self = super().__new__(cls, own * factor)
         self.factors = own, factor
-        # MXNet passes attributes of operators as text and misreads exponents: about a fifth of the small values of
-        # ``rescale_grad`` came out one bit off.
-        self._text = np.format_float_positional(np.float32(own) * np.float32(factor), unique=True, trim="-")
+        self._text = exact_text(np.float32(own) * np.float32(factor))
         return self
 
     def __str__(self) -> str:

@@ -7,13 +7,14 @@ from typing import Any, Iterable
 import mxnet as mx
 
 from ..files import replacing
-from ..messages import check_keywords
+from ..messages import check_keywords, keywords_of
 from ..policy import Policy
 from ..precision.plan import Plan
 from ..step.step import ScaledStep, StepView
-from .checkpoint import SavesParams, read_values, write_arrays, write_symbol
+from .checkpoint import SavesParams, write_arrays, write_symbol
 from .core import Core, refuse_policy_by_position
-from .module import Module, keywords_of, require
+from .module import Module, require
+from .reading import read_values
 
 
 class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
@@ -216,6 +217,7 @@ class BucketingModule(SavesParams, StepView, mx.mod.BucketingModule):
         """
         self._default_module()
         self._curr_module.discard()
+        self._params_dirty = True
 
     @property
     def modules(self) -> dict[Any, Module]:

@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..kernels.fit import device_of
 from ..messages import instead, keywords_explained, warn_user
-from ..pipeline import low_graph, warn_of_plan
+from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
 from ..precision.graph import Graph
@@ -70,6 +70,8 @@ def cast_symbol(
     original = strip(Graph.from_symbol(sym))
     graph, plan = low_graph(original, override or requested, device_of(ctx), keep_output_names=True)
     if override is not None:
+        from ..precision.edited import warn_of_plan
+
         warn_of_plan(original, override, set())
     warn_of_unmatched(plan, override is None)
     useless = message_if_nothing_low(plan)

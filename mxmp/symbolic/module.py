@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -16,7 +15,7 @@ from mxnet.ndarray import NDArray
 from ..files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
-from ..messages import check_keywords, dtypes_explained, instead, warn_user
+from ..messages import check_keywords, dtypes_explained, instead, is_called_by_user, keywords_of, warn_user
 from ..pipeline import Use
 from ..policy import Policy
 from ..precision.casts import UNKNOWN
@@ -24,22 +23,14 @@ from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
 from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
-from ..step._mxnet import is_called_by_user
+from ..step import stores
 from ..step.gradients import Gradient, non_finite
-from ..step.masters import Weight, share_drawn, share_initial
+from ..step.masters import Weight
 from ..step.python_operators import true_gradients
 from ..step.step import ScaledStep, StepView
-from ..step.stores import (
-    check_kvstore,
-    is_distributed,
-    open_store,
-    refuse_compression,
-    refuse_sparse_weight,
-    refuse_without_launcher,
-)
 from ..step.updater import Update, check_optimizer, exposed_pairs
 from . import _mxnet
-from .checkpoint import SavesParams, read_symbol, read_values, write_symbol
+from .checkpoint import SavesParams, write_symbol
 from .core import Core, Inputs, NamedUpdaters, refuse_policy_by_position
 
 
@@ -135,7 +126,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         super().__init__(symbol, *args, **kwargs)
         self._device = device_of(self._context[0])
         check_policy(self.policy, self._device)
-        refuse_compression(self._compression_params)
+        stores.refuse_compression(self._compression_params)
         self._inference_graphs: list[Any] = []
         self._monitored = False
 
@@ -155,6 +146,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         **kwargs
             The other arguments of ``Module``: ``policy``, ``exclude``, ``loss_scale``, ``context``, ...
         """
+        from .reading import read_symbol, read_values
+
         refuse_policy_by_position([load_optimizer_states])
         symbol, args, auxs = read_symbol(f"{prefix}-symbol.json"), *read_values(f"{prefix}-{epoch:04d}.params")
         module = cls(symbol, **kwargs)
@@ -430,13 +423,12 @@ class Module(SavesParams, StepView, mx.mod.Module):
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
-        check_kvstore(kvstore)
+        stores.check_kvstore(kvstore)
         check_optimizer(optimizer, optimizer_params)
-        kvstore = open_store(kvstore)
-        refuse_without_launcher(kvstore)
+        kvstore = stores.open_store(kvstore)
         arrays = self.arrays()
         for name, copies in arrays.items():
-            refuse_sparse_weight(name, copies[0].stype, f"mx.sym.var({name!r}) without stype=")
+            stores.refuse_sparse_weight(name, copies[0].stype, f"mx.sym.var({name!r}) without stype=")
         # Another module with the same core may have updated the masters, which this one does not mark as dirty.
         if self._params_dirty or self.core.masters:
             self._sync_params_from_devices()
@@ -460,7 +452,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self._updater = NamedUpdaters(self._optimizer, len(self._context), arrays)
         if self.has_other_workers:
             # MXNet's Module never sends rank 0's parameters to the other workers.
-            share_initial(self._kvstore, self._weights_by_key())
+            stores.share_initial(self._kvstore, self._weights_by_key())
             self._params_dirty = True
 
     def borrow_optimizer(self, shared_module: Module) -> None:
@@ -575,7 +567,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         True for ``"dist_sync"`` with one worker, too. False before ``init_optimizer``.
         """
-        return is_distributed(self._kvstore)
+        return stores.is_distributed(self._kvstore)
 
     # -- one step -----------------------------------------------------------------------------------
 
@@ -660,7 +652,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             # The optimizer SGLD adds different random noise in each worker, so after it rank 0's weights are sent to
             # all workers.
             self._updater.apply(updates, 1.0 / self.loss_scale, reduced=kvstore is not None)
-            share_drawn(kvstore, self._optimizer, self._weights_by_key)
+            stores.share_drawn(kvstore, self._optimizer, self._weights_by_key)
 
         if updates:
             self.scaled_step.losses = self.get_outputs(merge_multi_context=True)
@@ -722,6 +714,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.scaled_step.discard(found, self.core.statistics)
         for gradient in found[: sum(len(arrays) for _, arrays in named if arrays[0] is not None)]:
             gradient.array[:] = 0
+        self._params_dirty = True  # the forward has moved running statistics
 
     def _require_gradients(self) -> None:
         if not self.for_training:
@@ -824,11 +817,6 @@ class Module(SavesParams, StepView, mx.mod.Module):
             names_identify=True,
             only_check=only_check,
         )
-
-
-def keywords_of(kind: type) -> list[str]:
-    """Return the keywords that a class of ours, and MXNet's that it extends, take."""
-    return [name for base in kind.__mro__[:-1] for name in signature(base.__init__).parameters]  # type: ignore[misc]
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

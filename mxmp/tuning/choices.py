@@ -13,16 +13,16 @@ import mxnet as mx
 from ..callbacks import last_line
 from ..kernels.fit import device_of
 from ..kernels.norms import casts_inside
-from ..messages import wanted_shapes
 from ..pipeline import emitted
 from ..policy import Policy
 from ..precision.casts import UNKNOWN, strip
-from ..precision.decide import decide, may_compute_low
+from ..precision.decide import decide
 from ..precision.graph import Entry, Graph, Node, data_inputs
-from ..precision.operators import Options
+from ..precision.operators import Operators, Options
 from ..precision.plan import Decision, Plan, PlannedGraph
-from ..precision.rules import Kind, Rule
+from ..precision.rule import Kind, Rule
 from ..precision.tuned import Tuned
+from ..shapes import wanted_shapes
 from .cut import Choice, Costs, cheapest
 from .job import Crash, Job
 from .stand_ins import needs_stand_in, with_stand_ins
@@ -198,3 +198,21 @@ def signature(node: Node, shapes: Mapping[Entry, tuple[int, ...]]) -> str:
     attrs = {name: value for name, value in sorted(node.attrs.items()) if not name.startswith("__")}
     inputs = ["x".join(map(str, shapes[entry])) for entry in node.inputs]
     return f"{node.op} {json.dumps(attrs)} {' '.join(inputs)}"
+
+
+def may_compute_low(graph: Graph, policy: Policy, device: str, options: Options) -> dict[Node, Kind]:
+    """Return the operators that a plan may have in low precision and round nothing that the rules would not round.
+    Each has its kind, ``LOW`` or ``FOLLOW``."""
+    decisions = decide(graph, policy, device, replace(options, any_kernel=True)).decisions
+    operators, heads = Operators(graph, policy, device, options), {entry.node for entry in graph.heads}
+    rules, names = operators.rules, operators.names
+    found = {node: operators.kinds[node][0] for node in rules if node not in operators.fixed}
+    found = {node: kind for node, kind in found.items() if kind in (Kind.LOW, Kind.FOLLOW)}
+    low = {node for node in found if decisions[names[node]].low}
+    for node in reversed(list(found)):
+        users = operators.readers.get(node, [])
+        # What only moves values, in front of these: rounding before it gives what rounding behind it gives.
+        moves = rules[node].exact and users and node not in heads
+        if moves and all(user in low and position not in rules[user].keep for user, position in users):
+            low.add(node)
+    return {node: kind for node, kind in found.items() if node in low}

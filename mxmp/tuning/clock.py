@@ -1,4 +1,4 @@
-"""How long a graph takes, operator by operator and as one step, on arrays of its own.
+"""How long a graph takes, operator by operator and as a whole step, on arrays of its own.
 
 A monitor waits after each operator in its place in the network, so with the layouts and caches of training: after a
 plain array, BatchNorm takes five times as long as after a convolution, which returns a blocked layout of oneDNN.
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 import mxnet as mx
@@ -27,6 +28,9 @@ from ..precision.casts import FULL, LowGraph, declare_full, source_of
 from ..precision.graph import Entry, Graph, Node
 from ..precision.plan import Plan
 from ..precision.rules import rule_of
+from ..step.gradients import FiniteSums, fetch
+from ..step.masters import Masters
+from ..step.updater import Update, Updaters
 from .job import Job
 from .stand_ins import put_stand_ins, with_stand_ins
 
@@ -106,6 +110,16 @@ class Arrays:
             name: mx.nd.array(_drawn(name, size, rng, True), ctx=ctx)
             for name, size in zip(symbol.list_auxiliary_states(), states)
         }
+        self._batch = {name: self.arguments[name].asnumpy() for name in shapes.keys() | values.keys()}
+        # What updates write: the arguments keep the values that all plans are timed on.
+        self.updated = {name: self.arguments[name].copy() for name in self.gradients}
+        self.momenta: dict[int, Any] = {}
+        self.synced: dict[int, bool] = {}
+
+    def feed(self) -> None:
+        """Copy the batch from NumPy, as a training loop does."""
+        for name, values in self._batch.items():
+            self.arguments[name][:] = values
 
 
 def arrays_of(job: Job, graph: Graph) -> Arrays:
@@ -131,6 +145,25 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
         return np.full(shape, float(name.endswith(("gamma", "var"))), "float32")
     fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 1
     return rng.normal(0, (2 / max(fan_in, 1)) ** 0.5 if name.endswith("weight") else 1, shape).astype("float32")
+
+
+class _TrainersStep:
+    """What a Trainer's step does after the backward: it checks the gradients, and updates by SGD with momentum."""
+
+    def __init__(self, arguments: Mapping[str, NDArray], gradients: Mapping[str, NDArray], arrays: Arrays) -> None:
+        self._updaters = Updaters(mx.optimizer.SGD(learning_rate=0.0, momentum=0.9), 1)
+        self._updaters[0].states, self._updaters[0].states_synced = arrays.momenta, arrays.synced
+        self._updates = []
+        for number, (name, gradient) in enumerate(gradients.items()):
+            stored, master = arguments[name], arrays.updated[name]
+            is_low = stored.dtype != master.dtype
+            of = (stored.copy(), gradient, Masters([master])) if is_low else (master, gradient)
+            self._updates.append(Update(number, 0, name, *of))
+        self._sums = FiniteSums([update.gradient for update in self._updates])
+
+    def __call__(self) -> None:
+        fetch(self._sums())
+        self._updaters.apply(self._updates, 1.0, reduced=False)
 
 
 class Timed:
@@ -162,6 +195,8 @@ class Timed:
                 if variable.name in held:
                     held[variable.name] = held[variable.name].astype(casted.compute)
         self._training = training
+        self._feed = arrays.feed
+        self._update = [_TrainersStep(arguments, gradients, arrays)] if gradients else []
         self._reports_backward = not any(node.op in _LEGACY for node in casted.graph.nodes())
         symbol = casted.graph.to_symbol()
         self._executor = _bind(symbol, arrays, arguments, gradients)
@@ -181,8 +216,16 @@ class Timed:
         self.step()  # kernels do some things only the first time
 
     def step(self) -> float:
-        """Run one step, a forward and in training a backward, and return its seconds. Waits for the device."""
-        return self._step(self._executor, self._training)
+        """Run a forward and in training a backward, and return their seconds. Waits for the device."""
+        return _seconds(partial(self._pass, self._executor, self._training))
+
+    def whole_step(self) -> float:
+        """Run ``step`` between a batch from NumPy and, in training, the update; return all seconds. Waits."""
+        return _seconds(self._feed, partial(self._pass, self._executor, self._training), *self._update)
+
+    def rest_of_step(self) -> float:
+        """Run what ``whole_step`` does around ``step``; return its seconds. Waits for the device."""
+        return _seconds(self._feed, *self._update)
 
     def profile(self) -> dict[Owner, float]:
         """Run a step; return the seconds of each owner, forward and backward. Later steps of the object are slower."""
@@ -214,18 +257,23 @@ class Timed:
             note(owners[int(found.group(1))] if found else None)
 
         with listening(executor, call, before):
-            self._step(executor, self._training and (self._reports_backward or not before))
+            _seconds(partial(self._pass, executor, self._training and (self._reports_backward or not before)))
 
-    def _step(self, executor: mx.executor.Executor, backward: bool) -> float:
-        """Return the seconds of a forward and, with ``backward``, a backward. Waits for the device."""
+    def _pass(self, executor: mx.executor.Executor, backward: bool) -> None:
+        executor.forward(is_train=self._training)
+        if backward:
+            executor.backward(self._head_gradients)
+
+
+def _seconds(*parts: Callable[[], None]) -> float:
+    """Call all parts on a device that is idle before and waited for behind them; return the seconds."""
+    mx.nd.waitall()
+    with hold_interrupts():
+        start = time.perf_counter()
+        for part in parts:
+            part()
         mx.nd.waitall()
-        with hold_interrupts():
-            start = time.perf_counter()
-            executor.forward(is_train=self._training)
-            if backward:
-                executor.backward(self._head_gradients)
-            mx.nd.waitall()
-            return time.perf_counter() - start
+        return time.perf_counter() - start
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

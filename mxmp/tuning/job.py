@@ -12,9 +12,10 @@ from mxnet.ndarray import NDArray
 from ..gluon._mxnet import contexts
 from ..gluon.blocks import prefixes_of
 from ..gluon.symbols import read_inputs, traced_call
-from ..messages import as_shape, did_you_mean, instead
+from ..messages import did_you_mean, instead
 from ..policy import Policy
 from ..precision._mxnet import is_numpy
+from ..shapes import as_shape
 from .stand_ins import described
 
 _KEYWORDS = ("policy", "exclude", "training", "measure", "ctx", "cache", "progress")  # of ``tune``

@@ -60,6 +60,7 @@ class PlanSearch:
         rules = task.low_nodes(task.rules_plan)
         self.candidates = {FULL: frozenset(), RULES: rules, BYTES: task.least_bytes(shapes)}
         self._arrays = arrays_of(job, task.graph)
+        self._rest_of_steps: list[float] = []
         self._table = Table(task, shapes, job.training, dict(job.seconds))
 
     def run(self) -> Plan:
@@ -152,12 +153,13 @@ class PlanSearch:
             for name, timed in list(bound.items()):
                 self._tell_plan(self.candidates.get(name, frozenset()))
                 try:
-                    times[name].append(timed.step())
+                    times[name].append(timed.whole_step())
                 except mx.MXNetError as error:
                     if name == FULL:
                         raise
                     self._note_failure(name, error)
                     del bound[name], times[name]
+            self._rest_of_steps.append(bound[FULL].rest_of_step())
             rounds = len(times[FULL])
             late = time.perf_counter() - start > _SECONDS
             if rounds >= (_ROUNDS if late or _is_steady(times) else _MOST_ROUNDS):
@@ -184,7 +186,10 @@ class PlanSearch:
         gains = {name: gain(times, name, FULL) for name in times}
         # FP32 was profiled with the workarounds against slow kernels, and gains are relative to plain FP32.
         converted = gains.get(CONVERTED, (1.0, 1.0, 1.0))[1]
-        expected = {name: converted * seconds[FULL] / each for name, each in seconds.items() if each > 0}
+        rest = statistics.median(self._rest_of_steps) if times else 0.0
+        expected = {
+            name: converted * (seconds[FULL] + rest) / (each + rest) for name, each in seconds.items() if each > 0
+        }
         if FULL in expected:
             expected[FULL] = 1.0
         reasons = {}

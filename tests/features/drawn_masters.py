@@ -178,7 +178,7 @@ class MastersPair(GluonPair):
 
     def run(self, op: str) -> None:
         """Files of devices that differ have the mean of the weights and the first one's masters."""
-        if op not in ("save_load", "resume", "load_states") or not self._devices_differ():
+        if op != "load_states" or not self._devices_differ():
             super().run(op)
 
     def load_states(self) -> None:
@@ -273,7 +273,7 @@ class MastersModulePair(ModulePair):
     """What a sequence of calls does to a Module whose parameters are stored in float16, and to its twin."""
 
     OPS = (*ModulePair.OPS, "user_write", "user_write")
-    TAKES_THE_MEAN = ("save_load", "load_states", "new_optimizer", "rebind", "add", "write", "null")  # of the devices
+    TAKES_THE_MEAN = ("load_states", "new_optimizer", "rebind", "add", "write", "null")  # of the devices
 
     def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
         super().__init__(seed, folder, {"head": "plain", **forced})

@@ -267,8 +267,8 @@ class GluonPair:
     OPS = (
         *("forward", "forward", "backward", "backward", "step", "step", "iteration", "iteration", "iteration"),
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
-        *("hybridize", "reset_ctx", "save_load", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
-        *("overflow", "overflow", "bad_batch", "resume", "part", "part", "stray", "inputs", "switch", "master_weights"),
+        *("hybridize", "reset_ctx", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
+        *("overflow", "overflow", "bad_batch", "part", "part", "stray", "inputs", "switch", "master_weights"),
         *("plain_iteration", "plain_step", "wrong_loss", "grad_alone"),
     )
     WAYS = ("backward", "backward", "twice", "scaled", "kept", "scaled twice", "sum", "plain")
@@ -667,36 +667,6 @@ class GluonPair:
             for i, param in enumerate(side.trained):
                 param.set_data(array(100 + i + self.number, *param.shape) * 0.3)
 
-    def save_load(self) -> None:
-        names = [[str(self.folder / f"{side}.{kind}") for kind in ("params", "states")] for side in ("low", "full")]
-        with refusals():
-            self.low.trainer.save_states(names[0][1])
-        self.full.trainer.save_states(names[1][1])
-        for side, (params, states) in zip((self.low, self.full), names):
-            side.net.save_parameters(params)
-            for param in side.trained:
-                param.set_data(param.list_data()[0] * 0.5)
-            side.net.load_parameters(params, ctx=side.devices)
-            side.trainer.load_states(states)
-        self._forget()
-
-    def resume(self) -> None:
-        """In a new net and trainer, from files of one step."""
-        low, full = (str(self.folder / side) for side in ("low", "full"))
-        with refusals():
-            mxmp.save_checkpoint(low, self.low.net, self.low.trainer, epoch=self.number)
-        self.full.net.save_parameters(f"{full}.params")
-        self.full.trainer.save_states(f"{full}.states")
-        requests, self.summed = [param.grad_req for param in self.low.trained], False
-        self.make()
-        for side in (self.low, self.full):
-            for param, request in zip(side.trained, requests):
-                param.grad_req = request
-        assert mxmp.load_checkpoint(low, self.low.net, self.low.trainer) == self.number
-        self.full.net.load_parameters(f"{full}.params", ctx=self.full.devices)
-        self.full.trainer.load_states(f"{full}.states")
-        same(self.low.weights(), self.full.weights(), "weights of a resumed run")
-
     def load_states(self) -> None:
         """Saved here, and loaded after an iteration."""
         names = [str(self.folder / f"{side}.later") for side in ("low", "full")]
@@ -757,7 +727,6 @@ class ModuleSide:
         more = {} if policy is None else {"policy": policy, "loss_scale": scale}
         kind = mx.mod.Module if policy is None else mxmp.Module
         self.make = lambda: kind(symbol(self.head), **common, **more)
-        self.load = lambda prefix, epoch: kind.load(prefix, epoch, True, **common, **more)
         self.module = self.make()
         self.bind()
         self.module.init_params(arg_params=self.start(0))
@@ -829,7 +798,7 @@ class ModulePair:
 
     OPS = (
         *("forward", "forward", "backward", "backward", "update", "update", "iteration", "iteration", "iteration"),
-        *("zero_grad", "evaluate", "save_load", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
+        *("zero_grad", "evaluate", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
         *("write", "null", "input_grads", "reinit", "new_optimizer", "discard", "overflow", "overflow"),
     )
 
@@ -973,21 +942,6 @@ class ModulePair:
             label = [("softmax_label", (size,))] if self.low.head == "softmax" else None
             for side in self.sides:
                 side.module.reshape([("data", (size, 6))], label)
-
-    def save_load(self) -> None:
-        """Into a new Module, which goes on."""
-        prefixes = [str(self.folder / side) for side in ("low", "full")]
-        with refusals():
-            self.low.module.save_checkpoint(prefixes[0], 1, True)
-        self.full.module.save_checkpoint(prefixes[1], 1, True)
-        self.ran, self.due = 0, False
-        for side, prefix in zip(self.sides, prefixes):
-            counts = side.counts()
-            side.module = side.load(prefix, 1)
-            side.bind()
-            side.init_optimizer()
-            side.zero()
-            side.count_from(counts)
 
     def load_states(self) -> None:
         names = [str(self.folder / f"{side}.states") for side in ("low", "full")]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mxnet as mx
+import numpy as np
 import pytest
 from kit.modules import batch, bound, mlp, start
 from kit.twins import (
+    MASTERS,
     POLICIES,
     SCALE,
     array,
@@ -86,3 +88,34 @@ def test_in_a_module_two_backwards_add_up_for_weights_and_inputs(policy):
 
     found = trained(mxmp.Module, policy=POLICIES[policy], loss_scale=SCALE)
     assert_close(found, trained(mx.mod.Module), policy)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 2.0**20), (2.0**20, 2.0**-8)])
+def test_sums_of_float16_gradients_follow_a_loss_scale_by_any_factor(before, after):
+    net = nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.One())
+    mxmp.convert(net, MASTERS)
+    net.collect_params().setattr("grad_req", "add")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=before)
+    step = trainer.scaled_step
+    step.continue_sums([])
+    sums = mx.nd.array([2.0**10 if after < before else 2.0**-10], dtype="float16")
+    expected = sums.astype("float32") * (after / before)
+    step.scaler.loss_scale = after
+    step.continue_sums([sums])
+    assert sums.asnumpy() == pytest.approx(expected.asnumpy(), rel=1e-3)
+
+
+def test_the_first_sum_of_float16_gradients_takes_the_default_loss_scale():
+    net = nn.Dense(2, in_units=6)
+    net.initialize(mx.init.One())
+    mxmp.convert(net, MASTERS)
+    net.collect_params().setattr("grad_req", "add")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    assert trainer.loss_scale > 2.0**15
+    with autograd.record():
+        loss = net(mx.nd.full((1, 6), 1e-3)).sum() * 1e-3
+    trainer.backward(loss)
+    assert np.isfinite(net.weight.grad().asnumpy()).all()
+    trainer.step(1)
+    assert not trainer.last_step_skipped

@@ -111,21 +111,6 @@ def test_two_devices_learn_what_plain_mxnet_learns_on_two(name):
         assert np.median(np.abs(low - full)) <= 0.02 * np.abs(full).max()
 
 
-@pytest.mark.parametrize("name", ["nadam", "sgld", "adam"])
-def test_devices_stay_equal_after_resuming_on_more_of_them(name, tmp_path):
-    net = ready("float16", 1)
-    trainer = mxmp.Trainer(net.collect_params(), name, dict(OPTIMIZERS[name]), loss_scale=1024.0)
-    train(net, trainer, range(2), 1)
-    trainer.save_states(str(tmp_path / "s"))
-    net.save_parameters(str(tmp_path / "p"))
-    more = ready("float16", 2)
-    more.load_parameters(str(tmp_path / "p"), ctx=contexts(2))
-    trainer = mxmp.Trainer(more.collect_params(), name, dict(OPTIMIZERS[name]), loss_scale=1024.0)
-    trainer.load_states(str(tmp_path / "s"))
-    train(more, trainer, range(2, 4), 2)
-    assert_equal_everywhere(more, 2)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_module_s_devices_hold_equal_weights(name, policy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import mxnet as mx
 import numpy as np
 import pytest
 from kit.twins import LOSS, MASTERS, array, assert_close, assert_same, convert, seeded, sequence, trainer_of, values
@@ -144,3 +145,16 @@ def test_a_parameter_that_was_never_used_has_nothing_to_drop():
     for _ in range(2):
         backward(net, trainer, 0)
     trainer.discard()
+
+
+def test_after_discard_a_module_has_the_running_statistics_of_its_forward():
+    dense = mx.sym.FullyConnected(mx.sym.BatchNorm(mx.sym.var("data"), name="norm"), num_hidden=3)
+    symbol = mx.sym.LinearRegressionOutput(dense, mx.sym.var("label"))
+    module = mxmp.Module(symbol, label_names=["label"])
+    module.bind([("data", (4, 3))], [("label", (4, 3))])
+    module.init_params()
+    module.init_optimizer()
+    before = module.get_params()[1]["norm_moving_mean"].asnumpy()
+    module.forward_backward(mx.io.DataBatch([mx.nd.full((4, 3), 5.0)], [mx.nd.zeros((4, 3))]))
+    module.discard()
+    assert (module.get_params()[1]["norm_moving_mean"].asnumpy() != before).all()

@@ -48,7 +48,7 @@ ORDERS = {
     ],
     "module": [
         "add iteration scale iteration scale iteration update scale iteration scale load_states iteration",
-        "iteration save_load iteration overflow rebind iteration",
+        "iteration load_states iteration overflow rebind iteration",
     ],
     "masters": [
         "iteration user_write iteration average iteration user_write overflow iteration",
@@ -82,7 +82,7 @@ def test_every_optimizer_trains_as_its_twin(kind, variant, tmp_path):
 
 
 LEFT = ("scale", "unscale", "clip", "allreduce", "unscale clip")
-SAVES = "save_load forward backward discard resume iteration"
+SAVES = "load_states forward backward discard load_states iteration"
 SKIPS = "overflow iteration overflow iteration"
 CHOICES = {
     **{f"by {way}": ("gluon", f"iteration add {STEP}", {"way": way}) for way in GluonPair.WAYS},

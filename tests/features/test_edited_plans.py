@@ -11,7 +11,8 @@ from mxnet.gluon.model_zoo import vision
 import mxmp
 from mxmp.precision import safe_sums
 from mxmp.precision.casts import strip
-from mxmp.precision.decide import decide, doubtful
+from mxmp.precision.decide import decide
+from mxmp.precision.edited import doubtful
 from mxmp.precision.graph import Graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:this CPU has neither")

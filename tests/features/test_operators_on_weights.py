@@ -12,7 +12,8 @@ from support.operators.case import CASES, Input
 
 import mxmp
 from mxmp.precision.graph import Entry, Graph, Node
-from mxmp.precision.rules import RULES, Kind
+from mxmp.precision.rule import Kind
+from mxmp.precision.rules import RULES
 from mxmp.versions import GRAPH_ATTRIBUTES
 
 S = mx.sym

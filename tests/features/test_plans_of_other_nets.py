@@ -16,7 +16,8 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import Plan
 from mxmp.gluon.blocks import blocks_of
-from mxmp.precision.plan import Decision, renamed
+from mxmp.precision.plan import Decision
+from mxmp.precision.renaming import renamed
 
 # MXNet says so of a network with another graph in evaluation.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation")

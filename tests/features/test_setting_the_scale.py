@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from kit.twins import (
     array,
-    assert_same,
     loss_of,
     seeded,
     sequence,
-    train,
-    values,
 )
 from mxnet.gluon import nn
 
@@ -53,32 +50,6 @@ def test_a_copy_between_backward_and_step_has_no_gradients_and_so_the_new_scale(
     with pytest.raises(RuntimeError, match="before a scaled backward"):
         twin.step(4)
     assert other
-
-
-@pytest.mark.parametrize("kind", SCALERS)
-def test_states_after_a_set_continue_bit_for_bit(kind, tmp_path):
-    def start():
-        net = mxmp.convert(dense())
-        return net, mxmp.Trainer(net.collect_params(), "adam", {}, loss_scale=SCALERS[kind]())
-
-    net, trainer = start()
-    train(net, range(3), trainer)
-    trainer.scaler.loss_scale = 48.0
-    trainer.save_states(str(tmp_path / "states"))
-    net.save_parameters(str(tmp_path / "params"))
-    saved = trainer.scaler.state_dict()
-    assert saved["scale"] == 48.0
-    train(net, range(3, 6), trainer)
-    again, other = start()
-    other.backward(loss_of(again, seed=0))  # an unfinished step, whose scale must not stay
-    again.load_parameters(str(tmp_path / "params"))
-    other.load_states(str(tmp_path / "states"))
-    assert other.loss_scale == 48.0
-    assert other.scaler.state_dict() == saved
-    train(again, range(3, 6), other)
-    assert other.scaler.state_dict() == trainer.scaler.state_dict()
-    assert other.scale_history == trainer.scale_history
-    assert_same(values(again), values(net))
 
 
 # -- Module -----------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from support.profile import operators
 
 import mxmp
 from mxmp.step.gradients import fetch
-from mxmp.step.masters import MasterPair, distances, take_over
+from mxmp.step.masters import MasterPair, take_over
+from mxmp.step.multi_tensor import distances
 
 
 def pair(master, low=None, ctx=None) -> MasterPair:

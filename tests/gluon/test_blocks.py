@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import Plan
-from mxmp.precision.plan import renamed
+from mxmp.precision.renaming import renamed
 
 
 class Plain(gluon.Block):

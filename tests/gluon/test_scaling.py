@@ -13,7 +13,8 @@ from mxmp.gluon import scaling
 from mxmp.gluon import trainer as trainers
 from mxmp.gluon.hook import hook_of
 from mxmp.gluon.record import Record
-from mxmp.gluon.scaling import call_with_scale, heads_scaled_by
+from mxmp.gluon.scaled_heads import heads_scaled_by
+from mxmp.gluon.scaling import call_with_scale
 from mxmp.precision._mxnet import BFLOAT16
 
 

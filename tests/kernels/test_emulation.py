@@ -18,7 +18,8 @@ from mxmp.kernels.fit import SWITCH_ON
 from mxmp.pipeline import low_graph
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Entry, Graph, Node
-from mxmp.precision.rules import RULES, Kind, rule_of
+from mxmp.precision.rule import Kind
+from mxmp.precision.rules import RULES, rule_of
 
 # -- Matrix operators in NumPy ----------------------------------------------------------------------
 

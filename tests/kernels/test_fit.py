@@ -17,8 +17,8 @@ from mxmp.kernels import fit
 from mxmp.pipeline import emitted
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
+from mxmp.precision.missing_kernels import missing_kernel
 from mxmp.precision.plan import PlannedGraph
-from mxmp.precision.rules import missing_kernel
 
 
 def small() -> mx.sym.Symbol:

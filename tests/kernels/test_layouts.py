@@ -15,9 +15,10 @@ import mxmp
 from mxmp import Policy
 from mxmp.kernels.fit import SWITCH
 from mxmp.precision.casts import strip
-from mxmp.precision.decide import decide, may_compute_low
+from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.operators import Options
+from mxmp.tuning.choices import may_compute_low
 from mxmp.versions import NOW
 
 

@@ -21,7 +21,7 @@ from mxmp.gluon.hook import hook_of
 from mxmp.kernels.padding import least_inputs
 from mxmp.precision.casts import strip
 from mxmp.precision.graph import Graph
-from mxmp.precision.rules import missing_kernel
+from mxmp.precision.missing_kernels import missing_kernel
 
 DTYPES = ["float16", "bfloat16"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 from kit.oracle import S, nodes
-from support.left_out import exit_codes, seen_here
+from support.left_out import TESTS, exit_codes, seen_here
 
 import mxmp
 from mxmp.kernels.fit import SWITCH
@@ -16,8 +16,9 @@ from mxmp.versions import NUMBERS
 NOT_NEEDED = {(1, 7, 0): {"volume_norms", "deconvolution_in_float64"}, (1, 8, 0): {"deconvolution_in_float64"}}
 
 
-def test_names_are_unique_and_effects_are_one_of_three():
+def test_names_are_unique_effects_are_one_of_three_and_each_row_has_a_test():
     assert len({row.name for row in WORKAROUNDS}) == len(WORKAROUNDS)
+    assert {row.name for row in WORKAROUNDS} == TESTS.keys()
     assert {row.effect for row in WORKAROUNDS} == {"fails", "wrong", "slow"}
 
 

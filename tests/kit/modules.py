@@ -71,34 +71,27 @@ def run_of(policy, seed):
     return net, mxmp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=scaler)
 
 
-def symbol_of(key=None):
-    data = mx.sym.var("data")
-    x = mx.sym.FullyConnected(mx.sym.mean(data, axis=1) if key else data, num_hidden=8, name="a")
+def symbol_of():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="a")
     x = mx.sym.Dropout(mx.sym.relu(mx.sym.BatchNorm(x, fix_gamma=False, name="n")), p=0.5)
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=2, name="b"), name="softmax")
 
 
-def module_of(kind, policy, seed):
+def module_of(policy, seed):
     mx.random.seed(seed)
     np.random.seed(seed)
-    options = {"policy": policy, "loss_scale": mxmp.DynamicLossScaler(2.0**8, growth_interval=2)}
-    if kind is mxmp.Module:
-        module = mxmp.Module(symbol_of(), **options)
-        module.bind([("data", (6, 4))], [("softmax_label", (6,))])
-    else:
-        module = kind(lambda key: (symbol_of(key), ["data"], ["softmax_label"]), 3, **options)
-        module.bind([("data", (6, 3, 4))], [("softmax_label", (6,))])
+    scaler = mxmp.DynamicLossScaler(2.0**8, growth_interval=2)
+    module = mxmp.Module(symbol_of(), policy=policy, loss_scale=scaler)
+    module.bind([("data", (6, 4))], [("softmax_label", (6,))])
     module.init_params(mx.init.Xavier())
     module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.01})
     return module
 
 
 def train_module(module, steps):
-    for step in range(steps):
-        shape = (6, 4) if isinstance(module, mxmp.Module) else (6, 3 - step % 2, 4)
-        x, y = mx.nd.array(np.random.normal(0, 1, shape)), mx.nd.array(np.random.randint(0, 2, 6))
-        described = [mx.io.DataDesc("data", shape)], [mx.io.DataDesc("softmax_label", (6,))]
-        module.forward_backward(mx.io.DataBatch([x], [y], None, None, shape[1], *described))
+    for _ in range(steps):
+        x, y = mx.nd.array(np.random.normal(0, 1, (6, 4))), mx.nd.array(np.random.randint(0, 2, 6))
+        module.forward_backward(mx.io.DataBatch([x], [y]))
         module.update()
 
 

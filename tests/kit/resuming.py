@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+
+import mxnet as mx
 from support.optimizers import options
 
 import mxmp
@@ -57,13 +60,38 @@ def load(net, trainer, tmp_path, **kwargs):
     trainer.load_states(fname)
 
 
-def interrupted(fresh, first, rest, tmp_path):
-    """Return the trainers of two runs of ``fresh(seed)``: one trains all steps, the other resumes after ``first``."""
-    net, trainer = fresh(1)
-    steps(net, trainer, first)
-    save(net, trainer, tmp_path)
-    other, resumed = fresh(2)
-    load(other, resumed, tmp_path)
-    for each in ((net, trainer), (other, resumed)):
-        steps(*each, rest)
-    return trainer, resumed
+Moments = collections.namedtuple("Moments", "mean")
+
+
+@mx.optimizer.Optimizer.register
+class OwnMomentum(mx.optimizer.Optimizer):
+    """Momentum that fades with the number of updates, kept in the form ``kept``."""
+
+    def __init__(self, kept="dict", **kwargs):
+        super().__init__(**kwargs)
+        self.kept = kept
+        self.at = Moments(3)
+
+    def create_state(self, index, weight):
+        zeros = mx.nd.zeros_like(weight)
+        forms = {"list": [zeros, 0.0], "number": 1.0, "namedtuple": Moments(zeros), "numpy": zeros.asnumpy()}
+        return {"mean": zeros, "t": 0, "more": {}} if self.kept == "dict" else forms[self.kept]
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        moved = grad * self.rescale_grad
+        if self.kept == "dict":
+            state["t"] += 1
+            state["more"]["last"] = state["mean"] + moved
+            state["mean"][:] = state["mean"] * 0.9 + state["more"]["last"] / state["t"]
+            moved = state["mean"]
+        elif self.kept == "list":
+            state[1] += 0.5
+            state[0][:] = state[0] * 0.9 + moved / state[1]
+            moved = state[0]
+        elif self.kept == "number":
+            moved = moved * state
+        weight[:] = weight - self.lr * moved
+
+
+OWN_OPTIMIZERS = {f"own, {kept}": ("ownmomentum", {"kept": kept}) for kept in ("dict", "list", "number")}

@@ -12,7 +12,7 @@ from mxmp.precision.decide import check_policy, decide
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.operators import Options
 from mxmp.precision.plan import Plan, PlannedGraph
-from mxmp.precision.rules import CUDA_BUILD_ONLY
+from mxmp.precision.rule_table import CUDA_BUILD_ONLY
 
 S = mx.sym
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.precision.missing_kernels import TABLE
-from mxmp.precision.rules import (
-    missing_kernel,
-)
+from mxmp.precision.missing_kernels import TABLE, missing_kernel
 
 # mx.nd.array looks for scipy.sparse.csr.
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")

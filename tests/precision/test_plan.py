@@ -24,7 +24,8 @@ from mxmp.pipeline import low_graph
 from mxmp.precision.casts import strip
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.plan import Decision, renamed
+from mxmp.precision.plan import Decision
+from mxmp.precision.renaming import renamed
 
 POLICIES = [Policy(), Policy(params="float16", norm="compute"), Policy("bfloat16", exclude=["c2", "none"])]
 

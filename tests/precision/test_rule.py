@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.precision.rules import (
-    Kind,
-    Rule,
-    When,
-    rule_of,
-)
+from mxmp.precision.rule import Kind, Rule, When
+from mxmp.precision.rules import rule_of
 
 # mx.nd.array looks for scipy.sparse.csr.
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")

@@ -18,14 +18,10 @@ from mxmp import Policy, cpu
 from mxmp.kernels.emulation import ONEDNNS
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.missing_kernels import BFLOAT16_CPU, TABLE, HasAttribute
-from mxmp.precision.rules import (
-    CUDA_BUILD_ONLY,
-    RULES,
-    Kind,
-    missing_kernel,
-    rule_of,
-)
+from mxmp.precision.missing_kernels import BFLOAT16_CPU, TABLE, HasAttribute, missing_kernel
+from mxmp.precision.rule import Kind
+from mxmp.precision.rule_table import CUDA_BUILD_ONLY
+from mxmp.precision.rules import RULES, rule_of
 from mxmp.versions import NUMBERS
 
 # mx.nd.array looks for scipy.sparse.csr.

@@ -20,8 +20,8 @@ def test_what_was_compared_prints_as_a_table():
         "rules", True, {"float32": 0.02, "rules": 0.01}, {"rules": (1.9, 2.0, 2.1)}, {"rules": 2.2}, {}, ("note",)
     )
     assert str(found).splitlines() == [
-        "           forward and backward, ms  times as fast as FP32  predicted",
+        "           training step, ms  times as fast as FP32  predicted",
         "  float32  20.0",
-        "* rules    10.0                      2.00 (1.90 to 2.10)    2.20",
+        "* rules    10.0               2.00 (1.90 to 2.10)    2.20",
         "  note",
     ]

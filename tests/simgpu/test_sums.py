@@ -9,7 +9,9 @@ from support.results import read
 from mxmp.policy import Policy
 from mxmp.precision._mxnet import name_in_graphs
 from mxmp.precision.decide import decide
-from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
+from mxmp.precision.rule import Kind
+from mxmp.precision.rule_table import CUDA_BUILD_ONLY
+from mxmp.precision.rules import RULES
 
 CASES = list(sums.cases())
 RESULTS = read(sums.RESULTS)

@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 from kit.nets import CASTS, forward, two_layers
-from kit.nets import train as train_net
-from kit.pictures import weights
 
 import mxmp
 from mxmp import AdaptiveLossScaler
@@ -170,26 +168,6 @@ def test_zeros_and_peaks_are_those_of_the_arrays():
 def test_a_sparse_gradient_without_rows_has_neither_zeros_nor_a_peak():
     nothing = Gradient("", mx.nd.sparse.zeros("row_sparse", (3, 2)))
     assert [found.tolist() for found in fetch(*zeros_and_peaks([nothing]))] == [[0], [0]]
-
-
-def test_a_run_that_is_saved_and_resumed_is_the_run_that_was_not(tmp_path):
-    def trainer_of(net):
-        return mxmp.Trainer(net.collect_params(), "adam", loss_scale=AdaptiveLossScaler(4.0, measure_interval=3))
-
-    net = two_layers(CASTS)
-    trainer = trainer_of(net)
-    train_net(net, trainer, range(4))
-    trainer.save_states(str(tmp_path / "states"))
-    net.save_parameters(str(tmp_path / "params"))
-    resumed = two_layers(CASTS)
-    resumed.load_parameters(str(tmp_path / "params"))
-    other = trainer_of(resumed)
-    other.load_states(str(tmp_path / "states"))
-    for each, by in ((net, trainer), (resumed, other)):
-        train_net(each, by, range(4, 9))
-    assert weights(trainer) == weights(other)
-    assert trainer.scaler.state_dict() == other.scaler.state_dict()
-    assert trainer.scale_history == other.scale_history
 
 
 @pytest.mark.parametrize("unscaled", [False, True])

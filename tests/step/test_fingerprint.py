@@ -17,8 +17,10 @@ def warnings_of(caplog):
     return found
 
 
+@pytest.mark.parametrize("states_first", [False, True])
 @pytest.mark.parametrize("policy", [None, *POLICIES])
-def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, tmp_path, caplog):
+def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, states_first, tmp_path, caplog):
+    """At once, or at the first step where the parameters may still come."""
     net, trainer = run_of(policy or "bfloat16", 1)
     if policy is None:
         mxmp.restore(net)
@@ -26,31 +28,40 @@ def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, 
         train_on_random_numbers(net, trainer, 1)
         net.save_parameters(str(tmp_path / f"{step}.params"))
         trainer.save_states(str(tmp_path / f"{step}.states"))
-    for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1), (1, 2, 1)):
+    for params, states in ((1, 1), (2, 2), (2, 1), (1, 2), *([(None, 1)] if states_first else [])):
         again, resumed = run_of(policy or "bfloat16", 2)
-        again.load_parameters(str(tmp_path / f"{params}.params"))
-        resumed.load_states(str(tmp_path / f"{states}.states"))
+        if states_first:
+            resumed.load_states(str(tmp_path / f"{states}.states"))
+            assert not warnings_of(caplog)
+        if params is not None:
+            again.load_parameters(str(tmp_path / f"{params}.params"))
+        if states_first:
+            train_on_random_numbers(again, resumed, 1)
+        else:
+            resumed.load_states(str(tmp_path / f"{states}.states"))
         found = warnings_of(caplog)
-        assert len(found) == expected
+        assert len(found) == (params != states)
+        for words in ("net_batchnorm0_beta and", f"{states}.states", "save_checkpoint"):
+            assert all(words in each for each in found)
         train_on_random_numbers(again, resumed, 1)
         assert not warnings_of(caplog)
-        if expected:
-            assert "net_batchnorm0_beta and 5 more" in found[0]
-            assert f"{states}.states" in found[0]
-            assert "save_checkpoint" in found[0]
+        assert not resumed.scaled_step.observers  # later steps read no weights
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_module_is_told_too(policy, tmp_path, caplog):
-    module = module_of(mxmp.Module, policy, 1)
+    module = module_of(policy, 1)
     for step in (1, 2):
         train_module(module, 1)
         module.save_checkpoint(str(tmp_path / "m"), step, True)
-    for params, states, expected in ((1, 1, 0), (2, 2, 0), (2, 1, 1)):
-        again = module_of(mxmp.Module, policy, 2)
+    for params, states, then in ((1, 1, 1), (2, 2, 2), (2, 1, 1), (1, 1, 2)):
+        again = module_of(policy, 2)
         again.load_params(str(tmp_path / f"m-000{params}.params"))
         again.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
-        assert len(warnings_of(caplog)) == expected
+        assert len(warnings_of(caplog)) == (params != states)
+        again.load_params(str(tmp_path / f"m-000{then}.params"))
+        train_module(again, 1)
+        assert len(warnings_of(caplog)) == (params == states != then)
 
 
 def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_parameters(tmp_path, caplog):
@@ -67,38 +78,3 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
     train_on_random_numbers(again, resumed, 1)
     resumed.load_states(str(tmp_path / "states"))
     assert not warnings_of(caplog)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_parameters_of_another_step_behind_states_are_said_to_be_at_the_first_step(policy, tmp_path, caplog):
-    net, trainer = run_of(policy, 1)
-    for step in (1, 2):
-        train_on_random_numbers(net, trainer, 1)
-        net.save_parameters(str(tmp_path / f"{step}.params"))
-        trainer.save_states(str(tmp_path / f"{step}.states"))
-    for states, params, expected in ((1, 1, 0), (2, 2, 0), (1, 2, 1), (2, 1, 1), (1, None, 1)):
-        again, resumed = run_of(policy, 2)
-        resumed.load_states(str(tmp_path / f"{states}.states"))
-        if params is not None:
-            again.load_parameters(str(tmp_path / f"{params}.params"))
-        assert not warnings_of(caplog)
-        train_on_random_numbers(again, resumed, 1)
-        found = warnings_of(caplog)
-        assert len(found) == expected
-        assert all(f"{states}.states" in each for each in found)
-        train_on_random_numbers(again, resumed, 1)
-        assert not warnings_of(caplog)
-        assert not resumed.scaled_step.observers  # later steps read no weights
-
-
-def test_a_module_that_gets_parameters_of_another_step_behind_its_states_is_told_at_its_update(tmp_path, caplog):
-    module = module_of(mxmp.Module, "params=float16", 1)
-    for step in (1, 2):
-        train_module(module, 1)
-        module.save_checkpoint(str(tmp_path / "m"), step, True)
-    for states, params, expected in ((1, 1, 0), (1, 2, 1)):
-        module.load_params(str(tmp_path / f"m-000{states}.params"))
-        module.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
-        module.load_params(str(tmp_path / f"m-000{params}.params"))
-        train_module(module, 1)
-        assert len(warnings_of(caplog)) == expected

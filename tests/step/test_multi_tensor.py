@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mxmp.step.gradients import fetch
-from mxmp.step.masters import MasterPair, distances
-from mxmp.step.multi_tensor import subtract_all
+from mxmp.step.masters import MasterPair
+from mxmp.step.multi_tensor import distances, subtract_all
 
 ALL_FINITE = np.arange(2**16, dtype=np.uint16).view(np.float16)
 

@@ -39,38 +39,43 @@ def good_file(tmp_path):
     return net, trainer, fname.read_bytes()
 
 
-def tampered(content, at):
-    changed = bytearray(content)
-    changed[at] ^= 1
-    return bytes(changed)
-
-
-def test_a_file_cut_anywhere_is_a_clear_error_and_changes_nothing(tmp_path):
+@pytest.fixture
+def refused(tmp_path):
+    """Check that content, or a file, is refused in words and changes nothing of a trainer with the good ``content``."""
     net, trainer, content = good_file(tmp_path)
-    before = whole(trainer)
-    bad = tmp_path / "bad"
-    for length in [*range(0, len(content), 997), len(content) - 1]:
-        bad.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=r"truncated or changed.*nothing was loaded"):
-            trainer.load_states(str(bad))
-    assert whole(trainer) == before
-    steps(net, trainer, range(6, 8))
+    before, bad = whole(trainer), tmp_path / "bad"
+
+    def check(given, message="nothing was loaded"):
+        if isinstance(given, bytes):
+            bad.write_bytes(given)
+        with pytest.raises(ValueError, match=message):
+            trainer.load_states(str(bad if isinstance(given, bytes) else given))
+        assert whole(trainer) == before
+
+    check.content, check.net, check.trainer = content, net, trainer
+    return check
+
+
+def test_a_file_cut_anywhere_is_a_clear_error_and_changes_nothing(refused):
+    for length in [*range(0, len(refused.content), 997), len(refused.content) - 1]:
+        refused(refused.content[:length], r"truncated or changed.*nothing was loaded")
+    steps(refused.net, refused.trainer, range(6, 8))
 
 
 def test_a_changed_byte_never_loads_something_else(tmp_path):
     """A flip in the zip's own bookkeeping may go unnoticed; then what is loaded is what was saved."""
     _, trainer, content = good_file(tmp_path)
-    before = whole(trainer)
-    bad = tmp_path / "bad"
-    refused = 0
+    before, count = whole(trainer), 0
     for at in range(0, len(content), 53):
-        bad.write_bytes(tampered(content, at))
+        changed = bytearray(content)
+        changed[at] ^= 1
+        (tmp_path / "bad").write_bytes(changed)
         try:
-            trainer.load_states(str(bad))
+            trainer.load_states(str(tmp_path / "bad"))
         except ValueError:
-            refused += 1
+            count += 1
         assert whole(trainer) == before
-    assert refused > len(content) / 53 / 2
+    assert count > len(content) / 53 / 2
 
 
 @pytest.mark.parametrize(
@@ -86,48 +91,34 @@ def test_a_changed_byte_never_loads_something_else(tmp_path):
     ],
     ids=["empty", "text", "dict", "pair", "list", "json", "zip"],
 )
-def test_a_file_of_something_else_is_a_clear_error(content, tmp_path):
-    _, trainer, _ = good_file(tmp_path)
-    before = whole(trainer)
-    bad = tmp_path / "bad"
-    bad.write_bytes(content)
-    with pytest.raises(ValueError, match="no states file of mxmp"):
-        trainer.load_states(str(bad))
-    assert whole(trainer) == before
+def test_a_file_of_something_else_is_a_clear_error(content, refused):
+    refused(content, "no states file of mxmp")
 
 
-def test_other_zips_and_parameter_files_are_refused(tmp_path):
-    net, trainer, _ = good_file(tmp_path)
+def test_other_zips_and_parameter_files_are_refused(tmp_path, refused):
     np.savez(tmp_path / "bad.npz", tree=np.zeros(3))
-    net.save_parameters(str(tmp_path / "net.params"))
+    refused.net.save_parameters(str(tmp_path / "net.params"))
     for name in ("bad.npz", "net.params"):
-        with pytest.raises(ValueError, match="no states file"):
-            trainer.load_states(str(tmp_path / name))
+        refused(tmp_path / name, "no states file")
 
 
 @pytest.mark.parametrize("where", ["alone", "in the states", "in the optimizer", "in an npz"])
-def test_code_in_a_file_is_not_run(where, tmp_path):
-    _, trainer, content = good_file(tmp_path)
-    before = whole(trainer)
+def test_code_in_a_file_is_not_run(where, tmp_path, refused):
     target = tmp_path / "exploded"
     bomb = Explodes(target)
     optimizer = mx.optimizer.create("adam")
     if where == "in the optimizer":
         optimizer.extra = bomb
     holder = {"alone": bomb, "in the states": ({0: bomb}, optimizer), "in the optimizer": ({}, optimizer)}
-    bad = tmp_path / "bad"
     if where == "in an npz":
-        with np.load(io.BytesIO(content)) as archive:
+        with np.load(io.BytesIO(refused.content)) as archive:
             arrays = dict(archive)
         arrays["a0"] = np.array([bomb], dtype=object)
-        np.savez(str(bad) + ".npz", **arrays)
-        bad = tmp_path / "bad.npz"
+        np.savez(tmp_path / "bad.npz", **arrays)
+        refused(tmp_path / "bad.npz")
     else:
-        bad.write_bytes(pickle.dumps(holder[where]))
-    with pytest.raises(ValueError, match="nothing was loaded"):
-        trainer.load_states(str(bad))
+        refused(pickle.dumps(holder[where]))
     assert not target.exists()
-    assert whole(trainer) == before
     pickle.loads(pickle.dumps(Explodes(target)))
     assert target.exists(), "the bomb itself works"
 
@@ -140,12 +131,8 @@ def test_code_in_a_file_is_not_run(where, tmp_path):
         ("mxnet.optimizer.optimizer\nos", "no array or optimizer of MXNet"),
     ],
 )
-def test_functions_that_run_code_are_not_admitted(name, refusal, tmp_path):
-    _, trainer, _ = good_file(tmp_path)
-    bad = tmp_path / "bad"
-    bad.write_bytes(f"c{name}\n(S'1'\ntR.".encode())
-    with pytest.raises(ValueError, match=refusal):
-        trainer.load_states(str(bad))
+def test_functions_that_run_code_are_not_admitted(name, refusal, refused):
+    refused(f"c{name}\n(S'1'\ntR.".encode(), refusal)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Every form of states, of MXNet's Trainer and Module and of optimizers of a user's own, and what is none."""
 
-import collections
 import pickle
+import re
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -9,13 +10,49 @@ import pytest
 from kit import modules
 from kit.modules import SHAPES, bound, mlp
 from kit.nets import train, two_layers
-from kit.pictures import full_weights, picture, tree
-from kit.resuming import PRECISIONS, files, interrupted, load, save, scaler, steps, trainer_of, whole
+from kit.pictures import picture, tree
+from kit.resuming import PRECISIONS, files, load, save, scaler, steps, trainer_of
 from kit.twins import MASTERS, assert_same
 from mxnet import gluon
+from mxnet.gluon import nn
 from support.optimizers import OPTIMIZERS, options
 
 import mxmp
+from mxmp.step.state_layout import check_states, positions
+
+# Names in the file and here, shapes in the file, and which parameter here is which of the file; or what is said.
+PAIRED = [
+    # A dict of parameters comes in the order of names, in which 10 stands before 8.
+    ("dense10_ dense8_ dense9_", "dense98_ dense99_ dense100_", "aaa", [2, 0, 1]),
+    ("dense8_ dense9_", "net_dense0_ net_dense1_", "aa", [0, 1]),
+    ("body_ head_", "net_dense0_ net_dense1_", "aa", "other parameters: 'body_', and here is 'net_dense0_' in its pla"),
+    # Lists come as users wrote them. Nets that were built in another order have exchanged their names.
+    ("dense5_ dense4_", "dense6_ dense4_", "aa", [0, 1]),
+    ("w_4 b_4 w_5 b_5", "w_5 b_5 w_4 b_4", "abcd", [2, 3, 0, 1]),
+    ("w_4 b_4 w_5 b_5", "w_5 b_5 w_4 b_4", "abab", r"had 'w_4' where it has 'w_5' here.* order of the saved"),
+    ("w_4 b_4 w_5 b_5", "w_4 b_4 w_5 b_5", "abab", [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("saved", "own", "shapes", "expected"), PAIRED)
+def test_a_parameter_of_the_file_is_found_by_its_name_and_place(saved, own, shapes, expected):
+    sizes = {"a": (3, 3), "b": (3,), "c": (3, 5), "d": (5,)}
+    shapes = [sizes[each] for each in shapes]
+    here = [shapes[k] for k in np.argsort(expected)] if isinstance(expected, list) else shapes
+    try:
+        found = positions(saved.split(), own.split(), shapes, here)
+    except ValueError as error:
+        found = str(error)
+    assert found == expected or re.search(expected, found)
+
+
+def test_masters_of_a_parameter_that_is_not_there_are_refused():
+    optimizer = mx.optimizer.create("sgd")
+    check_states({}, {1: np.zeros((2, 4))}, optimizer, [(2, 3), (2, 4)])
+    for index in (2, -1, "w"):
+        with pytest.raises(ValueError, match=f"number {index} of 2"):
+            check_states({}, {index: np.zeros((2, 4))}, optimizer, [(2, 3), (2, 4)])
+
 
 NAMES = ("a_weight", "b_weight")
 FORMED = {
@@ -24,171 +61,157 @@ FORMED = {
 }
 
 
-def trainer(kind, name, dtype="float32", **kwargs):
-    params = [mx.gluon.Parameter(each, shape=(2, 2), dtype=dtype, init=mx.init.One()) for each in NAMES]
+def trainer(kind, name, dtype="float32", kvstore=None, **more):
+    params = [gluon.Parameter(each, shape=(2, 2), dtype=dtype, init=mx.init.Uniform(1)) for each in NAMES]
     for param in params:
         param.initialize()
-    given = dict(FORMED[name], multi_precision=dtype == "float16")
-    kwargs = {"kvstore": None, **kwargs}
-    return params, kind(params, name, given, **kwargs)
+    more = {"loss_scale": None, **more} if kind is mxmp.Trainer else more
+    options = {**(FORMED.get(name) or OPTIMIZERS[name]), "multi_precision": dtype == "float16"}
+    return kind(params, name, options, kvstore=kvstore and kvstore(), **more)
 
 
-def stepped(kind, name, **kwargs):
-    params, found = trainer(kind, name, **kwargs)
-    for step in range(3):
-        with mx.autograd.record():
-            loss = sum((param.data() * (step + k + 1)).sum() for k, param in enumerate(params))
-        loss.backward()
-        found.step(1)
-    return found
-
-
-def module(kind, name, devices=1, kvstore=None, **kwargs):
-    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="a")
-    layer = mx.sym.FullyConnected(layer, num_hidden=2, no_bias=True, name="b")
-    found = kind(layer, label_names=None, context=[mx.cpu(i) for i in range(devices)], **kwargs)
+def module(kind, name, kvstore=None, devices=1):
+    layer = mx.sym.var("data")
+    for each in NAMES:
+        layer = mx.sym.FullyConnected(layer, num_hidden=2, no_bias=True, name=each[0])
+    more = {"policy": "bfloat16"} if kind is mxmp.Module else {}
+    found = kind(layer, label_names=None, context=[mx.cpu(i) for i in range(devices)], **more)
     found.bind([("data", (2, 2))])
-    found.init_params(mx.init.One())
-    found.init_optimizer(kvstore, name, FORMED[name])
+    found.init_params(mx.init.Uniform(1))
+    found.init_optimizer(kvstore and kvstore(), name, FORMED[name])
     return found
 
 
-def trained(kind, name, **kwargs):
-    found = module(kind, name, **kwargs)
+def trained(kind, *args, **kwargs):
+    """After 3 steps."""
+    found = (trainer if issubclass(kind, gluon.Trainer) else module)(kind, *args, **kwargs)
     for step in range(3):
-        found.forward(mx.io.DataBatch([mx.nd.ones((2, 2)) * (step + 1)]))
-        found.backward([mx.nd.array([[1, 2], [3, 4]])])
-        found.update()
+        if isinstance(found, gluon.Trainer):
+            with mx.autograd.record():
+                loss = sum((param.data() * (step + k + 1)).sum() for k, param in enumerate(found._params))
+            loss.backward()
+            found.step(1)
+        else:
+            found.forward(mx.io.DataBatch([mx.nd.ones((2, 2)) * (step + 1)]))
+            found.backward([mx.nd.array([[1, 2], [3, 4]])])
+            found.update()
     return found
 
 
-def gluon_file(path, name):
-    found = stepped(mx.gluon.Trainer, name)
-    found.save_states(path)
-    return found._updaters[0].states
+def store(updates=True):
+    found = mx.kv.create("local")
+    if not updates:  # as with MXNET_UPDATE_ON_KVSTORE=0
+        found.is_capable = lambda capability: False
+    return found
 
 
-def gluon_file_of_a_kvstore(path, name):
-    found = stepped(mx.gluon.Trainer, name, kvstore=mx.kv.create("local"), update_on_kvstore=True)
-    found.save_states(path)
-    return found._kvstore._updater.states
+def bytes_of(dump_optimizer):
+    return lambda run, path: Path(path).write_bytes(run._updaters[0].get_states(dump_optimizer=dump_optimizer))
 
 
-def kvstore_file(path, name):
-    found = stepped(mx.gluon.Trainer, name, kvstore=mx.kv.create("local"), update_on_kvstore=True)
-    found._kvstore.save_optimizer_states(path)
-    return found._kvstore._updater.states
-
-
-def bytes_of(kind, dump_optimizer, **kwargs):
-    def write(path, name):
-        updater = stepped(kind, name, **kwargs)._updaters[0]
-        with open(path, "wb") as file:
-            file.write(updater.get_states(dump_optimizer=dump_optimizer))
-        return updater.states
-
-    return write
-
-
-def own_file(path, name):
-    found = stepped(mxmp.Trainer, name, loss_scale=None)
-    found.save_states(path)
-    return found._updaters[0].states
-
-
-def module_file(path, name):
-    found = trained(mx.mod.Module, name)
-    found.save_optimizer_states(path)
-    return found._updater.states
-
-
-def file_of_two_devices(path, name):
-    store = mx.kv.create("local")
-    store.is_capable = lambda capability: False  # as with MXNET_UPDATE_ON_KVSTORE=0
-    found = trained(mx.mod.Module, name, devices=2, kvstore=store)
-    found.save_optimizer_states(path)
-    return {index // 2: state for index, state in found._updater.states.items() if index % 2 == 0}
-
-
-def module_file_of_a_kvstore(path, name):
-    found = trained(mx.mod.Module, name, kvstore=mx.kv.create("local"))
-    found.save_optimizer_states(path)
-    return {NAMES.index(key): state for key, state in found._kvstore._updater.states.items()}
-
-
-def own_module_file(path, name):
-    found = trained(mxmp.Module, name, policy="bfloat16")
-    found.save_optimizer_states(path)
-    return found.updaters[0].states
-
-
-# From the form to what writes it, and whether it has update counts.
+ON_STORE = {"kvstore": store, "update_on_kvstore": True}
+TWO_DEVICES = {"kvstore": lambda: store(updates=False), "devices": 2}
+SAVE = {"t": lambda run, path: run.save_states(path), "m": lambda run, path: run.save_optimizer_states(path)}
+OF = {
+    "t": lambda run: run._updaters[0].states,
+    "m": lambda run: run._updater.states,
+    "store": lambda run: {
+        k if isinstance(k, int) else NAMES.index(k): v for k, v in run._kvstore._updater.states.items()
+    },
+}
+# From the form to what is trained and how, what writes the file, whose states these are, and whether it has counts.
 FORMS = {
-    "gluon.Trainer.save_states": (gluon_file, True),
-    "gluon.Trainer.save_states, kvstore": (gluon_file_of_a_kvstore, True),
-    "kvstore.save_optimizer_states": (kvstore_file, False),
-    "gluon _updaters[0].get_states()": (bytes_of(mx.gluon.Trainer, False), False),
-    "gluon _updaters[0].get_states(True)": (bytes_of(mx.gluon.Trainer, True), True),
-    "mxmp.Trainer.save_states": (own_file, True),
-    "mxmp _updaters[0].get_states()": (bytes_of(mxmp.Trainer, False, loss_scale=None), False),
-    "mxmp _updaters[0].get_states(True)": (bytes_of(mxmp.Trainer, True, loss_scale=None), True),
-    "Module": (module_file, False),
-    "Module, two devices": (file_of_two_devices, False),
-    "Module, kvstore": (module_file_of_a_kvstore, False),
-    "mxmp.Module": (own_module_file, True),
+    "gluon.Trainer.save_states": (gluon.Trainer, {}, SAVE["t"], OF["t"], True),
+    "gluon.Trainer.save_states, kvstore": (gluon.Trainer, ON_STORE, SAVE["t"], OF["store"], True),
+    "kvstore": (
+        gluon.Trainer,
+        ON_STORE,
+        lambda run, path: run._kvstore.save_optimizer_states(path),
+        OF["store"],
+        False,
+    ),
+    "gluon _updaters[0].get_states()": (gluon.Trainer, {}, bytes_of(False), OF["t"], False),
+    "gluon _updaters[0].get_states(True)": (gluon.Trainer, {}, bytes_of(True), OF["t"], True),
+    "mxmp.Trainer.save_states": (mxmp.Trainer, {}, SAVE["t"], OF["t"], True),
+    "mxmp _updaters[0].get_states()": (mxmp.Trainer, {}, bytes_of(False), OF["t"], False),
+    "mxmp _updaters[0].get_states(True)": (mxmp.Trainer, {}, bytes_of(True), OF["t"], True),
+    "Module": (mx.mod.Module, {}, SAVE["m"], OF["m"], False),
+    "Module, two devices": (
+        *(mx.mod.Module, TWO_DEVICES, SAVE["m"]),
+        *(lambda run: {i // 2: state for i, state in run._updater.states.items() if i % 2 == 0}, False),
+    ),
+    "Module, kvstore": (mx.mod.Module, {"kvstore": store}, SAVE["m"], OF["store"], False),
+    "mxmp.Module": (mxmp.Module, {}, SAVE["m"], lambda run: run.updaters[0].states, True),
 }
 
 
 def leaves(states):
-    found = []
-    for index in sorted(states):
-        state = states[index]
-        found += [leaf.asnumpy() for leaf in (state if isinstance(state, (list, tuple)) else [state])]
-    return found
+    found = [states[index] for index in sorted(states)]
+    return [leaf.asnumpy() for state in found for leaf in (state if isinstance(state, (list, tuple)) else [state])]
 
 
 @pytest.mark.parametrize("name", FORMED)
 @pytest.mark.parametrize("reader", ["Trainer", "Module"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_read(form, reader, name, tmp_path):
-    write, has_counts = FORMS[form]
-    path = str(tmp_path / "states")
-    expected = leaves(write(path, name))
+    kind, how, write, states_of, has_counts = FORMS[form]
+    path, saved = str(tmp_path / "states"), trained(kind, name, **how)
+    write(saved, path)
+    expected = leaves(states_of(saved))
     if reader == "Trainer":
-        _, found = trainer(mxmp.Trainer, name, loss_scale=None)
+        found = trainer(mxmp.Trainer, name)
         found.load_states(path)
         states, optimizer = found._updaters[0].states, found.optimizer
     else:
-        found = module(mxmp.Module, name, policy="bfloat16")
+        found = module(mxmp.Module, name)
         found.load_optimizer_states(path)
         states, optimizer = found.updaters[0].states, found.updaters.optimizer
     assert_same(leaves(states), expected)
-    assert len(leaves(states)) == len(expected) >= 2
+    assert len(expected) >= 2
     assert optimizer.num_update == (3 if has_counts else 0)
     assert optimizer.lr == FORMED[name]["learning_rate"]
 
 
 @pytest.mark.parametrize("name", FORMED)
-@pytest.mark.parametrize("kind", [mx.gluon.Trainer, mxmp.Trainer])
+@pytest.mark.parametrize("kind", [gluon.Trainer, mxmp.Trainer])
 def test_masters_within_the_states_of_float16_weights_are_found(kind, name, tmp_path):
     """``net.cast("float16")`` with ``multi_precision``: the optimizer keeps the FP32 weights."""
-    scale = {} if kind is mx.gluon.Trainer else {"loss_scale": None}
-    states = bytes_of(kind, False, dtype="float16", **scale)(str(tmp_path / "states"), name)
-    params, found = trainer(mxmp.Trainer, name, dtype="float16", loss_scale=None)
+    saved, found = trained(kind, name, dtype="float16"), trainer(mxmp.Trainer, name, dtype="float16")
+    bytes_of(False)(saved, tmp_path / "states")
     found.load_states(str(tmp_path / "states"))
-    master = {"sgd": 1, "adam": 0}[name]
-    for index, param in enumerate(params):
-        np.testing.assert_array_equal(
-            found._updaters[0].states[index][master].asnumpy(), states[index][master].asnumpy()
-        )
-        np.testing.assert_array_equal(param.data().asnumpy(), states[index][master].astype("float16").asnumpy())
+    for index, param in enumerate(found._params):
+        master = saved._updaters[0].states[index][{"sgd": 1, "adam": 0}[name]].asnumpy()
+        assert_same([found._updaters[0].states[index][{"sgd": 1, "adam": 0}[name]]], [master])
+        assert_same([param.data()], [master.astype("float16")])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_file_of_a_plain_multi_precision_trainer_gives_states_and_masters(name, tmp_path):
+    """(state, master) or (master, state), told apart by what the optimizer makes."""
+    plain, net = trained(gluon.Trainer, name, dtype="float16"), nn.HybridSequential(prefix="")
+    plain.save_states(str(tmp_path / "states"))
+    net.add(*(nn.Dense(2, in_units=2, use_bias=False, prefix=each[:2]) for each in NAMES))
+    net.initialize()
+    mxmp.convert(net, MASTERS)(mx.nd.zeros((1, 2)))
+    options = FORMED.get(name) or OPTIMIZERS[name]
+    ours = mxmp.Trainer(net.collect_params(), name, options, loss_scale=1.0)
+    ours.load_states(str(tmp_path / "states"))
+    gradient = mx.nd.ones((2, 2), dtype="float16")
+    for step in range(2):
+        assert_same([param.data() for param in ours._params], [param.data() for param in plain._params])
+        for trainer in (plain, ours):
+            mx.random.seed(step)
+            for i, param in enumerate(trainer._params):
+                masters = [{i: param.held_masters[0]}] if trainer is ours else []
+                trainer._updaters[0](i, gradient, param.data(), *masters)
+    assert_same([param.data() for param in ours._params], [param.data() for param in plain._params])
 
 
 def test_equal_states_of_a_trainers_parameters_are_not_taken_for_those_of_two_devices(tmp_path):
-    _, found = trainer(mx.gluon.Trainer, "sgd")
+    found = trainer(gluon.Trainer, "sgd")
     found._updaters[0].states = {0: mx.nd.ones((2, 2)), 1: mx.nd.ones((2, 2))}
     (tmp_path / "states").write_bytes(found._updaters[0].get_states())
-    _, found = trainer(mxmp.Trainer, "sgd", loss_scale=None)
+    found = trainer(mxmp.Trainer, "sgd")
     found.load_states(str(tmp_path / "states"))
     assert [(state == 1).asnumpy().all() for state in found._updaters[0].states.values()] == [True, True]
     assert list(found._updaters[0].states) == [0, 1]
@@ -204,32 +227,13 @@ def test_equal_states_of_a_trainers_parameters_are_not_taken_for_those_of_two_de
     ],
 )
 def test_states_of_other_parameters_or_another_optimizer_are_refused(states, message, tmp_path):
-    _, found = trainer(mx.gluon.Trainer, "sgd")
+    found = trainer(gluon.Trainer, "sgd")
     found._updaters[0].states = states
     (tmp_path / "states").write_bytes(found._updaters[0].get_states())
-    _, found = trainer(mxmp.Trainer, "sgd", loss_scale=None)
+    found = trainer(mxmp.Trainer, "sgd")
     with pytest.raises(ValueError, match=message):
         found.load_states(str(tmp_path / "states"))
     assert not found._updaters[0].states
-
-
-def plain_float16(name, steps_taken, fname):
-    """A ``multi_precision`` run of plain MXNet on float16 weights; returns masters and FP32-like states."""
-    params = []
-    for i, shape in enumerate(((4, 3), (2, 4))):
-        param = gluon.Parameter(f"net_dense{i}_weight", shape=shape, dtype="float16")
-        param.initialize(mx.init.Uniform(0.5))
-        params.append(param)
-    trainer = gluon.Trainer(params, name, {**OPTIMIZERS[name], "multi_precision": True}, update_on_kvstore=False)
-    for step in range(steps_taken):
-        rng = np.random.RandomState(step)
-        for param in params:
-            param.grad()[:] = mx.nd.array(rng.randn(*param.shape), dtype="float16")
-            param.data()._fresh_grad = True
-        trainer.step(1)
-    if fname:
-        trainer.save_states(fname)
-    return params, trainer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -246,109 +250,6 @@ def test_the_file_of_a_plain_fp32_trainer_continues_its_run(name, stored, tmp_pa
         train(net, plain, range(4, 8))
         train(other, resumed, range(4, 8))
         assert picture(resumed)["weights"] == [tree(p.list_data()) for p in plain._params]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_file_of_a_plain_multi_precision_trainer_gives_states_and_masters(name, tmp_path):
-    """(state, master) or (master, state), told apart by what the optimizer makes."""
-    _, fname = files(tmp_path)
-    params, plain = plain_float16(name, 3, fname)
-    net = two_layers(MASTERS, seed=99)
-    trainer = mxmp.Trainer(net.collect_params(), name, OPTIMIZERS[name], loss_scale=1.0)
-    trainer.load_states(fname)
-    for ours, theirs in zip(trainer._params, params):
-        assert tree(ours.data()) == tree(theirs.data())
-    mx.random.seed(1)
-    expected = continue_plain(plain, params)
-    mx.random.seed(1)
-    for step, param in enumerate(trainer._params):
-        masters = {step: param.held_masters[0]}
-        trainer._updaters[0](step, mx.nd.ones(param.shape, dtype="float16"), param.data(), masters)
-    assert [tree(p.data()) for p in trainer._params] == expected
-
-
-def continue_plain(trainer, params):
-    for i, param in enumerate(params):
-        trainer._updaters[0](i, mx.nd.ones(param.shape, dtype="float16"), param.data())
-    return [tree(p.data()) for p in params]
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-@pytest.mark.parametrize("multi", [False, True])
-@pytest.mark.filterwarnings("ignore:Accumulating with float16")
-def test_the_users_own_float16_parameters_resume_in_their_own_layout(name, multi, tmp_path):
-    _, fname = files(tmp_path)
-
-    def run(seed):
-        mx.random.seed(seed)
-        weight = gluon.Parameter("weight", shape=(4, 3), dtype="float16")
-        weight.initialize(mx.init.Uniform(1))
-        more = {**OPTIMIZERS[name], "multi_precision": multi}
-        return weight, mxmp.Trainer([weight], name, more, loss_scale=2.0)
-
-    def step(weight, trainer):
-        with mx.autograd.record():
-            loss = (weight.data().astype("float32") ** 2).sum()
-        trainer.backward(loss)
-        trainer.step(1)
-
-    weight, trainer = run(1)
-    for _ in range(3):
-        step(weight, trainer)
-    trainer.save_states(fname)
-    other, resumed = run(2)
-    other.set_data(weight.data())
-    resumed.load_states(fname)
-    for _ in range(3):
-        step(weight, trainer)
-        step(other, resumed)
-    assert whole(resumed) == whole(trainer)
-
-
-Moments = collections.namedtuple("Moments", "mean")
-
-
-@mx.optimizer.Optimizer.register
-class OwnMomentum(mx.optimizer.Optimizer):
-    """Momentum that fades with the number of updates, kept in the form ``kept``."""
-
-    def __init__(self, kept="dict", **kwargs):
-        super().__init__(**kwargs)
-        self.kept = kept
-        self.at = Moments(3)
-
-    def create_state(self, index, weight):
-        zeros = mx.nd.zeros_like(weight)
-        forms = {"list": [zeros, 0.0], "number": 1.0, "namedtuple": Moments(zeros), "numpy": zeros.asnumpy()}
-        return {"mean": zeros, "t": 0, "more": {}} if self.kept == "dict" else forms[self.kept]
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        moved = grad * self.rescale_grad
-        if self.kept == "dict":
-            state["t"] += 1
-            state["more"]["last"] = state["mean"] + moved
-            state["mean"][:] = state["mean"] * 0.9 + state["more"]["last"] / state["t"]
-            moved = state["mean"]
-        elif self.kept == "list":
-            state[1] += 0.5
-            state[0][:] = state[0] * 0.9 + moved / state[1]
-            moved = state[0]
-        elif self.kept == "number":
-            moved = moved * state
-        weight[:] = weight - self.lr * moved
-
-
-@pytest.mark.parametrize("stored", PRECISIONS)
-@pytest.mark.parametrize("kept", ["dict", "list", "number"])
-def test_states_with_dicts_and_numbers_resume_bit_for_bit(kept, stored, tmp_path):
-    def fresh(seed):
-        net = two_layers(PRECISIONS[stored], seed=seed)
-        return net, mxmp.Trainer(net.collect_params(), "ownmomentum", {"kept": kept}, loss_scale=scaler())
-
-    trainer, resumed = interrupted(fresh, range(3), range(3, 7), tmp_path)
-    assert full_weights(resumed) == full_weights(trainer)
-    assert tree(resumed._updaters[0].states) == tree(trainer._updaters[0].states)
 
 
 # MXNet's own Module leaves the states file open when it reads it.

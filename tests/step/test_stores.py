@@ -29,6 +29,12 @@ def bound_module(kvstore, devices=1):
     return module
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    for name in ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"):
+        monkeypatch.setenv(name, "2")
+
+
 DOORS = pytest.mark.parametrize("door", [trainer, bound_module])
 DEVICES = pytest.mark.parametrize("devices", [1, 2])
 
@@ -64,6 +70,7 @@ def test_dist_async_is_refused_in_any_case(door, name):
         door(name)
 
 
+@pytest.mark.usefixtures("launched")
 def test_dist_sync_in_capitals_is_not_dropped():
     """MXNet looks for "dist" in the name as it is written, and drops the rest where there is one device."""
     assert stores.open_store("DIST_Sync") == "dist_sync"
@@ -128,6 +135,10 @@ def test_a_worker_of_several_that_keeps_its_gradients_to_itself_is_told(door, va
         door("device")
     door(None)
     door(mx.kv.create("device"))
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_worker_that_shares_its_gradients_is_told_nothing():
     assert stores.open_store("dist_sync") == "dist_sync"
 
 

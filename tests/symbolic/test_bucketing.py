@@ -1,7 +1,5 @@
 """Buckets over sequence lengths share masters, scaler and counters."""
 
-import copy
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -139,76 +137,6 @@ def test_a_change_of_buckets_or_of_the_batch_size_copies_no_running_statistics_a
     for length in (5, 3):
         normed_step(module, length, 1.0)
     assert count(3, 8) == count(5, 8) == count(5, 6) == count(3, 6) == count(3, 8)
-
-
-def test_resuming_is_bit_exact_and_files_are_plain_fp32(tmp_path):
-    prefix = str(tmp_path / "b")
-    module = bound(policy=MASTERS)
-    train(module, batches(6))
-    module.save_checkpoint(prefix, 1)
-    module.save_optimizer_states(f"{prefix}.states")
-    train(module, batches(6))
-
-    resumed = mxmp.BucketingModule.load(
-        prefix, 1, sym_gen=sym_gen, default_bucket_key=max(LENGTHS), policy=MASTERS, loss_scale=8.0
-    )
-    ready(resumed)
-    resumed.load_optimizer_states(f"{prefix}.states")
-    train(resumed, batches(6))
-    for name, value in weights(module).items():
-        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
-
-    plain = mx.mod.BucketingModule.load(prefix, 1, sym_gen=sym_gen, default_bucket_key=max(LENGTHS))
-    assert plain._curr_module._arg_params["inner_weight"].dtype == np.float32
-
-
-class Sentences(mx.io.DataIter):
-    """Batches of both lengths, the default bucket's first."""
-
-    def __init__(self):
-        super().__init__(BATCH)
-        longest = batch(max(LENGTHS))
-        self.default_bucket_key = max(LENGTHS)
-        self.provide_data, self.provide_label = longest.provide_data, longest.provide_label
-        self.reset()
-
-    def reset(self):
-        self.left = iter([batch(LENGTHS[(i + 1) % 2], seed=i) for i in range(5)])
-
-    def next(self):
-        return next(self.left)
-
-
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
-@pytest.mark.parametrize("policy", [MASTERS, "float16", "bfloat16"], ids=["f16 masters", "f16", "bf16"])
-def test_fit_with_module_checkpoint_resumes_bit_for_bit(policy, tmp_path):
-    """Three epochs in one run, and one and two in two; MXNet's callback writes the states."""
-    prefix = str(tmp_path / "b")
-    mixed = {"policy": policy, "loss_scale": mxmp.DynamicLossScaler(2.0**10, growth_interval=4)}
-    whole = mxmp.BucketingModule(sym_gen, max(LENGTHS), **copy.deepcopy(mixed))
-    saving = mx.callback.module_checkpoint(whole, prefix, 1, True)
-    whole.fit(Sentences(), num_epoch=3, initializer=mx.init.Xavier(), epoch_end_callback=saving, **ADAM)
-
-    resumed = mxmp.BucketingModule.load(prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, **mixed)
-    resumed.fit(Sentences(), num_epoch=3, begin_epoch=1, **ADAM)
-    for name, value in weights(whole).items():
-        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
-    assert resumed.loss_scale == whole.loss_scale > 2.0**10
-    assert resumed.scaled_step.steps == whole.scaled_step.steps == 15
-
-
-def test_masters_of_the_states_file_are_the_parameters_that_are_saved_next(tmp_path):
-    """The states are of a later step than the parameters; what ``get_params`` gives is what trains."""
-    prefix = str(tmp_path / "b")
-    module = bound(policy=MASTERS)
-    module.save_checkpoint(prefix, 1)
-    train(module, batches(2))
-    module.save_optimizer_states(f"{prefix}-0001.states")
-    resumed = mxmp.BucketingModule.load(
-        prefix, 1, sym_gen, max(LENGTHS), load_optimizer_states=True, policy=MASTERS, loss_scale=8.0
-    )
-    ready(resumed)
-    np.testing.assert_array_equal(weights(resumed)["inner_weight"], weights(module)["inner_weight"])
 
 
 def test_states_before_there_is_an_optimizer_are_refused_and_nothing_is_written(tmp_path):

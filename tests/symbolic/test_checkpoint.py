@@ -12,7 +12,7 @@ from kit.modules import train
 from kit.twins import MASTERS, assert_same
 
 import mxmp
-from mxmp.symbolic.checkpoint import read_symbol
+from mxmp.symbolic.reading import read_symbol
 
 
 def test_checkpoints_are_plain_fp32_files_that_load_without_mxmp(symbol, digits, tmp_path):
@@ -95,6 +95,8 @@ HEADS = {
     "Embedding": mx.sym.MakeLoss(mx.sym.Embedding(LABEL, input_dim=4, output_dim=3)),
     "BatchNorm": mx.sym.BatchNorm(DENSE),
     "where": mx.sym.MakeLoss(mx.sym.where(LABEL, DENSE, DENSE * 2)),
+    "Dropout": mx.sym.Dropout(DENSE),
+    "BilinearSampler": mx.sym.BilinearSampler(DATA, mx.sym.var("grid")),
     "topk": mx.sym.BlockGrad(mx.sym.topk(DENSE)),
     "SequenceMask": mx.sym.MakeLoss(mx.sym.SequenceMask(DENSE, LABEL, use_sequence_length=True)),
 }

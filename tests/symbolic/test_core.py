@@ -12,23 +12,6 @@ from kit.twins import MASTERS, assert_same
 import mxmp
 
 
-def test_states_load_on_another_number_of_devices(symbol, digits, tmp_path):
-    path = str(tmp_path / "one.states")
-    one = bound(symbol, optimizer="adam", loss_scale=64.0)
-    train(one, batches(digits, 3))
-    one.save_optimizer_states(path)
-    two = bound(symbol, optimizer="adam", context=[mx.cpu(0), mx.cpu(1)])
-    two.set_params(*one.get_params())
-    two.load_optimizer_states(path)
-    assert two._optimizer.num_update == one._optimizer.num_update == 3
-    for device in (0, 1):
-        counts = two._optimizer._all_index_update_counts[device]
-        assert counts == dict.fromkeys(range(len(one._param_names)), 3)
-    train(two, batches(digits, 1))
-    devices = two._exec_group.param_arrays
-    assert all((a[0].asnumpy() == a[1].asnumpy()).all() for a in devices)
-
-
 def test_states_go_by_name_where_the_symbols_outputs_are_grouped_in_another_order(tmp_path):
     def trained(order):
         data, towers = mx.sym.var("data"), {}

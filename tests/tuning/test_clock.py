@@ -125,3 +125,20 @@ def test_every_operator_and_cast_of_a_plan_is_timed():
         assert {owner for owner in found if not isinstance(owner, Cast)} == {n for n in task.names if not n.is_variable}
         assert {tuple(owner) for owner in found if isinstance(owner, Cast)} == set(task.choice.casts(low))
         assert all(seconds > 0 for seconds in found.values())
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_a_whole_step_copies_a_batch_and_updates_what_no_other_plan_reads(policy):
+    graph = Graph.from_symbol(a_net(shaped=True)(mx.sym.var("data")))
+    names = [n for n in graph.to_symbol().list_arguments() if n != "data"]
+    arrays = Arrays(graph, mx.cpu(), dict.fromkeys(names, "write"), {}, {"data": SHAPE})
+    task = Task(graph, mxmp.Policy(policy), "cpu", parameters=names, learned=names)
+    timed = Timed(graph, task.plan(task.may_be_low, {}), arrays, True)
+    before = {name: array.asnumpy() for name, array in arrays.arguments.items()}
+    assert arrays.momenta == {}
+    arrays.arguments["data"][:] = 0
+    assert timed.whole_step() > timed.rest_of_step() > 0
+    assert len(arrays.momenta) == len(names)
+    for name, array in arrays.arguments.items():
+        assert (array.asnumpy() == before[name]).all()

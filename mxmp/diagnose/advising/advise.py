@@ -9,7 +9,6 @@ from mxnet.gluon import Block
 
 from ...callbacks import last_line
 from ...kernels.channels_last import has_norm, norms_over_rows
-from ...messages import wanted_shapes
 from ...policy import Policy
 from ...precision._mxnet import dtype_name
 from ...precision.casts import strip
@@ -17,6 +16,7 @@ from ...precision.decide import check_policy, decide
 from ...precision.graph import Graph, data_inputs
 from ...precision.operators import Options
 from ...precision.plan import Plan
+from ...shapes import wanted_shapes
 from ..networks.frontends import called_graphs, policy_for
 from ..networks.protocol import CalledGraph
 from ..text import grouped

@@ -6,7 +6,7 @@ from ast import literal_eval
 from math import prod
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from ...precision.rules import is_true, numbers_in
+from ...precision.missing_kernels import is_true, numbers_in
 
 Shape = Sequence[int]
 

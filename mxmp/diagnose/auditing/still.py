@@ -11,8 +11,9 @@ from mxnet.ndarray import NDArray
 
 from ...precision.casts import strip
 from ...precision.graph import Entry, Graph, Node, output_shapes
+from ...precision.missing_kernels import numbers_in
 from ...precision.plan import Plan
-from ...precision.rules import draws, numbers_in
+from ...precision.rules import draws
 from ...precision.subgraphs import bodies, control_flow, set_bodies
 from ..networks.protocol import ReplayedGraph
 

@@ -9,9 +9,10 @@ from mxnet.gluon import Block
 
 from ...gluon import Trainer
 from ...gluon.blocks import blocks_of, with_names_of
-from ...messages import check_shapes, class_of, instead
+from ...messages import class_of, instead
 from ...policy import Policy
 from ...precision.plan import Plan, read_policy
+from ...shapes import check_shapes
 from ...step.gradients import listed
 from ...symbolic import BucketingModule, Module
 from .of_gluon import reading as of_nets

@@ -90,6 +90,8 @@ _TOO_WIDE = (
     "large numbers that nearly cancel within the net, such as a year, a time or an identifier that goes into it as it "
     "is: subtract the mean and divide by the deviation",
     "a ReLU or another limit at which the first batch stands: verify it with another seed",
+    "a deep net with BatchNorm and random weights, such as ResNet-50, whose first gradients any rounding changes: the "
+    "port is right in FP32, and the losses of a whole run say whether low precision trains as well",
 )
 _TOO_LOW = ("an operator needs more digits: mxmp.diagnose.audit names it, with the exclude that cures it",)
 

@@ -27,7 +27,8 @@ from support.results import read, write
 from mxmp.pipeline import low_graph
 from mxmp.policy import Policy
 from mxmp.precision.decide import decide
-from mxmp.precision.rules import Kind, rule_of
+from mxmp.precision.rule import Kind
+from mxmp.precision.rules import rule_of
 
 RESULTS = Path(__file__).with_name("sums.json")  # operator -> case -> verdict
 TERMS = 4096

@@ -11,7 +11,9 @@ from support.options import parse
 from support.pages import filled, table
 from support.results import DOCS, FOLDER, read
 
-from mxmp.precision.rules import CUDA_BUILD_ONLY, RULES, Kind
+from mxmp.precision.rule import Kind
+from mxmp.precision.rule_table import CUDA_BUILD_ONLY
+from mxmp.precision.rules import RULES
 
 Results = Dict[str, Dict[str, Dict[str, Any]]]
 COMPUTED = FOLDER / "kernels-gpu.json"

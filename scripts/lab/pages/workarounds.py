@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
+from support.left_out import TESTS
 from support.options import parse
 from support.pages import filled, table
 from support.results import DOCS, FOLDER, read
@@ -29,7 +30,7 @@ def _rows(device: str) -> Iterator[tuple[Any, ...]]:
     needed = read(FOLDER / "workarounds.json")
     for row in WORKAROUNDS:
         if device in row.devices:
-            test = row.test.rpartition("::")[2]
+            test = TESTS[row.name].rpartition("::")[2]
             yield (
                 f"`{row.name}`" + (" (optional)" if row.optional else ""),
                 ", ".join(row.dtypes),

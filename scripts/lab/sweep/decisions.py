@@ -2,10 +2,12 @@
 
     git worktree add ../before COMMIT
     python scripts/dev.py sweep decisions ../before
+    python scripts/dev.py sweep decisions ../before --families --results scripts/lab/results/decisions-families.json
 
 For each policy and device: the operators of the training graphs that are in another dtype than before, with the reasons
 of both trees, and the bytes that casts move in one forward. The FP32 graphs are traced once, by this tree, into
-``--graphs``; a sweep that was ended goes on. Each tree decides in a process of its own.
+``--graphs``; a sweep that was ended goes on. Each tree decides in a process of its own. ``--families``: the graphs of
+the first steps of the recipes that ``parity`` trains, instead.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
+from support.families import FAMILIES
 from support.options import parse
 from support.pages import show
 from support.processes import in_a_process, prepare_processes, silence
@@ -34,12 +37,16 @@ def main(arguments: list[str] | None = None) -> None:
         *(__doc__, arguments, "before"),
         before=([str], "the other tree's folder"),
         graphs=(str(Path.home() / ".cache" / "mxmp" / "graphs"), "where FP32 graphs are kept"),
+        families=(False, "of the recipes that parity trains"),
         results=(str(FOLDER / "decisions.json"), "where the comparison is written"),
     )
     other = other_tree(args.before)
-    folder = Path(args.graphs)
+    folder = Path(args.graphs, *["families"] * args.families)
     folder.mkdir(parents=True, exist_ok=True)
-    trace_all(folder)
+    if args.families:
+        trace_each(trace_family, list(FAMILIES), folder)
+    else:
+        trace_all(folder)
     before, now = (decided(tree, folder) for tree in (other, ROOT))
     found = compared(before, now)
     write(Path(args.results), found)
@@ -51,14 +58,17 @@ def main(arguments: list[str] | None = None) -> None:
 def trace_all(folder: Path) -> None:
     from support.zoo.catalogue import CASES, in_order
 
+    prepare_processes("support.zoo.catalogue", "sweep.networks.measure")
+    trace_each(trace, [name for name in in_order() if not isinstance(CASES[name], str)], folder)
+
+
+def trace_each(trace: Callable[[Connection, str, str], None], names: list[str], folder: Path) -> None:
     def one(name: str) -> None:
         _, ended = in_a_process(SECONDS, trace, name, str(file_of(folder, name)))
         if ended:
             file_of(folder, name).write_text(json.dumps({"error": ended}))
 
-    todo = [name for name in in_order() if not isinstance(CASES[name], str) and not file_of(folder, name).exists()]
-    prepare_processes("support.zoo.catalogue", "sweep.networks.measure")
-    for _ in in_parallel(one, todo, 1):
+    for _ in in_parallel(one, [name for name in names if not file_of(folder, name).exists()], 1):
         pass
 
 
@@ -88,8 +98,38 @@ def trace(pipe: Connection, name: str, path: str) -> None:
         ]
     except Exception as error:  # what FP32 itself cannot do is a result
         found = {"error": cause(error)}
+    put(found, path)
+
+
+def put(found: dict[str, Any], path: str) -> None:
     Path(f"{path}.part").write_text(json.dumps(found))
     os.replace(f"{path}.part", path)
+
+
+def trace_family(pipe: Connection, name: str, path: str) -> None:
+    """Write the FP32 graphs that a recipe's first step converts to ``path``."""
+    silence()
+    from parity.beginning import begin
+
+    from mxmp.pipeline import Conversion
+    from mxmp.precision.casts import strip
+
+    graphs: dict[str, Any] = {}
+    learned: set[str] = set()
+    build = Conversion.build
+
+    def kept(self: Conversion, graph: Any, use: Any) -> Any:
+        text = strip(graph).to_symbol().tojson(remove_amp_cast=False)
+        graphs.setdefault(text, {"json": text, "numpy": graph.numpy, "shapes": dict(use.training_shapes)})
+        learned.update(set(use.parameters).difference(use.constants))
+        return build(self, graph, use)
+
+    Conversion.build = kept  # type: ignore[method-assign]
+    recipe, *arguments = FAMILIES[name].recipe.split()
+    try:
+        begin([1], str(ROOT / "examples" / "recipes" / recipe), [*arguments, "--dtype", "float16"])
+    except SystemExit:  # behind the first step
+        put({"learned": sorted(learned), "graphs": list(graphs.values())}, path)
 
 
 def decided(tree: Path, folder: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from mxmp.precision.casts import is_ours
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Entry, Graph, Node
 from mxmp.precision.plan import Decision, Plan
-from mxmp.precision.rules import RULES, Kind
+from mxmp.precision.rule import Kind
+from mxmp.precision.rules import RULES
 
 
 class Input(NamedTuple):

@@ -7,7 +7,8 @@ import pytest
 from kit.flops import products_of
 
 from mxmp.diagnose.advising.gemm import Gemm
-from mxmp.precision.rules import RULES, Kind
+from mxmp.precision.rule import Kind
+from mxmp.precision.rules import RULES
 
 S = mx.sym
 

@@ -18,7 +18,8 @@ from ....gluon.hook import Hook, conversions_in, exclude_more, hooks
 from ....gluon.nesting import joined, nested, nesting_of, split
 from ....gluon.parameter import conversions_of, weight_of
 from ....gluon.record import Record
-from ....gluon.scaling import heads_scaled_by, living_trainers
+from ....gluon.scaled_heads import heads_scaled_by
+from ....gluon.scaling import living_trainers
 from ....gluon.trainer import Trainer
 from ....messages import class_of
 from ....observed import with_gradients_of_outputs

@@ -18,7 +18,7 @@ from mxmp.kernels.padding import LargeInputs
 from mxmp.pipeline import emitted
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
-from mxmp.precision.rules import missing_kernel
+from mxmp.precision.missing_kernels import missing_kernel
 
 from .rewriting import rounded_kernels
 from .running import (

@@ -12,7 +12,8 @@ import mxnet as mx
 from mxnet import gluon
 
 from mxmp.diagnose.advising.gemm import PRODUCTS
-from mxmp.precision.rules import Kind, rule_of
+from mxmp.precision.rule import Kind
+from mxmp.precision.rules import rule_of
 
 Place = Tuple[int, int]  # number of a node, and which of its outputs
 
