@@ -44,8 +44,9 @@ def behind_mxnets_back(array: mx.nd.NDArray) -> None:
     mx.nd.waitall()
 
 
-def reverse(array: mx.nd.NDArray) -> None:
-    array[:] = array[::-1]
+def rotate(array: mx.nd.NDArray) -> None:
+    """Not a swap: done twice before an update, that is no write, for masters keep what is written back."""
+    array[:] = mx.nd.concat(array[1:], array[:1], dim=0)
 
 
 def set_all(array: mx.nd.NDArray) -> None:
@@ -65,7 +66,7 @@ WRITES = {
     write.__name__: write
     for write in (
         *(last_bit, keep_the_sum, by_an_operator, through_a_view, behind_mxnets_back),
-        *(reverse, set_all, round_all, to_infinity),
+        *(rotate, set_all, round_all, to_infinity),
     )
 }
 # How a user may keep weights, to put them back.

@@ -912,6 +912,7 @@ class ModulePair:
         if self.due:
             return
         self.ran = 0
+        self.full.module.get_params()  # or plain MXNet binds the values from before ``set_params``
         for side in self.sides:
             side.request = more.get("grad_req", side.request)
             side.bind(force_rebind=True, **more)
