@@ -16,7 +16,7 @@ from kit.nets import CASTS
 from kit.twins import MASTERS, array, value
 from mxnet import autograd
 
-from .drawn_sequences import BATCH, GluonPair, ModulePair, ModuleSide, Side, same
+from .drawn_sequences import BATCH, GluonPair, ModulePair, ModuleSide, Plain, Side, same
 
 
 def last_bit(array: mx.nd.NDArray) -> None:
@@ -45,7 +45,6 @@ def behind_mxnets_back(array: mx.nd.NDArray) -> None:
 
 
 def rotate(array: mx.nd.NDArray) -> None:
-    """Not a swap: done twice before an update, that is no write, for masters keep what is written back."""
     array[:] = mx.nd.concat(array[1:], array[:1], dim=0)
 
 
@@ -198,14 +197,17 @@ class MastersPair(GluonPair):
 
     def user_write(self) -> None:
         """Into a float16 array: the next update starts from what was written, element by element."""
+        self.low.weights()  # what was written before is the masters', or writing it back would be no write
         matrices = [pair for pair in self._halves() if len(pair[0].shape) == 2]
         if not matrices:
             return
         (low, full), device = self.rng.choice(matrices), self.rng.randrange(len(self.devices))
-        write = WRITES[self.draw("write", *WRITES)]
-        write(low.list_data()[device])
-        weight = full.list_data()[device]
-        weight[:] = written(weight, write)
+        write, is_shared = WRITES[self.draw("write", *WRITES)], isinstance(self.low.trainer._optimizer, Plain)
+        # A user's own optimizer updates one device, and the others get a copy.
+        for each in range(len(self.devices)) if is_shared else [device]:
+            write(low.list_data()[each])
+            weight = full.list_data()[each]
+            weight[:] = written(weight, write)
 
     def average(self) -> None:
         """Weights are swapped for others and put back, which loses nothing of the masters; the twin does nothing."""
@@ -297,6 +299,8 @@ class MastersModulePair(ModulePair):
         self.full.module.set_params(before, {})
 
     def user_write(self) -> None:
+        core = self.low.module.core
+        core.weights(self.low.module.arrays())  # take over what was written before
         name, device = self.rng.choice(["fc1_weight", "fc2_weight"]), self.rng.randrange(len(self.low.devices))
         write = WRITES[self.draw("write", *WRITES)]
         low, full = (dict(zip(g.param_names, g.param_arrays)) for g in (s.module._exec_group for s in self.sides))

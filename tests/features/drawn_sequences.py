@@ -451,17 +451,18 @@ class GluonPair:
         """End a step with an overflow; return the names of the parameters that a step finds at fault."""
         trainer, scaler = self.low.trainer, self.low.trainer.scaler
         skipped, before = trainer.skipped_steps, scaler.loss_scale
-        is_step = how in ("step", "update")
+        is_step, overflows = how in ("step", "update"), 1
         with refusals():
             if how == "zero_grad":  # the next backward takes it for a discard
                 self.zero_grad()
                 self.forward()
                 self.full.backward(self.full.losses.pop(), 1.0)
                 trainer.backward(self.low.losses.pop())
+                overflows += not self.low.is_finite()  # of float16, by itself
             getattr(trainer, how)(BATCH, ignore_stale_grad=True) if is_step else trainer.discard()
         assert trainer.skipped_steps == skipped + is_step
         if type(scaler) is mxmp.DynamicLossScaler:
-            assert scaler.loss_scale == max(before / 2, scaler.min_scale)
+            assert scaler.loss_scale == max(before / 2**overflows, scaler.min_scale)
         left = [grad for is_due, grad in zip(self.full.fresh(), self.low.gradients()) if is_due]
         assert is_step or not any(grad.any() for grad in left)
         self._forget(zeros=self.rng.random() < 0.5)
