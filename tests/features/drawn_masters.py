@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable
+from typing import Any, Callable, ClassVar, Collection, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -16,7 +16,8 @@ from kit.nets import CASTS
 from kit.twins import MASTERS, array, value
 from mxnet import autograd
 
-from .drawn_sequences import BATCH, GluonPair, ModulePair, ModuleSide, Plain, Side, same
+from .drawn_modules import ModulePair, ModuleSide
+from .drawn_sequences import BATCH, GluonPair, Plain, Side, same
 
 
 def last_bit(array: mx.nd.NDArray) -> None:
@@ -275,6 +276,7 @@ class CastModule(ModuleSide):
 class MastersModulePair(ModulePair):
     """What a sequence of calls does to a Module whose parameters are stored in float16, and to its twin."""
 
+    environment: ClassVar[dict[str, str]] = {}
     OPS = (*ModulePair.OPS, "user_write", "user_write")
     TAKES_THE_MEAN = ("load_states", "new_optimizer", "rebind", "add", "write", "null")  # of the devices
 
@@ -299,8 +301,7 @@ class MastersModulePair(ModulePair):
         self.full.module.set_params(before, {})
 
     def user_write(self) -> None:
-        core = self.low.module.core
-        core.weights(self.low.module.arrays())  # take over what was written before
+        self.low.module.core.weights(self.low.module.arrays())  # take over what was written before
         name, device = self.rng.choice(["fc1_weight", "fc2_weight"]), self.rng.randrange(len(self.low.devices))
         write = WRITES[self.draw("write", *WRITES)]
         low, full = (dict(zip(g.param_names, g.param_arrays)) for g in (s.module._exec_group for s in self.sides))
@@ -309,6 +310,3 @@ class MastersModulePair(ModulePair):
         for side in self.sides:
             side.module._params_dirty = True  # as after an update, or MXNet does not look at them
         same(self.low.weights(), self.full.weights(), "weights that were written")
-
-
-PAIRS = {"masters": MastersPair, "masters of a module": MastersModulePair}

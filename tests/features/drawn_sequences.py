@@ -1,8 +1,8 @@
-"""Drawn sequences of calls, each made on a net or Module of mxmp that computes in FP32, and on plain MXNet's beside it.
+"""Drawn sequences of calls, each made on a net of mxmp that computes in FP32, and on plain MXNet's beside it.
 
 Plain MXNet is not hybridized, so it has no graph that could go stale. A call that mxmp refuses in words is made on
-neither, and must leave everything as it was: the sequence goes on. The two are compared bit for bit. In
-``drawn_masters`` both compute in float16.
+neither, and must leave everything as it was: the sequence goes on. The two are compared bit for bit. So
+are Modules in ``drawn_modules``, and several trainers in ``drawn_trainers``; in ``drawn_masters`` all is float16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Sequence
 from unittest import mock
 
 import mxnet as mx
@@ -264,6 +264,7 @@ LOOKS = ("", "allreduce_grads", "clip_global_norm", "unscale", "unscale allreduc
 class GluonPair:
     """What a sequence of calls does to a net of mxmp and to its plain twin."""
 
+    environment: ClassVar[dict[str, str]] = {}
     OPS = (
         *("forward", "forward", "backward", "backward", "step", "step", "iteration", "iteration", "iteration"),
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
@@ -409,25 +410,33 @@ class GluonPair:
         gradient, finite = self.rng.choice(param.list_grad()), self.full.is_finite()
         if not late:
             spoil(gradient, self.rng)
-            if all(param.grad_req == "add" for param in trained):  # to which another backward adds
-                self.forward()
-                with refusals():
-                    trainer.backward(self.low.losses.pop())
-                self.full.backward(self.full.losses.pop(), 1.0)  # which writes the running statistics
-        for look in looks.split():
-            if look == "clip_global_norm":
-                assert np.isfinite(trainer.clip_global_norm(1e9)) == (late and finite)
-            else:
-                getattr(trainer, look)()
-            if look == "unscale" and self.draw("hides", True, False):  # which a user's clipping may do
-                for grad in (grad for param in trained for grad in param.list_grad()):
-                    grad[:] = mx.nd.where(grad == grad, grad, mx.nd.zeros_like(grad)).clip(-1, 1)
+            if all(param.grad_req == "add" for param in trained):
+                self._add_to_an_overflow()
+        self._look(looks, is_finite=late and finite)
         if late:
             spoil(gradient, self.rng)
         ends = "update" if "allreduce_grads" in looks else "step"
         zeroed = ["zero_grad"] * (trainer.ledger.refuses_backward and not late)
         names = self._leave_out(self.draw("ends", ends, ends, "discard", *zeroed))
         assert names in ({param.name}, set()) or not finite
+
+    def _add_to_an_overflow(self) -> None:
+        self.forward()
+        with refusals():
+            self.low.trainer.backward(self.low.losses.pop())
+        self.full.backward(self.full.losses.pop(), 1.0)  # which writes the running statistics
+
+    def _look(self, looks: str, is_finite: bool) -> None:
+        """Call what ``looks`` names, and hide after ``unscale`` what is not finite, which a user's clipping may do."""
+        trainer = self.low.trainer
+        for look in looks.split():
+            if look == "clip_global_norm":
+                assert np.isfinite(trainer.clip_global_norm(1e9)) == is_finite
+            else:
+                getattr(trainer, look)()
+            if look == "unscale" and self.draw("hides", True, False):
+                for grad in (grad for param in self.low.requested() for grad in param.list_grad()):
+                    grad[:] = mx.nd.where(grad == grad, grad, mx.nd.zeros_like(grad)).clip(-1, 1)
 
     def _looks(self) -> list[str]:
         """What may be called before a step, if nothing was."""
@@ -696,533 +705,10 @@ class GluonPair:
             same(*([out.asnumpy()] for out in copies), "outputs of a copy")
 
 
-# -- Modules ----------------------------------------------------------------------------------------
-
-
-def symbol(head: str) -> mx.sym.Symbol:
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc1")
-    x = mx.sym.FullyConnected(mx.sym.tanh(x, name="tanh"), num_hidden=3, name="fc2")
-    return mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), name="softmax") if head == "softmax" else x
-
-
-OF_MODULES = [
-    *(("sgd", {"momentum": 0.9}), ("sgd", {}), ("adam", {}), ("nag", {"momentum": 0.9}), ("rmsprop", {}), ("lamb", {})),
-    *(("ftml", {}), ("adagrad", {})),
-]
-
-
-class ModuleSide:
-    """A Module with an optimizer: plain MXNet's if ``policy`` is None."""
-
-    def __init__(self, draw: Callable, policy: Any, scales: bool = True) -> None:
-        self.policy, self.head = policy, draw("head", "softmax", "plain")
-        self.request = draw("request", "write", "write", "add")
-        self.devices = [mx.cpu(i) for i in range(draw("devices", 1, 1, 2))]
-        self.wants_inputs = draw("wants inputs", True, False, False)
-        self.options = draw("optimizer", *OF_MODULES)
-        # Not the weight alone: MXNet's FullyConnected on a CPU then leaves the gradient of the bias as it is.
-        fixed = draw("fixed", ["fc1_weight", "fc1_bias"], None, None, None)
-        scale = draw("scaler", 64.0, "dynamic", None, 1024.0) if scales else draw("scaler", None)
-        labels = ["softmax_label"] if self.head == "softmax" else []
-        common: dict[str, Any] = {"context": self.devices, "fixed_param_names": fixed, "label_names": labels}
-        more = {} if policy is None else {"policy": policy, "loss_scale": scale}
-        kind = mx.mod.Module if policy is None else mxmp.Module
-        self.make = lambda: kind(symbol(self.head), **common, **more)
-        self.module = self.make()
-        self.bind()
-        self.module.init_params(arg_params=self.start(0))
-        self.init_optimizer()
-
-    def bind(self, **more: Any) -> None:
-        label = [("softmax_label", (BATCH,))] if self.head == "softmax" else None
-        requests = {"grad_req": self.request, "inputs_need_grad": self.wants_inputs}
-        self.module.bind([("data", (BATCH, 6))], label, **{**requests, **more})
-
-    def init_optimizer(self, **more: Any) -> None:
-        name, options = self.options
-        options = {"learning_rate": 0.1, "rescale_grad": 1 / BATCH, **options}
-        with mock.patch.dict(os.environ, {"MXNET_UPDATE_ON_KVSTORE": "0"}):
-            self.module.init_optimizer("device", name, options, **more)
-
-    @staticmethod
-    def start(seed: int) -> dict[str, mx.nd.NDArray]:
-        shapes = {"fc1_weight": (5, 6), "fc1_bias": (5,), "fc2_weight": (3, 5), "fc2_bias": (3,)}
-        return {name: array(seed + i, *shape) * 0.3 for i, (name, shape) in enumerate(shapes.items())}
-
-    def batch(self, seed: int) -> mx.io.DataBatch:
-        labels = [mx.nd.array((np.arange(BATCH) + seed) % 3)] if self.head == "softmax" else []
-        return mx.io.DataBatch([array(seed, BATCH, 6)], labels)
-
-    def weights(self) -> list[np.ndarray]:
-        return [array.asnumpy() for _, array in sorted(self.module.get_params()[0].items())]
-
-    def forward(self, seed: int, train: bool = True) -> list[np.ndarray]:
-        self.module.forward(self.batch(seed), is_train=train)
-        return [out.asnumpy() for out in self.module.get_outputs()]
-
-    def backward(self, seed: int, scale: float = 1.0) -> None:
-        """``scale`` is that of the other side, for a twin that is scaled by hand."""
-        self.module.backward(None if self.head == "softmax" else [array(seed + 77, BATCH, 3)])
-
-    def reduce(self, scale: float) -> None:
-        """Sum over devices what ``update`` would sum otherwise than the other side."""
-
-    def input_grads(self) -> list[np.ndarray]:
-        return [grad.asnumpy() for grad in self.module.get_input_grads()]
-
-    def gradients(self) -> dict[str, list[mx.nd.NDArray]]:
-        group = self.module._exec_group
-        return {name: grads for name, grads in zip(group.param_names, group.grad_arrays) if grads[0] is not None}
-
-    def is_finite(self) -> bool:
-        return all(np.isfinite(grad.asnumpy()).all() for grads in self.gradients().values() for grad in grads)
-
-    def counts(self) -> tuple[int, dict]:
-        """The update counts, which plain MXNet's states files lack."""
-        optimizer = self.module._optimizer
-        return optimizer.num_update, copy.deepcopy(optimizer._all_index_update_counts)
-
-    def count_from(self, counts: tuple[int, dict]) -> None:
-        if self.policy is None:
-            optimizer = self.module._optimizer
-            optimizer.num_update, optimizer._all_index_update_counts = copy.deepcopy(counts)
-            optimizer._set_current_context(0)
-
-    def zero(self) -> None:
-        for grads in self.gradients().values():
-            for grad in grads:
-                grad[:] = 0
-
-
-class ModulePair:
-    """What a sequence of calls does to a Module of mxmp and to its plain twin."""
-
-    OPS = (
-        *("forward", "forward", "backward", "backward", "update", "update", "iteration", "iteration", "iteration"),
-        *("zero_grad", "evaluate", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
-        *("write", "null", "input_grads", "reinit", "new_optimizer", "discard", "overflow", "overflow"),
-    )
-
-    def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
-        self.rng, self.folder = random.Random(seed), folder
-        drawn, self.draw = self.rng.randrange(2**30), drawer(self.rng, forced)
-        self.sides = self.low, self.full = self.made(lambda: drawer(random.Random(drawn), forced))
-        # Whether a forward in training has run since the last backward, and a backward since the last update.
-        self.number, self.ran, self.due, self.counts = 0, 0, False, Counter()
-
-    run = GluonPair.run
-
-    def made(self, draws: Callable) -> tuple[ModuleSide, ModuleSide]:
-        return ModuleSide(draws(), policy_of(self.rng)), ModuleSide(draws(), None)
-
-    def end(self) -> None:
-        for op in ("iteration", "evaluate"):
-            self.run(op)
-        same(self.low.weights(), self.full.weights(), "weights")
-
-    def forward(self) -> None:
-        same(*(side.forward(self.number) for side in self.sides), "outputs in training")
-        self.ran = self.number
-
-    def backward(self) -> None:
-        if not self.ran:
-            return
-        with refusals():
-            self.low.backward(self.ran)
-        self.full.backward(self.ran, self.low.module.loss_scale)
-        self.ran, self.due = 0, True
-
-    def update(self) -> None:
-        if not self.due:  # plain MXNet applies old gradients again
-            return
-        module, scale, skipped = self.low.module, self.low.module.loss_scale, self.low.module.skipped_steps
-        with refusals(), suppress(FloatingPointError):
-            module.update()
-        self.full.reduce(scale)
-        if module.skipped_steps > skipped:
-            assert not self.full.is_finite()
-        else:
-            self.full.module.update()
-        self.due = False
-        if module.skipped_steps > skipped or self.rng.random() < 0.5:
-            self.zero_grad()
-        same(self.low.weights(), self.full.weights(), "weights after an update")
-
-    def iteration(self) -> None:
-        self.forward()
-        self.backward()
-        self.update()
-
-    def overflow(self) -> None:
-        if self.due or self.low.module.last_step_skipped:
-            return
-        self.forward()
-        self.backward()
-        grads, finite = self.low.gradients(), self.full.is_finite()
-        skipped, name = self.low.module.skipped_steps, self.rng.choice([*grads])
-        spoil(self.rng.choice(grads[name]), self.rng)
-        with refusals():
-            self.low.module.update()
-        assert self.low.module.skipped_steps == skipped + 1
-        assert {each.partition(" on ")[0] for each in self.low.module.overflow_params} == {name} or not finite
-        self.due = False
-        self.zero_grad()
-        same(self.low.weights(), self.full.weights(), "weights after an overflow")
-
-    def zero_grad(self) -> None:
-        for side in self.sides:
-            side.zero()
-
-    def evaluate(self) -> None:
-        self.ran = 0
-        same(*(side.forward(999, train=False) for side in self.sides), "outputs")
-
-    def scale(self) -> None:
-        scaler = self.low.module.scaled_step.scaler
-        if not isinstance(scaler, mxmp.NoLossScaler):
-            with refusals():
-                scaler.loss_scale = self.draw("scale", *SCALES)
-
-    def input_grads(self) -> None:
-        if self.low.wants_inputs and self.due and self.low.request == "write":
-            same(self.low.input_grads(), self.full.input_grads(), "gradients of inputs")
-
-    def set_params(self) -> None:
-        missing = self.draw("allow_missing", True, False)
-        for side in self.sides:
-            side.module.set_params(side.start(self.number), {}, allow_missing=missing)
-
-    def reinit(self) -> None:
-        for side in self.sides:
-            side.module.init_params(arg_params=side.start(self.number), force_init=True)
-
-    def new_optimizer(self) -> None:
-        for side in self.sides:
-            side.options = "sgd", {"momentum": 0.5}
-            side.init_optimizer(force_init=True)
-
-    def discard(self) -> None:
-        if not hasattr(self.low.module, "discard"):
-            return
-        with refusals():
-            self.low.module.discard()
-        self.due, self.ran = False, 0
-        self.zero_grad()
-
-    def _rebind(self, **more: Any) -> None:
-        if self.due:
-            return
-        self.ran = 0
-        self.full.module.get_params()  # or plain MXNet binds the values from before ``set_params``
-        for side in self.sides:
-            side.request = more.get("grad_req", side.request)
-            side.bind(force_rebind=True, **more)
-            side.init_optimizer() if not side.module.optimizer_initialized else None
-
-    def rebind(self) -> None:
-        self._rebind()
-
-    def add(self) -> None:
-        self._rebind(grad_req="add")
-        self.zero_grad()
-
-    def write(self) -> None:
-        self._rebind(grad_req="write")
-
-    def null(self) -> None:
-        self.ran = 0
-        self._rebind(for_training=False, inputs_need_grad=False)
-        if not self.due:
-            self.evaluate()
-            self._rebind()
-
-    def reshape(self) -> None:
-        if self.due:
-            return
-        self.ran = 0
-        for size in (2 * BATCH, BATCH):
-            label = [("softmax_label", (size,))] if self.low.head == "softmax" else None
-            for side in self.sides:
-                side.module.reshape([("data", (size, 6))], label)
-
-    def load_states(self) -> None:
-        names = [str(self.folder / f"{side}.states") for side in ("low", "full")]
-        with refusals():
-            self.low.module.save_optimizer_states(names[0])
-        self.full.module.save_optimizer_states(names[1])
-        counts = self.full.counts()
-        self.iteration()
-        with refusals():
-            self.low.module.load_optimizer_states(names[0])
-        self.full.module.load_optimizer_states(names[1])
-        self.full.count_from(counts)
-
-
-# -- Trainers that share a scaler -------------------------------------------------------------------
-
-
-class Parts:
-    """Two nets in a chain with a trainer each, and what they know of a scaler: plain MXNet's if it is None."""
-
-    def __init__(self, policy: Any, scaler: Any, rng: random.Random) -> None:
-        self.nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
-        self.scaler, scalers = scaler, scaler if isinstance(scaler, list) else [scaler] * 2
-        for net in self.nets:
-            request = "write" if isinstance(scaler, list) else rng.choice(["write", "write", "add"])
-            net.collect_params().setattr("grad_req", request)
-            if policy is not None:
-                mxmp.convert(net, policy)
-        kind, (name, options) = gluon.Trainer if policy is None else mxmp.Trainer, rng.choice(OPTIMIZERS)
-        self.trainers = [
-            kind(net.collect_params(), name, settings(options), None, update_on_kvstore=False, **kwargs)
-            for net, kwargs in zip(self.nets, [{"loss_scale": each} if policy else {} for each in scalers])
-        ]
-
-    def loss(self, seed: int, nets: slice) -> mx.nd.NDArray:
-        with autograd.record():
-            x = array(seed, BATCH, 4 if nets.start else 6)
-            for net in self.nets[nets]:
-                x = net(x)
-            return LOSS(x, array(seed + 5000, *x.shape))
-
-    def parameters(self, i: int) -> list[gluon.Parameter]:
-        return [*self.nets[i].collect_params().values()]
-
-    def weights(self) -> list[np.ndarray]:
-        return [param.data().asnumpy() for i in range(2) for param in self.parameters(i)]
-
-
-class TrainersPair:
-    """What a sequence of calls does to two trainers with one dynamic scaler, and to their plain twins.
-
-    The scale is that of the algorithm, written out here: it stands still until each trainer that a backward has
-    reached has stepped, and then falls or counts once.
-    """
-
-    OPS = (
-        *("round", "round", "round", "overflow", "overflow", "alone", "through", "through", "critic", "step", "step"),
-        *("scale", "clip", "unscale", "resume"),
-    )
-
-    def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
-        self.rng, self.folder, self.draw = random.Random(seed), folder, drawer(random.Random(seed), forced)
-        self.drawn, self.policy = self.rng.randrange(2**30), policy_of(self.rng)
-        self.interval, self.hysteresis = self.rng.choice([1, 2, 3]), self.rng.choice([1, 1, 2])
-        self.low, self.full = self.made(self.policy), self.made(None)
-        self.scale_now, self.clean, self.tolerance = 1024.0, 0, self.hysteresis
-        # Trainers that have yet to step, those with a bad gradient, and whether the algorithm says what comes.
-        self.number, self.due, self.bad, self.is_said, self.counts = 0, set(), set(), True, Counter()
-        self.unscaled: set[int] = set()
-        self.stepped = False
-
-    def made(self, policy: Any) -> Parts:
-        options = {"growth_interval": self.interval, "hysteresis": self.hysteresis}
-        return Parts(policy, policy and mxmp.DynamicLossScaler(1024.0, **options), random.Random(self.drawn))
-
-    run = GluonPair.run
-
-    def end(self) -> None:
-        for op in ("step", "step", "round"):
-            self.run(op)
-
-    def _backward(self, first: int = 0, last: int = 1) -> None:
-        nets, by = slice(first, last + 1), self.rng.choice([first, last])
-        loss = self.low.loss(self.number, nets)
-        how = self.draw("how", "backward", "scale_loss", "by each")
-        with refusals():
-            if how == "scale_loss":
-                with self.low.trainers[by].scale_loss(loss) as scaled:
-                    autograd.backward(scaled)
-            else:
-                for trainer in self.low.trainers[first : last + 1] if how == "by each" else [self.low.trainers[by]]:
-                    trainer.backward(loss, retain_graph=True)
-        full = self.full.loss(self.number, nets)
-        for _ in range(last + 1 - first if how == "by each" else 1):
-            full.backward(retain_graph=True)
-        self.due |= {*range(first, last + 1)}
-
-    def through(self) -> None:
-        """Through both nets, also where the second one, or both, have gradients that are not applied."""
-        if not self.bad and not self.unscaled:
-            self.is_said &= not self.due
-            self._backward()
-
-    def critic(self) -> None:
-        """Through the second net alone."""
-        if self.due <= {1} and not self.bad and not self.unscaled:
-            self._backward(1)
-
-    def _step(self, i: int) -> None:
-        """A step, or gradients that are discarded."""
-        leaves_out = self.rng.random() < 0.15
-        with refusals():
-            self.low.trainers[i].discard() if leaves_out else self.low.trainers[i].step(BATCH)
-        if not leaves_out:
-            self.stepped = True
-            assert self.low.trainers[i].last_step_skipped == (i in self.bad)
-        if not leaves_out and i not in self.bad:
-            self.full.trainers[i].step(BATCH)
-        for side in (self.low, self.full):
-            for param in side.parameters(i):
-                param.data()._fresh_grad = False
-                if param.grad_req == "add" or leaves_out or i in self.bad:
-                    param.zero_grad()
-        self.due -= {i}
-        self.unscaled -= {i}
-        if not self.due:
-            self._adjust()
-        if self.is_said:
-            assert self.low.scaler.loss_scale == self.scale_now
-        if not self.due and not self.is_said:
-            state = self.low.scaler.state_dict()
-            self.scale_now, self.clean, self.tolerance = state["scale"], state["clean_steps"], state["tolerance"]
-            self.is_said = True
-        same(self.low.weights(), self.full.weights(), "weights after a step")
-
-    def _adjust(self) -> None:
-        self.clean = 0 if self.bad else self.clean + self.stepped
-        if self.bad:
-            self.tolerance -= 1
-            self.scale_now /= 2 if self.tolerance <= 0 else 1
-        elif self.clean == self.interval:
-            self.scale_now, self.clean, self.tolerance = self.scale_now * 2, 0, self.hysteresis
-        self.bad, self.stepped = set(), False
-
-    def step(self) -> None:
-        if self.due:
-            self._step(self.rng.choice(sorted(self.due)))
-
-    def _finish(self) -> None:
-        while self.due:
-            self.step()
-
-    def round(self, bad: Sequence[int] = ()) -> None:
-        self._finish()
-        self._backward()
-        for i in bad:
-            spoil(self.rng.choice(self.low.parameters(i)).grad(), self.rng)
-        self.bad = {*bad}
-        if bad and self.rng.random() < 0.3:
-            self.scale()
-        for i in self.rng.choice([(0, 1), (1, 0)]):
-            self._step(i)
-
-    def overflow(self) -> None:
-        self.round(self.rng.choice([(0,), (1,), (0, 1)]))
-
-    def alone(self) -> None:
-        """A step of one net for a loss of its own, as in a GAN."""
-        self._finish()
-        i = self.rng.randrange(2)
-        self._backward(i, i)
-        if self.rng.random() < 0.3:
-            spoil(self.low.parameters(i)[0].grad(), self.rng)
-            self.bad = {i}
-        self._step(i)
-
-    def scale(self) -> None:
-        self.low.scaler.loss_scale = self.scale_now = self.rng.choice(SCALES[2:])
-
-    def clip(self) -> None:
-        if self.due and not self.bad:
-            i = min(self.due)
-            with refusals():
-                norm = self.low.trainers[i].clip_global_norm(1e30)
-                self.low.trainers[i].clip_global_norm(norm / 2)  # by 0.5 exactly
-            self.unscaled |= {i}
-            for param in self.full.parameters(i):
-                param.grad()[:] *= 0.5
-
-    def unscale(self) -> None:
-        if self.due:
-            i = max(self.due)
-            with refusals():
-                self.low.trainers[i].unscale()
-            self.unscaled |= {i}
-
-    def resume(self) -> None:
-        """In new nets, trainers and scalers."""
-        self._finish()
-        names = [[str(self.folder / f"{side}{i}") for i in range(2)] for side in ("low", "full")]
-        for side, files in zip((self.low, self.full), names):
-            for net, trainer, file in zip(side.nets, side.trainers, files):
-                net.save_parameters(f"{file}.params")
-                trainer.save_states(f"{file}.states")
-        self.low, self.full = self.made(self.policy), self.made(None)
-        for side, files in zip((self.low, self.full), names):
-            for net, trainer, file in zip(side.nets, side.trainers, files):
-                net.load_parameters(f"{file}.params")
-                trainer.load_states(f"{file}.states")
-        assert self.low.scaler.loss_scale == self.scale_now
-
-
-class OwnScalersPair(TrainersPair):
-    """What a sequence of calls does to two trainers with a scaler each: as to plain ones, or it is refused."""
-
-    OPS = ("both", "both", "critic", "alone", "step", "step", "step", "nested", "scale")
-    NESTED = ("of the scaled loss", "of the loss", "around backward", "in itself", "backward of the scaled")
-
-    def made(self, policy: Any) -> Parts:
-        return Parts(policy, [mxmp.StaticLossScaler(64.0), mxmp.DynamicLossScaler(4096.0)], random.Random(self.drawn))
-
-    def end(self) -> None:
-        for op in ("step", "step", "both", "step", "alone", "step", "critic", "step", "step"):
-            self.run(op)
-
-    def _backward(self, first: int = 0, last: int = 1) -> None:
-        """By one trainer, which is the one that then may step."""
-        by = self.rng.choice([first, last])
-        loss = self.low.loss(self.number, slice(first, last + 1))
-        with refusals():
-            self.low.trainers[by].backward(loss)
-        self.full.loss(self.number, slice(first, last + 1)).backward()
-
-    def both(self) -> None:
-        self._backward()
-
-    def critic(self) -> None:
-        self._backward(1)
-
-    def alone(self) -> None:
-        self._backward(0, 0)
-
-    def step(self) -> None:
-        i = self.rng.randrange(2)
-        with refusals():
-            self.low.trainers[i].step(BATCH)
-        self.full.trainers[i].step(BATCH)
-        same(self.low.weights(), self.full.weights(), "weights after a step")
-
-    def scale(self) -> None:
-        self.low.trainers[self.rng.randrange(2)].scaler.loss_scale = self.rng.choice(SCALES[2:])
-
-    def nested(self) -> None:
-        """One scaled backward in the ``with`` block of another."""
-        how, loss = self.draw("nested", *self.NESTED), self.low.loss(self.number, slice(2))
-        with pytest.raises(RefusedError, match="scale"), refusals():
-            self._nest(how, loss)
-        for trainer in self.low.trainers:
-            trainer.discard()
-        for param in (*self.full.parameters(0), *self.full.parameters(1)):
-            param.data()._fresh_grad = False
-
-    def _nest(self, how: str, loss: mx.nd.NDArray) -> None:
-        outer, inner = self.low.trainers[:1] * 2 if how == "in itself" else self.low.trainers
-        with outer.scale_loss(loss) as once:
-            if "backward" in how:
-                inner.backward(once if "scaled" in how else loss)
-            else:
-                with inner.scale_loss(loss if how == "of the loss" else once) as twice:
-                    autograd.backward(twice)
-
-
-PAIRS = {"gluon": GluonPair, "module": ModulePair, "trainers": TrainersPair, "scalers": OwnScalersPair}
-
-
 def run(kind: Any, seed: int, folder: Path, ops: Sequence[str] = (), **forced: Any) -> Counter:
     """Make a sequence of calls, drawn or given, on a pair of a kind; ``forced`` are choices that are not drawn.
     Return how often each call was made, and how many were refused."""
-    with mock.patch.dict(os.environ, {"MXNET_SUBGRAPH_BACKEND": "NONE"} if kind is ModulePair else {}):
+    with mock.patch.dict(os.environ, kind.environment):
         pair = kind(seed, folder, forced)
         ops = ops or [pair.rng.choice(pair.OPS) for _ in range(pair.rng.randint(4, 14))]
         try:
