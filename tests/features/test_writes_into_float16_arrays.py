@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.nets import contexts
+from kit.nets import contexts, forward, overflow, two_layers
 from kit.twins import MASTERS
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -60,20 +60,15 @@ def test_nothing_exposed_gives_nothing():
     assert written() == []
 
 
-# -- a user's writes, in training -------------------------------------------------------------------
-
-
-def module_of(layers=1, size=3):
-    x = mx.sym.var("data")
-    for _ in range(layers):
-        x = mx.sym.FullyConnected(x, num_hidden=size, no_bias=True)
-    loss = mx.sym.LinearRegressionOutput(x, mx.sym.var("label"), name="out")
-    module = mxmp.Module(loss, ["data"], ["label"], policy=MASTERS, context=contexts(2), loss_scale=2.0**6)
-    module.bind([("data", (4, size))], [("label", (4, size))])
-    mx.random.seed(0)
-    module.init_params(mx.init.Uniform(0.5))
-    module.init_optimizer(kvstore="device", optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
-    return module
+def test_a_write_before_an_overflow_waits_for_the_next_clean_step():
+    net = two_layers(MASTERS)
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=2.0**6)
+    before = net[0].weight.held_masters[0].asnumpy()
+    net[0].weight.data()[:] = 0.5
+    trainer.backward(forward(net, 0))
+    overflow(trainer)
+    trainer.step(4)
+    assert (net[0].weight.held_masters[0].asnumpy() == before).all()
 
 
 # -- what looking costs -----------------------------------------------------------------------------
@@ -106,7 +101,14 @@ def a_deep_net():
 
 
 def a_deep_module():
-    module = module_of(LAYERS)
+    x = mx.sym.var("data")
+    for _ in range(LAYERS):
+        x = mx.sym.FullyConnected(x, num_hidden=3, no_bias=True)
+    loss = mx.sym.LinearRegressionOutput(x, mx.sym.var("label"), name="out")
+    module = mxmp.Module(loss, ["data"], ["label"], policy=MASTERS, context=contexts(2), loss_scale=2.0**6)
+    module.bind([("data", (4, 3))], [("label", (4, 3))])
+    module.init_params(mx.init.Uniform(0.5))
+    module.init_optimizer(kvstore="device", optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
     batch = mx.io.DataBatch([mx.nd.ones((4, 3))], [mx.nd.ones((4, 3))])
     return lambda: module.forward_backward(batch), module.update, lambda: module._exec_group
 
