@@ -161,7 +161,9 @@ FAULTS = (
         "",
         "features/test_heads_reached.py",
     ),
-    Fault("gluon/scaled_heads.py", 'if getattr(_local, "open", False):', "if False:", "features/test_two_trainers.py"),
+    Fault(
+        "gluon/scaled_heads.py", 'if getattr(_local, "open", False):', "if False:", "features/test_drawn_sequences.py"
+    ),
     Fault("gluon/graphs.py", 'if autograd.is_training() and device == "cpu":', "if False:", "kernels/test_memory.py"),
     Fault(
         "messages.py",

@@ -85,6 +85,12 @@ def settings(options: dict) -> dict:
     return {**options, "lr_scheduler": schedule} if steps else options
 
 
+def optimizer(name: str, options: dict) -> tuple:
+    """By name and settings, or, of a user's own class, as an object."""
+    own = name in ("plain", "limited")
+    return (mx.optimizer.create(name, **settings(options)), None) if own else (name, settings(options))
+
+
 class RefusedError(Exception):
     """mxmp has refused a call in words; ``args[0]`` has them."""
 
@@ -169,9 +175,9 @@ class Side:
             else gluon.Trainer(self.params, "sgd", {"learning_rate": 0.05}, **common)
         )
         self.trainer, self.other = (
-            mxmp.Trainer(self.params, name, settings(options), **common, loss_scale=scale)
+            mxmp.Trainer(self.params, *optimizer(name, options), **common, loss_scale=scale)
             if scales
-            else gluon.Trainer(self.params, name, settings(options), **common)
+            else gluon.Trainer(self.params, *optimizer(name, options), **common)
             for scale in scales_by
         )
         self.losses: list[list[mx.nd.NDArray]] = []

@@ -31,12 +31,14 @@ def backward(net, trainer, step, factor=1.0):
     trainer.backward(loss) if isinstance(trainer, mxmp.Trainer) else loss.backward()
 
 
-def test_states_are_not_saved_between_a_backward_and_its_step(tmp_path):
+def test_states_are_saved_after_a_discard_and_not_between_a_backward_and_its_step(tmp_path):
     net = made("float16")
     trainer = trainer_of("float16", net, scale=128.0, **SGD)
     backward(net, trainer, 0)
     with pytest.raises(RuntimeError, match=r"step first, or trainer\.discard\(\)"):
         trainer.save_states(str(tmp_path / "s"))
+    trainer.discard()
+    mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer, epoch=1)
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])

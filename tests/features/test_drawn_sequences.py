@@ -96,6 +96,10 @@ CHOICES = {
     ),
     "plain, after unscale": ("gluon", f"add forward backward unscale forward backward {STEP}", {"way": "plain"}),
     **{f"{looks}, {late}": ("gluon", SKIPS, {"looks": looks, "late": late}) for looks in LOOKS for late in (0, 1)},
+    **{
+        f"cleared after {look}": ("gluon", SKIPS, {"looks": look, "late": 0, "ends": "zero_grad", "scaler": "dynamic"})
+        for look in ("clip_global_norm", "unscale")
+    },
     **{f"head {head}": ("gluon", "iteration scale iteration scale iteration", {"head": head}) for head in HEADS},
     **{
         f"{how}, {kind}": (kind, "iteration user_write iteration", {"write": how}) for how in WRITES for kind in MASTERS
@@ -104,6 +108,11 @@ CHOICES = {
     **{f"nested {how}": ("scalers", "nested both step", {"nested": how}) for how in OwnScalersPair.NESTED},
     **{f"zero_grad after {look}": ("gluon", f"forward backward {look} zero_grad {SAVES}", {}) for look in LEFT},
     "by each trainer": ("trainers", "round round overflow", {"how": "by each"}),
+    "an own optimizer on two devices": (
+        "masters",
+        "iteration user_write iteration iteration",
+        {"optimizer": ("limited", {}), "devices": 2, "kvstore": "device", "stored": "masters"},
+    ),
     "adding up at the default scale": ("masters", f"add {STEP} iteration", {"scaler": "dynamic", "stored": "masters"}),
     "a scale below 1": (
         "module",
