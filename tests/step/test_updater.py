@@ -97,6 +97,6 @@ def test_masters_that_are_updated_in_parts_get_the_same_bits(name, monkeypatch):
 
 
 def test_sgd_without_momentum_keeps_no_state_of_a_large_array():
-    updater, ones = Updater(mx.optimizer.SGD(momentum=0.0)), mx.nd.ones(1 << 16)
+    updater, ones = ours.Updater(mx.optimizer.SGD(momentum=0.0)), mx.nd.ones(1 << 16)
     updater(0, ones, ones.copy())
     assert updater.states[0] is None
