@@ -97,6 +97,42 @@ class Grouped(gluon.HybridBlock):
         return x + F.slice_axis(F.Flatten(y), axis=1, begin=0, end=WIDTH)
 
 
+class Transposed(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.conv = nn.Conv2DTranspose(WIDTH, 1, in_channels=WIDTH)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return x + F.Flatten(F.tanh(self.conv(_as_image(F, x))))
+
+
+class Recurrent(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.lstm = gluon.rnn.LSTM(4, input_size=4)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        steps = self.lstm(F.swapaxes(x.reshape((0, 2, 4)), 0, 1))
+        return x + F.swapaxes(steps, 0, 1).reshape((0, -1))
+
+
+class Attention(gluon.HybridBlock):
+    """The matrix products of a transformer's self-attention, of two sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.project = nn.Dense(3 * WIDTH, in_units=WIDTH, flatten=False)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        qkv = self.project(x.reshape((-1, 2, WIDTH)))
+        scores = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=2)
+        seen = F.contrib.interleaved_matmul_selfatt_valatt(qkv, F.softmax(scores), heads=2)
+        return x + F.tanh(seen).reshape((-1, WIDTH))
+
+
 class Switched(gluon.HybridBlock):
     """A block that is called with Python values, and answers with some."""
 
@@ -312,7 +348,8 @@ ANSWERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 PARTS = {"dense": Dense, "frozen": Frozen, "tied": Tied, "layer norm": Normalized, "conv": Convolved}
-PARTS.update({"grouped": Grouped, "switched": Switched})
+PARTS.update({"grouped": Grouped, "switched": Switched, "transposed": Transposed})
+PARTS.update({"recurrent": Recurrent, "attention": Attention})
 HEADS = {"SoftmaxOutput": SoftmaxHead, "LinearRegressionOutput": RegressionHead, "MakeLoss": MadeHead}
 OPTIMIZERS = {"sgd": {"learning_rate": 0.1}, "nag": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}}
 

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.utils.parallel import Parallel, Parallelizable
-from kit.nets import CASTS, batch, forward, overflow, train, two_layers
+from kit.nets import CASTS, batch, overflow, train, two_layers
 from kit.pictures import weights
 from kit.twins import LOSS, MASTERS
 from mxnet import autograd, gluon
@@ -27,18 +27,6 @@ def trainer_of(net, scale=2.0**8):
 # -- loops ported from contrib.amp ------------------------------------------------------------------
 
 
-def test_scale_loss_of_a_list_gives_a_list():
-    net, other = two_layers(devices=2), two_layers(devices=2)
-    trainer, reference = trainer_of(net), trainer_of(other)
-    losses = forward(net, 0, 2)
-    with trainer.scale_loss(losses) as scaled:
-        assert [s.ctx for s in scaled] == [mx.cpu(0), mx.cpu(1)]
-        autograd.backward(scaled)
-    trainer.step(4)
-    train(other, reference, [0], 2)
-    assert weights(trainer) == weights(reference)
-
-
 def test_scale_loss_keeps_the_mode_of_dropout():
     net = two_layers()
     trainer = trainer_of(net)
@@ -46,20 +34,6 @@ def test_scale_loss_keeps_the_mode_of_dropout():
         loss = net(batch(0)[0]).sum()
         with trainer.scale_loss(loss):
             assert not autograd.is_training()
-
-
-def test_a_skip_in_a_ported_loop_changes_nothing():
-    net = two_layers()
-    trainer = trainer_of(net)
-    before = weights(trainer)
-    with autograd.record():
-        loss = LOSS(net(batch(0)[0]), batch(0)[1])
-        with trainer.scale_loss(loss) as scaled:
-            autograd.backward(scaled)
-    overflow(trainer)
-    trainer.step(4)
-    assert trainer.last_step_skipped
-    assert weights(trainer) == before
 
 
 # -- the Estimator ----------------------------------------------------------------------------------

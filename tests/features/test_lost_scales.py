@@ -10,14 +10,11 @@ import pytest
 from kit.twins import (
     LOSS,
     MASTERS,
-    SCALE,
     array,
-    assert_close,
     assert_same,
     convert,
     seeded,
     trainer_of,
-    updates,
     values,
 )
 from mxnet import autograd, gluon
@@ -41,19 +38,6 @@ def refused(net, run, *, saying, kind=RuntimeError):
     with pytest.raises(kind, match=saying):
         run()
     assert_same(values(net), before)
-
-
-def plain_step(net, *seeds):
-    """What FP32 does with the sum of the losses."""
-    net.collect_params().setattr("grad_req", "add")
-    trainer = trainer_of(None, net)
-
-    def run():
-        for seed in seeds:
-            loss_of(net, seed).backward()
-        trainer.step(4)
-
-    return updates(net, run)
 
 
 POLICIES = [None, "float16", MASTERS]
@@ -89,55 +73,11 @@ def test_a_backward_of_another_loss_within_scale_loss_is_refused(policy, retain,
     refused(net, lambda: trainer.step(4), saying="trainer.backward")
 
 
-def test_after_that_error_training_goes_on():
-    net, twin = converted("float16"), dense()
-    trainer = trainer_of("float16", net)
-    loss = loss_of(net, 3)
-    with pytest.raises(RuntimeError), trainer.scale_loss(loss):
-        autograd.backward(loss)
-
-    def run():
-        trainer.backward(loss_of(net))
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0), "float16")
-
-
-@pytest.mark.parametrize("how", ["twice", "kept", "of a list", "a sum", "autograd.grad before"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_other_backwards_of_the_scaled_loss_are_right(policy, how):
-    net, twin = converted(policy), dense()
-    trainer = trainer_of("float16", net)
-
-    def run():
-        loss = loss_of(net)
-        with trainer.scale_loss([loss] if how == "of a list" else loss) as scaled:
-            if how == "twice":
-                scaled.backward(retain_graph=True)
-                scaled.backward()
-            elif how == "kept":
-                scaled.backward(retain_graph=True)
-            elif how == "a sum":
-                with autograd.record():
-                    total = scaled.sum()
-                total.backward()
-            elif how == "autograd.grad before":
-                weights = [p.data() for p in net.collect_params().values()]
-                found = autograd.grad(scaled, weights, retain_graph=True)
-                assert all(np.isfinite(each.asnumpy()).all() for each in found)
-                autograd.backward(scaled)
-            else:
-                autograd.backward(scaled)
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0))
-
-
 @pytest.mark.parametrize("plain", ["no", "before", "after"])
 @pytest.mark.parametrize("request_", ["write", "add"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(policy, request_, plain):
-    net, twin = converted(policy), dense()
+    net = converted(policy)
     net.collect_params().setattr("grad_req", request_)
     trainer = trainer_of("float16", net)
     loss, other = loss_of(net, 3), loss_of(net, 5)
@@ -146,26 +86,6 @@ def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(poli
     for each in {"no": [scaled], "before": [other, scaled], "after": [scaled, other]}[plain]:
         each.backward()
     refused(net, lambda: trainer.step(4), saying="call backward in the block")
-    net.collect_params().zero_grad()
-
-    def run():
-        with trainer.scale_loss(loss_of(net)) as scaled:
-            scaled.backward()
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0), "float16")
-
-
-def test_autograd_grad_alone_within_scale_loss_is_no_backward():
-    net = converted("float16")
-    trainer = trainer_of("float16", net)
-    weight = net.weight
-    loss = loss_of(net)
-    with trainer.scale_loss(loss) as scaled:
-        found = autograd.grad(scaled, [weight.data()])[0].asnumpy() / SCALE
-    twin = dense()
-    loss_of(twin).backward()
-    assert_close([found], [twin.weight.grad().asnumpy()], "float16")
 
 
 def test_an_exception_within_scale_loss_is_the_one_that_comes_out():
@@ -222,24 +142,6 @@ def test_a_plain_backward_before_a_scaled_one_that_adds_to_it_is_refused():
     refused(net, lambda: trainer.backward(loss_of(net, 5)), saying="plain backward")
 
 
-@pytest.mark.parametrize("request_", ["write", "add"])
-def test_what_a_plain_backward_left_and_was_overwritten_or_cleared_is_right(request_):
-    net, twin = converted("float16"), dense()
-    net.collect_params().setattr("grad_req", request_)
-    trainer = trainer_of("float16", net)
-
-    def run():
-        loss_of(net, 5).backward()
-        net.collect_params().zero_grad()
-        trainer.backward(loss_of(net, 7))
-        loss_of(net, 5).backward()
-        net.collect_params().zero_grad()
-        trainer.backward(loss_of(net))
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0), "float16")
-
-
 def test_gradients_that_a_plain_backward_wrote_and_the_scaled_one_does_not_reach_are_refused():
     one, two = mxmp.convert(dense()), dense(2)
     trainer = trainer_of("float16", one, two)
@@ -248,40 +150,6 @@ def test_gradients_that_a_plain_backward_wrote_and_the_scaled_one_does_not_reach
     refused(two, lambda: trainer.step(4, ignore_stale_grad=True), saying=two.name)
     two.collect_params().zero_grad()
     trainer.step(4, ignore_stale_grad=True)
-
-
-@pytest.mark.parametrize(("scale", "unscale"), [(None, False), (1.0, False), (SCALE, True)])
-def test_a_plain_backward_adds_to_gradients_without_a_scale(scale, unscale):
-    net, twin = converted("float16"), dense()
-    net.collect_params().setattr("grad_req", "add")
-    trainer = trainer_of("float16", net, scale=scale)
-
-    def run():
-        trainer.backward(loss_of(net))
-        if unscale:
-            trainer.unscale()
-        loss_of(net, 5).backward()
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0, 5), "float16")
-
-
-def test_gradients_of_inputs_and_autograd_grad_between_are_right():
-    net, twin = converted("float16"), dense()
-    trainer = trainer_of("float16", net)
-
-    def run():
-        trainer.backward(loss_of(net))
-        x = array(0, 4, 6)
-        x.attach_grad()
-        with autograd.record():
-            out = net(x)
-        autograd.grad(out, [x])
-        with autograd.record():
-            (x * 2).backward()
-        trainer.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0), "float16")
 
 
 def test_gradients_that_another_trainer_s_scale_is_in_are_not_applied():
@@ -317,40 +185,6 @@ def test_a_plain_trainer_that_was_made_later_is_warned_of():
     with pytest.warns(UserWarning, match=r"gluon\.trainer\.Trainer.*after this"):
         trainer.backward(loss_of(net))
     trainer.backward(loss_of(net))
-
-
-def test_a_plain_trainer_applies_what_unscale_left():
-    net, twin = converted("float16"), dense()
-    plain = trainer_of(None, net)
-    trainer = trainer_of("float16", net)
-
-    def run():
-        trainer.backward(loss_of(net))
-        trainer.unscale()
-        plain.step(4)
-
-    assert_close(updates(net, run), plain_step(twin, 0), "float16")
-
-
-def test_a_plain_trainer_and_ours_in_turns():
-    net, twin = dense(), dense()
-    plain = trainer_of(None, net)
-    trainer = trainer_of("float16", net)
-
-    def run():
-        trainer.backward(loss_of(net))
-        trainer.step(4)
-        loss_of(net, 5).backward()
-        plain.step(4)
-
-    other = trainer_of(None, twin)
-
-    def expected():
-        for seed in (0, 5):
-            loss_of(twin, seed).backward()
-            other.step(4)
-
-    assert_close(updates(net, run), updates(twin, expected))
 
 
 # -- float16 and a plain Trainer --------------------------------------------------------------------

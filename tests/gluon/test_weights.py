@@ -6,72 +6,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.nets import CASTS, forward, two_layers
-from kit.pictures import full_weights, picture
+from kit.pictures import full_weights
 from kit.twins import MASTERS
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.gluon.parameter import LowParameter, store_low
-
-KEEP = {
-    "a copy": lambda param: param.data().copy(),
-    "float32": lambda param: param.data().astype("float32"),
-    "through NumPy": lambda param: mx.nd.array(param.data().asnumpy()),
-    "NumPy": lambda param: param.data().asnumpy(),
-}
-
-
-def run(swap, steps, rate=2.0**-13, devices=1):
-    """Return the trainer after small steps, each followed by ``swap(net)``."""
-    net = two_layers(MASTERS, devices)
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, loss_scale=2.0**8)
-    for step in range(steps):
-        trainer.backward(forward(net, step % 3, devices))
-        trainer.step(4 * devices)
-        swap(net)
-    return trainer
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("how", ["set_data", "in place"])
-@pytest.mark.parametrize("keep", KEEP)
-def test_weights_swapped_for_an_average_after_each_step_and_put_back_train_bit_for_bit(keep, how, devices, tmp_path):
-    def swap(net):
-        params = net.collect_params().values()
-        if devices == 2 and keep == "NumPy":
-            kept = [param.list_data()[0].asnumpy() for param in params]
-        elif devices == 2:
-            kept = [KEEP[keep](Only(param)) for param in params]
-        else:
-            kept = [KEEP[keep](param) for param in params]
-        for factor in (0.25, 1 + 2.0**-13):  # the second one is rounded to most of the same float16 values
-            for param, value in zip(params, mxmp.master_weights(net).values()):
-                for ctx in param.list_ctx() if how == "in place" else [None]:
-                    set_to(param, value * factor, ctx)
-            if how == "in place":
-                net.save_parameters(str(tmp_path / "average.params"))
-        for param, value in zip(params, kept):
-            for ctx in param.list_ctx() if how == "in place" else [None]:
-                set_to(param, value, ctx)
-
-    def set_to(param, value, ctx):
-        if how == "set_data":
-            param.set_data(value)
-        else:
-            param.data(ctx)[:] = value
-
-    steps = 12
-    found, want = run(swap, steps, devices=devices), run(lambda net: None, steps, devices=devices)
-    assert full_weights(found) == full_weights(want)
-    assert picture(found) == picture(want)
-
-
-class Only:
-    """A Parameter on several devices, of which ``data`` is that of the first."""
-
-    def __init__(self, param):
-        self.data = lambda: param.list_data()[0]
 
 
 def test_values_that_are_set_and_not_put_back_count():
@@ -148,32 +89,6 @@ def test_master_weights_are_those_of_a_file_and_set_again_they_change_nothing(po
     by_name = mxmp.master_weights(net.collect_params())
     assert list(by_name) == list(net.collect_params())
     assert [a.asnumpy().tobytes() for a in by_name.values()] == [a.asnumpy().tobytes() for a in found.values()]
-
-
-@pytest.mark.parametrize("policy", [MASTERS, CASTS])
-def test_a_moving_average_of_masters_moves_by_less_than_a_float16_can_hold(policy):
-    averages = []
-    for how in (None, policy):
-        net = two_layers(how)
-        kind = mxmp.Trainer if how else gluon.Trainer
-        scale = {"loss_scale": 2.0**8} if how else {}
-        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 1e-3}, **scale)
-        average = mxmp.master_weights(net)
-        for step in range(20):
-            losses = forward(net, step)
-            trainer.backward(losses) if how else autograd.backward(losses)
-            trainer.step(4)
-            for name, value in mxmp.master_weights(net).items():
-                average[name] += 0.1 * (value - average[name])
-            kept = mxmp.master_weights(net)
-            mxmp.set_master_weights(net, average)
-            net(mx.nd.ones((1, 3)))
-            mxmp.set_master_weights(net, kept)
-        start = mxmp.master_weights(two_layers(None))
-        averages.append({name: (average[name] - start[name]).asnumpy() for name in start})
-    for name, moved in averages[0].items():
-        assert np.abs(moved).max() > 0
-        np.testing.assert_allclose(averages[1][name], moved, rtol=0.05, atol=0.02 * np.abs(moved).max())
 
 
 def test_running_statistics_of_two_devices_are_averaged_and_names_of_equal_nets_agree():

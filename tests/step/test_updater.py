@@ -94,3 +94,9 @@ def test_masters_that_are_updated_in_parts_get_the_same_bits(name, monkeypatch):
     monkeypatch.setattr(prepared_updates, "_COPIED", 3 * ours._LARGE)
     assert list(map(len, prepared_updates.parts_of(arrays(0)))) == [3, 2, 2, 2, 2, 2, 2, 3]
     assert_same(masters_and_weights(), want)
+
+
+def test_sgd_without_momentum_keeps_no_state_of_a_large_array():
+    updater, ones = ours.Updater(mx.optimizer.SGD(momentum=0.0)), mx.nd.ones(1 << 16)
+    updater(0, ones, ones.copy())
+    assert updater.states[0] is None

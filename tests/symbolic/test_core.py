@@ -12,37 +12,6 @@ from kit.twins import MASTERS, assert_same
 import mxmp
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "nag", "rmsprop", "lamb", "ftml", "adagrad"])
-def test_float16_parameters_with_masters_equal_fp32_parameters(symbol, digits, optimizer):
-    full = bound(symbol, optimizer=optimizer, policy="float16", loss_scale=128.0)
-    low = bound(symbol, optimizer=optimizer, policy=MASTERS, loss_scale=128.0)
-    train(full, batches(digits))
-    train(low, batches(digits))
-    assert low._exec_group.param_arrays[0][0].dtype == np.float16
-    assert_same(weights(low), weights(full))
-
-
-def test_set_params_reaches_the_masters_and_the_next_update_keeps_it(symbol, digits):
-    module = bound(symbol, policy=MASTERS, loss_scale=8.0)
-    args, auxs = module.get_params()
-    value = 1.0 + 2.0**-13
-    for allow_missing in (False, True):
-        module.set_params({k: mx.nd.full(v.shape, value) for k, v in args.items()}, auxs, allow_missing=allow_missing)
-        assert weights(module)["net_conv0_weight"].flat[0] == np.float32(value)
-    module._optimizer.lr = 0.0
-    train(module, batches(digits, 1))
-    assert (weights(module)["net_conv0_weight"] == np.float32(value)).all()
-
-
-def test_a_users_write_into_an_executors_float16_weight_reaches_the_master(symbol, digits):
-    module = bound(symbol, policy=MASTERS, loss_scale=8.0)
-    index = module._exec_group.param_names.index("net_dense0_bias")
-    module._exec_group.param_arrays[index][0][:] = 3.0
-    module._optimizer.lr = 0.0
-    train(module, batches(digits, 1))
-    assert (weights(module)["net_dense0_bias"] == 3.0).all()
-
-
 def test_states_go_by_name_where_the_symbols_outputs_are_grouped_in_another_order(tmp_path):
     def trained(order):
         data, towers = mx.sym.var("data"), {}
