@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Iterable, Iterator
 
 import mxnet as mx
@@ -19,10 +21,15 @@ _INSTEAD: dict[Any, str] = {
     mx.gluon.Block: "for a Block use mxmp.convert and mxmp.Trainer",
     mx.mod.BaseModule: "a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is "
     ".symbol",
+    mx.model.FeedForward: "use mxmp.Module(symbol, policy='float16'), whose fit takes data iterators",
+    mx.executor.Executor: "in place of bind, train mxmp.Module(symbol, policy='float16'), which has a loss scale; bind "
+    "what mxmp.cast_symbol(symbol) returns to predict",
     mx.gluon.Trainer: "that is a trainer, pass the network that it trains",
     mx.gluon.ParameterDict: "those are parameters, pass the net itself",
     (list, tuple, set, dict): "call it for each network",
     (NDArray, np.ndarray): "that is an array, the network comes first",
+    (FunctionType, MethodType, partial): "a function has no parameters to train, make it the forward of a Block whose "
+    "weights are Parameters, self.params.get(name, shape=shape), and train these with mxmp.Trainer",
 }
 
 

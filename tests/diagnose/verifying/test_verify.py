@@ -60,7 +60,7 @@ def unseeded(*shape):
 
 UNKNOWN = {
     "it fails in plain MXNet": (lambda: 1 / 0, "in plain MXNet it fails with ZeroDivisionError: division by zero"),
-    "no update": (lambda: None, "makes no update by an mxmp.Trainer or mxmp.Module"),
+    "no update": (lambda: None, "no loss scale: give them to an mxmp.Trainer, or a Symbol to an mxmp.Module"),
     "it exits with an error": (lambda: sys.exit("no data"), "fails with SystemExit('no data')"),
     "it crashes": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "fails with SIGSEGV"),
     "it is not reproducible": (
