@@ -215,7 +215,7 @@ def two_dropouts(unscales):
         mxmp.convert(net, "float16")
         trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
         for _ in range(6):
-            x, y = mx.nd.array(np.random.randn(16, 20)), mx.nd.arange(16) % 3
+            x, y = mx.nd.random.normal(shape=(16, 20)), mx.nd.arange(16) % 3
             with autograd.record():
                 loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
             trainer.backward(loss)
