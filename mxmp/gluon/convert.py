@@ -10,7 +10,6 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ..messages.keywords import keywords_explained
-from ..messages.networks import instead
 from ..policy import Policy
 from ..precision.plan import Plan, read_policy
 from . import _mxnet
@@ -76,6 +75,8 @@ def convert(
     <class 'numpy.float32'>
     """
     if not isinstance(net, Block):
+        from ..messages.networks import instead  # what is said is loaded where it is needed
+
         raise TypeError(f"convert takes a gluon Block, got {type(net).__name__}{instead(net)}")
     _mxnet.refuse_contrib_amp()
     if isinstance(exclude, (Block, type)):  # which is callable too
@@ -128,6 +129,8 @@ def restore(net: Block) -> Block:
     True
     """
     if not isinstance(net, Block):
+        from ..messages.networks import instead
+
         hint = ": cast_symbol and Module leave the FP32 Symbol as it is" if isinstance(net, _SYMBOLIC) else instead(net)
         raise TypeError(f"restore takes a gluon Block, got {type(net).__name__}{hint}")
     blocks = blocks_of(net)

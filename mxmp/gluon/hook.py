@@ -17,7 +17,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
 from ..kernels.fit import device_of
-from ..messages.networks import dtypes_explained
+from ..messages.dtypes import dtypes_explained
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion

@@ -45,6 +45,20 @@ _NO_AMP = (
 )
 
 
+def _check_params(params: Any) -> None:
+    """Raise ValueError where ``params`` is a net or a trainer, or holds arrays in place of Parameters."""
+    if isinstance(params, (gluon.Block, gluon.Trainer)):
+        raise ValueError(
+            f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
+        )
+    each = params.values() if isinstance(params, dict) else params if isinstance(params, (list, tuple)) else ()
+    if any(isinstance(param, NDArray) for param in each):
+        raise ValueError(
+            "params must be Parameters, got arrays: make what computes with them the forward of a Block, whose weights "
+            "are self.params.get(name, shape=shape), and give this its collect_params()"
+        )
+
+
 class Trainer(StepView, gluon.Trainer):
     """Applies an optimizer with loss scaling, FP32 master weights and skipped steps on overflow.
 
@@ -127,10 +141,7 @@ class Trainer(StepView, gluon.Trainer):
         stores.check_kvstore(kvstore, update_on_kvstore)
         stores.refuse_compression(compression_params)
         check_optimizer(optimizer, optimizer_params)
-        if isinstance(params, (gluon.Block, gluon.Trainer)):
-            raise ValueError(
-                f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
-            )
+        _check_params(params)
         self._requested_scale = loss_scale
         self.ledger = Ledger()
         self._step = ScaledStep(loss_scale, self.ledger) if as_scaler(loss_scale) is loss_scale else None

@@ -1,17 +1,15 @@
-"""What to say of what is no network of the right kind, and of inputs of another dtype."""
+"""What to say of what is no network of the right kind."""
 
 from __future__ import annotations
 
 import os
-import re
-from contextlib import contextmanager
-from typing import Any, Iterable, Iterator
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
-
-from ..host.callbacks import last_line
 
 # What to do with what is no network of the kind that a function takes.
 _INSTEAD: dict[Any, str] = {
@@ -19,10 +17,15 @@ _INSTEAD: dict[Any, str] = {
     mx.gluon.Block: "for a Block use mxmp.convert and mxmp.Trainer",
     mx.mod.BaseModule: "a Module is converted when it is made, mxmp.Module(symbol, policy='float16'); its graph is "
     ".symbol",
+    mx.model.FeedForward: "use mxmp.Module(symbol, policy='float16'), whose fit takes data iterators",
+    mx.executor.Executor: "in place of bind, train mxmp.Module(symbol, policy='float16'), which has a loss scale; bind "
+    "what mxmp.cast_symbol(symbol) returns to predict",
     mx.gluon.Trainer: "that is a trainer, pass the network that it trains",
     mx.gluon.ParameterDict: "those are parameters, pass the net itself",
     (list, tuple, set, dict): "call it for each network",
     (NDArray, np.ndarray): "that is an array, the network comes first",
+    (FunctionType, MethodType, partial): "a function has no parameters to train, make it the forward of a Block whose "
+    "weights are Parameters, self.params.get(name, shape=shape), and train these with mxmp.Trainer",
 }
 
 
@@ -34,20 +37,3 @@ def instead(got: Any, wants_symbol: bool = False) -> str:
         load = "mx.sym.load(file)" if wants_symbol else "gluon.SymbolBlock.imports(symbol_file, ['data'], params_file)"
         return f": load it from its files first, {load}"
     return next((f": {text}" for kind, text in _INSTEAD.items() if isinstance(got, kind)), "")
-
-
-@contextmanager
-def dtypes_explained(inputs: Iterable[Any]) -> Iterator[None]:
-    """Say what to do where MXNet refuses inputs, arrays or DataDescs, beside FP32 weights, such as float64 data."""
-    try:
-        yield
-    except RuntimeError as error:  # MXNetError is one, and ``simple_bind`` raises others
-        odd = sorted({np.dtype(each.dtype).name for each in inputs} - {"float32"})
-        said = last_line(error)
-        mixed = re.search(r"expected (\w+), got (\w+)", said)
-        if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):
-            raise
-        raise mx.MXNetError(
-            f"an input is {' or '.join(odd)}, and an operator multiplies it by weights of another dtype: call "
-            f"x.astype('float32') first. MXNet says: {said}"
-        ) from error

@@ -9,7 +9,6 @@ import mxnet as mx
 from ..kernels.fit import device_of
 from ..messages.callers import warn_user
 from ..messages.keywords import keywords_explained
-from ..messages.networks import instead
 from ..pipeline import low_graph
 from ..policy import Policy
 from ..precision.casts import declare_full, strip
@@ -67,6 +66,8 @@ def cast_symbol(
     ['data_to_float16_output', 'fc_to_float32_output']
     """
     if not isinstance(sym, mx.sym.Symbol):
+        from ..messages.networks import instead
+
         raise TypeError(f"cast_symbol takes an mxnet Symbol, got {type(sym).__name__}{instead(sym, True)}")
     requested, override = read_policy(policy, exclude)
     original = strip(Graph.from_symbol(sym))

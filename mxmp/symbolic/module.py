@@ -16,8 +16,8 @@ from ..host.files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
 from ..messages.callers import is_called_by_user, warn_user
+from ..messages.dtypes import dtypes_explained
 from ..messages.keywords import check_keywords, keywords_of
-from ..messages.networks import dtypes_explained, instead
 from ..pipeline import Use
 from ..policy import Policy
 from ..precision.casts import UNKNOWN
@@ -109,6 +109,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         **kwargs: Any,
     ) -> None:
         if not isinstance(symbol, mx.sym.Symbol):
+            from ..messages.networks import instead
+
             raise TypeError(f"Module takes an mxnet Symbol, got {type(symbol).__name__}{instead(symbol, True)}")
         refuse_fused(symbol)
         check_keywords(type(self).__name__, kwargs, keywords_of(type(self)))

@@ -151,7 +151,10 @@ def _verified(runner: Runner) -> Verification:
 def _says_nothing(plain: Record) -> str:
     """Return why nothing follows from the plain run; empty if something does."""
     if not plain.is_ported:
-        return "it makes no update by an mxmp.Trainer or mxmp.Module"
+        return (
+            "it makes no update by an mxmp.Trainer or mxmp.Module. A loop that changes weights itself, by w -= lr * g "
+            "or optimizer.update, has no loss scale: give them to an mxmp.Trainer, or a Symbol to an mxmp.Module"
+        )
     if not plain.dtypes:
         return "nothing is converted. Call mxmp.convert(net), or train an mxmp.Module"
     ends = plain.ends_at

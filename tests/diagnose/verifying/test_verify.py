@@ -60,7 +60,7 @@ def unseeded(*shape):
 
 UNKNOWN = {
     "it fails in plain MXNet": (lambda: 1 / 0, "in plain MXNet it fails with ZeroDivisionError: division by zero"),
-    "no update": (lambda: None, "makes no update by an mxmp.Trainer or mxmp.Module"),
+    "no update": (lambda: None, "no loss scale: give them to an mxmp.Trainer, or a Symbol to an mxmp.Module"),
     "it exits with an error": (lambda: sys.exit("no data"), "fails with SystemExit('no data')"),
     "it crashes": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "fails with SIGSEGV"),
     "it is not reproducible": (
@@ -198,6 +198,43 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
     assert "one rounding of the initial weights alone changes plain's own gradients by" in found.verdict
     assert found.reasons[0].startswith("bfloat16 has few digits: verify the port in float16")
     assert "such as a year" in str(found)
+
+
+# -- Random draws of a hybridized net ----------------------------------------------------------------
+
+
+def two_dropouts(unscales):
+    """MXNet's Python draws their masks in another order than its graph does."""
+
+    def run():
+        net = nn.HybridSequential()
+        for _ in range(2):
+            net.add(nn.Dense(16, activation="relu"), nn.Dropout(0.5))
+        net.add(nn.Dense(3))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        mxmp.convert(net, "float16")
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
+        for _ in range(6):
+            x, y = mx.nd.random.normal(shape=(16, 20)), mx.nd.arange(16) % 3
+            with autograd.record():
+                loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
+            trainer.backward(loss)
+            if unscales:
+                trainer.unscale()
+            for param in net.collect_params().values():
+                gradient = param.data().grad  # of which mxmp cannot warn
+                gradient[:] = gradient.clip(-0.5, 0.5)
+            trainer.step(16)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_wrong_port_is_wrong_where_plain_draws_other_masks_without_hybridize():
+    found = verify(two_dropouts(unscales=False), 6, progress=False)
+    assert found.verdict.startswith("The port is not right: graph differs from plain from update 1 on"), str(found)
+    assert verify(two_dropouts(unscales=True), 6, progress=False).right
 
 
 # -- Modules that share their parameters -------------------------------------------------------------
