@@ -40,19 +40,21 @@ def compare(runner: Runner, job: Job, plain: Record, graph: Record, note: str) -
             "numbers that the script draws, and read no clock"
         )
         return Compared(plain, job, at, note, unknown)
-    if not job.imperative:
-        other = job._replace(imperative=True)
-        imperative = runner.run(other)
-        if not imperative.error and _agree(runner, other, imperative, graph):
-            note = f"plain MXNet was not hybridized, as its graph differs from its Python from update {at.step} on"
-            return Compared(imperative, other, None, note)
+    other = job._replace(imperative=True)
+    imperative = plain if job.imperative else runner.run(other)
+    as_python = f"plain MXNet was not hybridized, as its graph differs from its Python from update {at.step} on"
+    if other != job and not imperative.error and _agree(runner, other, imperative, graph):
+        return Compared(imperative, other, None, as_python)
     if not graph.draws:
         return Compared(plain, job, at, note)
     left = _left_without_dropout(runner, job)
+    if left is not None and other != job and not imperative.error and _left_without_dropout(runner, other) is None:
+        plain, job, left, note = imperative, other, None, as_python
     if left is not None:
         return Compared(plain, job, left, "without dropout, whose masks differ")
     if _draws_alike(runner, job, plain, at):
-        note = f"their random draws differ, so the mean gradients over {_SEEDS} seeds were compared"
+        first = f"{note}; " if note == as_python else ""
+        note = f"{first}their random draws differ, so the mean gradients over {_SEEDS} seeds were compared"
         return Compared(plain, job, None, note, draws=True)
     return Compared(plain, job, at, note)
 

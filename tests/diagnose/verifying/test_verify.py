@@ -203,19 +203,28 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
 # -- Random draws of a hybridized net ----------------------------------------------------------------
 
 
-def two_dropouts(unscales):
-    """MXNet's Python draws their masks in another order than its graph does."""
+class Warming(nn.HybridBlock):
+    factor = 1.0
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return x * self.factor
+
+
+def two_dropouts(unscales, warms=False):
+    """MXNet's Python draws their masks in another order than its graph does, which keeps the first ``factor``."""
 
     def run():
         net = nn.HybridSequential()
         for _ in range(2):
             net.add(nn.Dense(16, activation="relu"), nn.Dropout(0.5))
-        net.add(nn.Dense(3))
+        warming = Warming()
+        net.add(warming, nn.Dense(3))
         net.initialize(mx.init.Xavier())
         net.hybridize()
         mxmp.convert(net, "float16")
         trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
-        for _ in range(6):
+        for number in range(6):
+            warming.factor = 1 + number / 4 if warms else 1.0
             x, y = mx.nd.random.normal(shape=(16, 20)), mx.nd.arange(16) % 3
             with autograd.record():
                 loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
@@ -235,6 +244,15 @@ def test_a_wrong_port_is_wrong_where_plain_draws_other_masks_without_hybridize()
     found = verify(two_dropouts(unscales=False), 6, progress=False)
     assert found.verdict.startswith("The port is not right: graph differs from plain from update 1 on"), str(found)
     assert verify(two_dropouts(unscales=True), 6, progress=False).right
+
+
+@pytest.mark.slow
+def test_a_right_port_is_right_where_only_plains_graph_keeps_an_old_attribute_behind_dropout():
+    found = verify(two_dropouts(unscales=True, warms=True), 6, progress=False)
+    assert found.right, str(found)
+    assert "plain MXNet was not hybridized" in found.verdict
+    found = verify(two_dropouts(unscales=False, warms=True), 6, progress=False)
+    assert found.verdict.startswith("The port is not right"), str(found)
 
 
 # -- Modules that share their parameters -------------------------------------------------------------
