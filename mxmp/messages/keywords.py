@@ -11,8 +11,6 @@ from ..policy import Policy
 from .text import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
 _FIELDS = [field.name for field in fields(Policy)]
 
 
