@@ -23,8 +23,9 @@ def is_called_by_user() -> bool:
     # ``grad`` in its Trainer, and a Module's executors in each step. A user who gets a float16 array may write into it,
     # so that it is compared with its FP32 master in each step.
     frame = currentframe()
-    caller = frame and frame.f_back and frame.f_back.f_back
-    return caller is not None and _package_of(caller) not in ("mxnet", "mxmp")
+    for _ in range(2):  # a frame that keeps itself in a variable would keep its callers' objects alive
+        frame = frame and frame.f_back
+    return frame is not None and _package_of(frame) not in ("mxnet", "mxmp")
 
 
 def _package_of(frame: FrameType) -> str:
