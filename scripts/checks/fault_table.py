@@ -144,10 +144,13 @@ FAULTS = (
         "step/states.py",
         "if not optimizer.multi_precision:",
         "if False:",
-        "step/test_states.py step/test_state_layout.py",
+        "step/test_states.py step/test_state_layout.py features/test_continuing.py",
     ),
     Fault(
-        "step/state_layout.py", "int(part) if k % 2 else part", "part", "step/test_state_layout.py step/test_states.py"
+        "step/state_layout.py",
+        "int(part) if k % 2 else part",
+        "part",
+        "step/test_state_layout.py features/test_continuing.py",
     ),
     Fault("step/stores.py", "if name in _WITHIN:", "if True:", "step/test_stores.py"),
     Fault("step/resume.py", " if name not in settings", "", "step/test_resume.py"),
@@ -178,7 +181,7 @@ FAULTS = (
         "not isinstance(param, LowParameter) and not any(",
         "gluon/test_conversion.py gluon/test_convert.py",
     ),
-    Fault("gluon/blocks.py", "    if not graphs:", "    if False:", "gluon/test_blocks.py"),
+    Fault("gluon/blocks.py", "    if not graphs:", "    if False:", "gluon/test_blocks.py gluon/test_convert.py"),
     Fault("gluon/weights.py", "sum(moved[1:], moved[0]) / len(moved)", "moved[0]", "gluon/test_weights.py"),
     Fault("gluon/scaled_reads.py", "trainer.warn_of_scaled_gradients(param)", "pass", "gluon/test_scaled_reads.py"),
     Fault(
