@@ -39,7 +39,7 @@ def _after_volumes(graph: Graph) -> Iterator[Node]:
     """Yield the 3-D operators and what depends on them: only their arrays may have oneDNN's blocks of five axes."""
     volumes: set[Node] = set()
     for node in list(graph.nodes()):
-        if any(e.node in volumes for e in node.inputs) or spatial_axes(node.attrs) == 3:
+        if spatial_axes(node.attrs) == 3 or (volumes and any(e.node in volumes for e in node.inputs)):
             volumes.add(node)
             yield node
 

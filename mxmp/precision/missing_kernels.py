@@ -66,7 +66,7 @@ def is_true(text: str | None) -> bool:
 def numbers_in(text: str | None) -> tuple[int, ...]:
     """Return the numbers of a tuple parameter, without signs: (3, 3) for ``"(3, 3)"``; ``()`` for None."""
     # MXNet also reads "3", a tuple of one number, and the "(3L, 3L)" that Python 2 wrote.
-    return tuple(map(int, re.findall("[0-9]+", text or "")))
+    return tuple(map(int, re.findall("[0-9]+", text))) if text else ()
 
 
 def spatial_axes(attrs: Mapping[str, str]) -> int:
