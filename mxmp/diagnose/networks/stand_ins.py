@@ -132,10 +132,12 @@ class PlainStep:
     has_other_workers = False
     updates_masters = True
 
+    shares_with: PlainStep | None = None  # the module whose parameters this one has
+
     @property
     def owner(self) -> Any:
         """Return what steps: modules that share their parameters are one, as in mxmp."""
-        return self
+        return self if self.shares_with is None else self.shares_with.owner
 
     @property
     def scaler(self) -> PlainScaler:

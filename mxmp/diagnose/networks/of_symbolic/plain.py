@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
@@ -95,25 +96,13 @@ def _sum(arrays: Sequence[NDArray]) -> NDArray:
 class _PlainSingle(_PlainModule, mx.mod.Module):
     load: Any = classmethod(Module.load.__func__)  # type: ignore[attr-defined]
     start_from = Module.start_from
-    _owner: Any = None
 
-    @property
-    def owner(self) -> Any:
-        return self if self._owner is None else self._owner
-
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        if isinstance(shared_module, _PlainSingle) and (force_rebind or not self.binded):
-            self._owner = shared_module.owner
-        super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
+    def bind(self, *args: Any, **kwargs: Any) -> None:
+        given = signature(mx.mod.Module.bind).bind(self, *args, **kwargs).arguments
+        shared = given.get("shared_module")
+        if isinstance(shared, _PlainSingle) and (given.get("force_rebind") or not self.binded):
+            self.shares_with = shared
+        super().bind(*args, **kwargs)
 
 
 class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
