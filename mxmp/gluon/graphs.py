@@ -347,9 +347,7 @@ def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge
         nestings.append(nesting_of(answer, arrays))
         if not arrays:
             raise ValueError("it returns no array")
-        symbols: list[mx.sym.Symbol] = []
-        nesting_of(list(given), symbols)
-        lefts.append(trace.left({*block.collect_params(), *(name for each in symbols for name in each.list_inputs())}))
+        lefts.append(trace.left(given))
         arrays.extend(apart(lefts[-1].arrays, arrays))
         return answer if is_plain(nestings[-1]) and not lefts[-1].arrays else arrays
 

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import AbstractSet, Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -392,23 +392,19 @@ class Trace:
     def _note_hook(self, name: str, block: Block, *given: Any) -> None:
         self._hooked.append((name, block, given))
 
-    def left(self, inputs: AbstractSet[str]) -> Left:
-        """Return what the code has left behind; the blocks keep what they had before. ``inputs`` names the variables of
-        the graph. Raises ``ValueError`` if a Symbol was put into a list or dict that was there before, or if a hook
-        gets one of the body of a ``foreach``, ``while_loop`` or ``cond``."""
+    def left(self, args: tuple) -> Left:
+        """Return what the code, which got ``args``, has left behind; the blocks keep what they had before. Raises
+        ``ValueError`` if a Symbol was put into a list or dict that was there before, or if a hook gets one of the body
+        of a ``foreach``, ``while_loop`` or ``cond``."""
         arrays: list[mx.sym.Symbol] = []
         writes: list[tuple[Block, str, Nesting]] = []
-
-        def leaked(first: int) -> bool:
-            return not all(inputs >= {*each.list_inputs()} for each in arrays[first:])
-
         for block, name, before in self._written.values():
             value = vars(block).pop(name, _MISSING)
             if before is not _MISSING:
                 vars(block)[name] = before
             kept = len(arrays)
             nesting = _nesting(value, arrays)
-            if leaked(kept):
+            if self._are_inner(arrays[kept:], args):
                 del arrays[kept:]
                 _warn_of_inner(block, name)
             elif value is not _MISSING:
@@ -417,7 +413,7 @@ class Trace:
         for name, block, given in self._hooked:
             kept = len(arrays)
             calls.append((name, block, _nesting(given, arrays)))
-            if leaked(kept):
+            if self._are_inner(arrays[kept:], args):
                 raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
         for owner, name, token in self.reads.tokens().values():
             if _token_of(owner, name, _Places()) != token:
@@ -426,6 +422,15 @@ class Trace:
         self.reads.replace(self._clone, self._block)
         self.reads.changed()  # finds the places
         return Left(arrays, writes, calls)
+
+    def _are_inner(self, symbols: Sequence[mx.sym.Symbol], args: tuple) -> bool:
+        """Return whether some read a variable that is neither in ``args`` nor a parameter: one of a loop's body."""
+        if not symbols:
+            return False
+        inputs: list[mx.sym.Symbol] = []
+        nesting_of(list(args), inputs)
+        known = {*self._block.collect_params(), *chain.from_iterable(each.list_inputs() for each in inputs)}
+        return not all(known.issuperset(each.list_inputs()) for each in symbols)
 
     def _refuse_symbols(self, owner: Any, name: str) -> None:
         value = _value_of(owner, name)
