@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.killed import killed_everywhere
+from kit.modules import WIDE, wide, wide_bucketing
 from kit.twins import MASTERS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -17,8 +18,6 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.__main__ import main
 from mxmp.tuning import machine
-
-WIDE = 300  # some 360 kB of weights
 
 
 def test_a_pipe_or_device_is_never_replaced_by_a_file(tmp_path):
@@ -52,26 +51,13 @@ def full_after(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def symbol():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=WIDE, name="fc1")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc2"), name="softmax")
-
-
 def module(policy="float16"):
-    made = mxmp.Module(symbol(), policy=policy)
+    made = mxmp.Module(wide(), policy=policy)
     made.bind([("data", (4, WIDE))], [("softmax_label", (4,))])
     made.init_params()
     made.init_optimizer(optimizer="adam")
     made.forward_backward(mx.io.DataBatch([array(0, 4, WIDE)], [mx.nd.array([0, 1, 2, 0])]))
     made.update()
-    return made
-
-
-def bucketing():
-    made = mxmp.BucketingModule(lambda key: (symbol(), ["data"], ["softmax_label"]), 0)
-    made.bind([("data", (4, WIDE))], [("softmax_label", (4,))])
-    made.init_params()
-    made.init_optimizer(optimizer="adam")
     return made
 
 
@@ -123,8 +109,8 @@ WRITERS = {
     "Module.save_checkpoint": writer(module, "save_checkpoint", "a", 1, True),
     "Module.save_params": writer(module, "save_params", "a.params"),
     "Module.save_optimizer_states": writer(module, "save_optimizer_states", "a.states"),
-    "BucketingModule.save_checkpoint": writer(bucketing, "save_checkpoint", "a", 1),
-    "BucketingModule.save_params": writer(bucketing, "save_params", "a.params"),
+    "BucketingModule.save_checkpoint": writer(wide_bucketing, "save_checkpoint", "a", 1),
+    "BucketingModule.save_params": writer(wide_bucketing, "save_params", "a.params"),
     "Trainer.save_states": writer(trainer, "save_states", "a.states"),
     "Plan.save": writer(plan, "save", "a.plan"),
     "tune's times": times,

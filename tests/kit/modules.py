@@ -27,6 +27,23 @@ def bucketing(**more: Any) -> mxmp.BucketingModule:
     return mxmp.BucketingModule(lambda key: (mlp(), ["data"], ["softmax_label"]), 0, **more)
 
 
+WIDE = 300  # ``wide`` has some 360 kB of weights, adam's states three times as much
+
+
+def wide() -> mx.sym.Symbol:
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=WIDE, name="fc1")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc2"), name="softmax")
+
+
+def wide_bucketing() -> mxmp.BucketingModule:
+    """One that trains ``wide`` with adam, ready for its first batch."""
+    made = mxmp.BucketingModule(lambda key: (wide(), ["data"], ["softmax_label"]), 0)
+    made.bind([("data", (4, WIDE))], [("softmax_label", (4,))])
+    made.init_params()
+    made.init_optimizer(optimizer="adam")
+    return made
+
+
 def start() -> dict[str, mx.nd.NDArray]:
     """The same weights of ``mlp`` at every call."""
     rng = np.random.RandomState(0)

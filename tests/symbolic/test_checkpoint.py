@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.digits import SHAPES, batches, bound, weights
-from kit.modules import train
+from kit.modules import train, wide_bucketing
 from kit.twins import MASTERS, assert_same
 
 import mxmp
@@ -50,24 +50,8 @@ def test_a_checkpoint_of_a_module_that_is_not_there_is_named(tmp_path):
         mxmp.BucketingModule.load(str(tmp_path / "net"), 1, lambda key: (symbol, ("data",), ("softmax_label",)), 1)
 
 
-WIDE = 300  # some 360 kB of weights
-
-
-def symbol():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=WIDE, name="fc1")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc2"), name="softmax")
-
-
-def bucketing():
-    made = mxmp.BucketingModule(lambda key: (symbol(), ["data"], ["softmax_label"]), 0)
-    made.bind([("data", (4, WIDE))], [("softmax_label", (4,))])
-    made.init_params()
-    made.init_optimizer(optimizer="adam")
-    return made
-
-
 def test_a_checkpoint_of_buckets_is_what_mxnet_writes(tmp_path):
-    made = bucketing()
+    made = wide_bucketing()
     made.save_checkpoint(str(tmp_path / "ours"), 3)
     mx.mod.BucketingModule.save_checkpoint(made, str(tmp_path / "plain"), 3)
     for end in ("-0003.params", "-0-symbol.json", ".buckets"):

@@ -43,14 +43,6 @@ def test_a_port_is_called_right_or_named(port, unused_process):
     assert found.status == port.status
 
 
-@pytest.mark.slow
-def test_what_is_near_the_limit_is_said_as_a_share_of_the_gradients(unused_process):
-    """The difference of neighbours, whose verdict changes with the seed."""
-    port = next(each for each in PORTS if (each.name, each.dtype) == ("gradient_penalty", "bfloat16"))
-    found = unused_process.submit(port.verified).result()
-    assert "of the gradients, where 10% are an error" in found.verdict or found.low_departure is not None
-
-
 # -- A function ------------------------------------------------------------------------------------
 
 
@@ -144,7 +136,7 @@ def test_a_difference_of_many_times_the_noise_that_is_called_right_says_how_smal
     found = verify(run, 5, progress=False)
     assert found.right, str(found)
     assert found.noise_ratio > 10
-    assert re.search(r"times the noise, [1-9]% of the gradients", found.verdict), found.verdict
+    assert re.search(r"times the noise, [1-9]% of the gradients, where 10% are an error", found.verdict), found.verdict
 
 
 def test_wrong_arguments():
