@@ -32,7 +32,7 @@ def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception)
     return ValueError(
         f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "
         f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). Write it without them, or "
-        f"leave {'such blocks' if is_own else 'it'} as Python and convert around: mxmp.convert(net, exclude=lambda "
+        f"leave {'such blocks' if is_own else 'it'} as Python and convert the rest: mxmp.convert(net, exclude=lambda "
         f"name, block: {alike})"
         + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
     )

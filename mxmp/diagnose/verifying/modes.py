@@ -31,6 +31,8 @@ _DROPOUT += [
     for place in (mx.npx, mx.nd.numpy_extension, mx.sym.numpy_extension)
     for operator in (place.dropout, place.rnn)
 ]
+# Functions of arrays that draw numbers, by module and name.
+_DRAWING = re.compile(r"mxnet\.(ndarray|numpy)\.random\.|ndarray\.(random_|sample_|uniform|normal)")
 
 
 def enter(
@@ -119,9 +121,6 @@ def _not_low(cast: Callable, recorder: Recorder) -> Callable:
         return cast(*args, **{**kwargs, "dtype": "float32"})
 
     return full
-
-
-_DRAWING = re.compile(r"mxnet\.(ndarray|numpy)\.random\.|ndarray\.(random_|sample_|uniform|normal)")
 
 
 def _is_low(dtype: Any) -> bool:

@@ -91,7 +91,7 @@ _STORED = (
     "the script reads weights and writes them back, and what it reads is rounded where they are stored in float16: "
     "mxmp.master_weights(net) has them in FP32, and mxmp.set_master_weights sets them"
 )
-_LESS_NOISE = "bfloat16 has few digits: verify the port in float16, whose rounding is an eighth"
+_LESS_NOISE = "bfloat16 has few digits: verify the port in float16, whose rounding error is eight times smaller"
 _TOO_WIDE = (
     "large numbers that nearly cancel within the net, such as a year, a time or an identifier that goes into it as it "
     "is: subtract the mean and divide by the deviation",
