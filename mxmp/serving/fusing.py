@@ -16,6 +16,7 @@ from .folding import copied
 # The fused operators that MXNet's pass makes.
 FUSED = ("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected")
 _LAYERS = ("Convolution", "FullyConnected")
+_CASTS = ("amp_cast", "Cast")
 _BARRIER = "__mxmp_barrier__"
 # Operators whose result MXNet always stores row by row; any other may store it as oneDNN likes it, in some runs only.
 _BY_ROWS = frozenset(
@@ -37,9 +38,23 @@ def fuse(graph: Graph, *, quantizable: bool = False, apart: bool = False) -> Gra
         node.inputs = [entry.node.inputs[0] if _BARRIER in entry.node.attrs else entry for entry in node.inputs]
         if node.op in FUSED:
             node.name = inner_operators(node)[-1]
+            if _reads_states(node):
+                layer = node.subgraphs[0]["nodes"][-1]  # type: ignore[index]
+                node.op, node.attrs, node.subgraphs = layer["op"], layer["attrs"], None
     if not quantizable:
         store_by_rows(fused)
     return fused
+
+
+def _reads_states(node: Node) -> bool:
+    """Return whether ``node`` is a dense layer of an array for any batch, such as the first state of a recurrent cell.
+    MXNet infers its batch from what the layer returns, but not where that is fused."""
+    if node.op not in ("FullyConnected", FUSED[1]):
+        return False
+    data = node.inputs[0].node
+    while data.op in _CASTS:
+        data = data.inputs[0].node
+    return not data.inputs and data.attrs.get("shape", "").startswith("(0,")
 
 
 def store_by_rows(graph: Graph) -> None:
@@ -80,7 +95,7 @@ def _insert_barriers(graph: Graph, apart: bool) -> None:
     for entry, users in readers.items():
         if entry.node.is_variable:
             continue
-        keep = reads[entry.node] > 1 or (apart and entry.node.op in _LAYERS)
+        keep = reads[entry.node] > 1 or (apart and entry.node.op in _LAYERS) or _reads_states(entry.node)
         for user, position in users:
             # A BatchNorm that fold_norms left in the graph is one that MXNet would fold wrongly.
             if keep or (position == 0 and user.op == "BatchNorm"):

@@ -10,7 +10,7 @@ from kit.served_networks import SHAPE, S, check, conv, filled, forward, optimize
 
 from mxmp.gluon.symbols import traced_call
 from mxmp.precision.graph import Graph
-from mxmp.serving.fusing import FUSED, inner_operators
+from mxmp.serving.fusing import FUSED, fuse, inner_operators
 
 
 def two_outputs(x):
@@ -108,3 +108,15 @@ def test_unfused_leaves_nothing_to_fuse():
     graph = check(preactivation(True), apart=True)
     again = Graph.from_symbol(graph.to_symbol().get_backend_symbol("MKLDNN"))
     assert [(n.op, n.name) for n in again.nodes()] == [(n.op, n.name) for n in graph.nodes()]
+
+
+@pytest.mark.parametrize("activated", [False, True])
+def test_a_layer_that_reads_an_array_for_any_batch_is_not_fused(activated):
+    """MXNet infers the batch of the first state of a recurrent cell from what its layer returns."""
+    state = S.FullyConnected(S.zeros((0, 8)), num_hidden=4, name="of_state")
+    net = S.FullyConnected(S.var("data"), num_hidden=4, name="of_data") + (S.relu(state) if activated else state)
+    fused = fuse(Graph.from_symbol(net))
+    operators = {node.name: node.op for node in fused.nodes()}
+    assert (operators["of_state"], operators["of_data"]) == ("FullyConnected", FUSED[1])
+    for rows in (4, 2):
+        assert fused.to_symbol().infer_shape(data=(rows, 5))[1] == [(rows, 4)]

@@ -300,3 +300,23 @@ def test_a_dense_layer_behind_a_gate_runs_again_and_gives_the_same(channels, pol
         runs.append(module.get_outputs()[0].asnumpy())
     assert isinstance(module._exec_group.execs[0], InferenceExecutor)
     assert all(np.array_equal(run, runs[0]) for run in runs)
+
+
+def test_the_first_states_of_a_recurrent_cell_fit_each_batch():
+    """MXNet infers their batch from what the layers that read them return, which it does not for fused layers."""
+    cell = mx.rnn.SequentialRNNCell()
+    cell.add(mx.rnn.LSTMCell(8, prefix="lstm_"))
+    cell.add(mx.rnn.GRUCell(8, prefix="gru_"))
+    last = cell.unroll(3, S.var("data"), merge_outputs=False)[0][-1]
+    symbol = S.FullyConnected(last, num_hidden=3, name="fc")
+    data, values = mx.nd.random.normal(shape=(4, 3, 5)), None
+    modules = []
+    for kind, more in [(mx.mod.Module, {}), (mxmp.Module, {"policy": "bfloat16"})]:
+        modules.append(kind(symbol, label_names=None, **more))
+        modules[-1].bind([("data", data.shape)], for_training=False)
+        modules[-1].init_params(mx.init.Xavier(), *(values or ()))
+        values = modules[-1].get_params()
+    for rows in (4, 2, 4):
+        expected, found = (answer(each, mx.io.DataBatch([data[:rows]], None)) for each in modules)
+        assert ratio(found, expected) > 28
+        assert fused(modules[1])
