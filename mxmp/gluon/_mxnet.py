@@ -120,6 +120,12 @@ class Recorded:
         """Return whether no backward has used the call's record up."""
         return self._has_flag and bool(self._out._fresh_grad)
 
+    def is_held(self) -> bool:
+        """Return whether an output of the call or what was computed from one, such as a loss, is still there."""
+        # A pointer to a C++ object that counts its owners stands behind that to the node (libstdc++'s shared_ptr).
+        counts = ctypes.c_size_t.from_address(self._out.handle.value + _AUTOGRAD_NODE + 8).value
+        return ctypes.c_int.from_address(counts + 8).value > 1
+
     @property
     def name(self) -> str | None:
         """Return the name of the call's node in autograd's recorded graph."""

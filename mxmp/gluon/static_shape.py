@@ -2,9 +2,10 @@
 
 With it, MXNet's backward goes on writing into the arrays that it wrote first, and adds where it added first. They are
 the weights' gradients only if nothing else of a record reads a weight; otherwise MXNet sums from arrays of its own,
-which in a later backward get what the gradients should. So a call drops the flag unless ``trainer.backward`` was seen
-to run the call before, and its record had no second call and no penalty on the weights. ``autograd.grad``,
-``loss.backward()`` and a backward within ``trainer.scale_loss`` are not seen.
+which in a later backward get what the gradients should. So a call whose backward was not seen to be by
+``trainer.backward``, of a record without a second call and without a penalty on the weights, is the last with the flag.
+``autograd.grad``, ``loss.backward()`` and a backward within ``trainer.scale_loss`` are not seen. A call that is left
+without a backward, as a GAN's generator is, does no harm; while it may still get one, calls go without the flag.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class RecordedCalls:
 
     def __init__(self, make: Callable[[list], mx.nd.CachedOp], flags: list) -> None:
         self._make, self._flags = make, flags
+        self._has_flag = bool(dict(flags).get("static_shape"))
         self._op = make(flags)
+        self._beside: mx.nd.CachedOp | None = None  # without the flag
         # On each device, with the flag: the arrays and the record of the last call, and whether its backward was seen.
         self._marks: dict[mx.Context, _mxnet.Marks] = {}
         self._last: dict[mx.Context, _mxnet.Recorded] = {}
@@ -36,23 +39,33 @@ class RecordedCalls:
 
     def run(self, values: Sequence[NDArray], weights: Sequence[NDArray]) -> Any:
         """Run it on ``values``; ``weights`` are those of them that ``static_shape`` remembers."""
-        if not weights or not dict(self._flags).get("static_shape"):
+        if not weights or not self._has_flag:
             return self._op(*values)
         ctx = mx.current_context()
-        last, was_seen = self._last.pop(ctx, None), ctx in self._seen
         if ctx in self._marks and not self._marks[ctx].hold(weights):
-            self._renew()
-        elif last is not None and (not was_seen or last.is_waiting()):
-            self._flags = [flag for flag in self._flags if flag[0] != "static_shape"]
-            self._renew()
-            return self._op(*values)
+            self._renew(self._make(self._flags))
         if ctx not in self._marks:
             self._marks[ctx] = _mxnet.Marks(weights)
+        if self._is_used_up_unseen(ctx):
+            self._has_flag = False
+            self._renew(self._without_flag())
+            return self._op(*values)
+        if ctx in self._last and self._last[ctx].is_waiting() and self._last[ctx].is_held():
+            return self._without_flag()(*values)
+        self._last.pop(ctx, None)  # so that the call can have its memory
         out = self._op(*values)
         self._last[ctx] = _mxnet.Recorded(out if isinstance(out, NDArray) else out[0])
         self._seen.discard(ctx)
         _waiting.add(self)
         return out
+
+    def _is_used_up_unseen(self, ctx: mx.Context) -> bool:
+        return ctx in self._last and ctx not in self._seen and not self._last[ctx].is_waiting()
+
+    def _without_flag(self) -> mx.nd.CachedOp:
+        if self._beside is None:
+            self._beside = self._make([flag for flag in self._flags if flag[0] != "static_shape"])
+        return self._beside
 
     def in_record(self, record: Record) -> list[mx.Context]:
         """Return on which devices a backward of ``record``, if it uses the last call up, writes the gradients alone."""
@@ -75,8 +88,8 @@ class RecordedCalls:
         if self._seen.issuperset(self._last):
             _waiting.discard(self)
 
-    def _renew(self) -> None:
-        self._op = self._make(self._flags)
+    def _renew(self, op: mx.nd.CachedOp) -> None:
+        self._op = op
         _waiting.discard(self)
         for kept in (self._marks, self._last, self._seen, self._sizes):
             kept.clear()

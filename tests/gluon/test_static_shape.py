@@ -10,6 +10,8 @@ import itertools
 import mxnet as mx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kit.twins import FLAGS, array, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -29,7 +31,7 @@ class Run:
         self.net = sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))
         seeded(self.net, self.devices)
         self.params = list(self.net.collect_params().values())
-        self.found, self.batches, self.trainer = [], itertools.count(), None
+        self.found, self.kept, self.batches, self.trainer = [], [], itertools.count(), None
         if policy is not None:
             mxmp.convert(self.net, policy).hybridize(**FLAGS["static"])
             self.trainer = mxmp.Trainer(self.params, "sgd", {"learning_rate": 0}, loss_scale=64)
@@ -88,6 +90,35 @@ def no_backward(run):
         run.found.append([run.square(run.devices[0]).asnumpy()])
 
 
+def keep(run):
+    with autograd.record():
+        run.kept.append([run.square(ctx) for ctx in run.devices])
+
+
+def keep_penalty(run):
+    with autograd.record():
+        losses = [run.square(ctx) + sum(p.data(ctx).square().sum() for p in run.params) for ctx in run.devices]
+    run.kept.append(losses)
+
+
+def backward_of_kept(run):
+    if run.kept:
+        run.backward(run.kept.pop())
+
+
+def forget_kept(run):
+    run.kept.clear()
+
+
+def as_a_gan(run):
+    """Of one call the output is used without a gradient, and is there until the next one has ended."""
+    for is_trained in (False, True):
+        with autograd.record():
+            fake = [run.square(ctx) for ctx in run.devices]
+        if is_trained:
+            run.backward(fake)
+
+
 def of_weights(run):
     """By ``autograd.grad``, whose arrays are no gradients of the Parameters."""
     weights = [param.data(run.devices[0]) for param in run.params]
@@ -112,6 +143,12 @@ SEQUENCES = [
     [one_call, penalty, retained, one_call],
     [no_backward, two_calls, one_call],
     [of_weights, one_call, one_call],
+    [keep_penalty, one_call, backward_of_kept, one_call],
+    [one_call, keep, keep, backward_of_kept, backward_of_kept, one_call],
+]
+STEPS = [
+    *(one_call, two_calls, two_losses, penalty, retained, no_backward, of_weights, as_a_gan),
+    *(keep, keep_penalty, backward_of_kept, forget_kept),
 ]
 
 
@@ -120,6 +157,15 @@ SEQUENCES = [
 def test_gradients_are_those_of_python_code(steps, devices):
     expected, run = Run(None, devices), Run(FP32, devices)
     for step in steps:
+        step(expected)
+        step(run)
+    assert_equal(run.found, expected.found)
+
+
+@given(steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=9))
+def test_gradients_are_those_of_python_code_whatever_comes_before(steps):
+    expected, run = Run(None), Run(FP32)
+    for step in [*steps, one_call]:
         step(expected)
         step(run)
     assert_equal(run.found, expected.found)
@@ -157,20 +203,35 @@ def test_a_backward_of_another_net_is_not_taken_for_this_one_s():
 
 
 def kept_after(*steps):
-    """Return whether MXNet still gets the flag after these."""
-    made, cached_op = [], mxmp.gluon.graphs._CachedOp
+    """Return whether the last call, after these, is one with the flag."""
+    used, cached_op = [], mxmp.gluon.graphs._CachedOp
+
+    class Noting(cached_op):
+        def __init__(self, symbol, flags):
+            super().__init__(symbol, flags)
+            self.flags = dict(flags)
+
+        def __call__(self, *args):
+            used.append(self.flags.get("static_shape", False))
+            return super().__call__(*args)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            mxmp.gluon.graphs, "_CachedOp", lambda symbol, flags: made.append(flags) or cached_op(symbol, flags)
-        )
+        patch.setattr(mxmp.gluon.graphs, "_CachedOp", Noting)
         run = Run(FP32)
         for step in steps:
             step(run)
-    return dict(made[-1]).get("static_shape", False)
+    return used[-1]
 
 
 def test_the_flag_stays_for_one_call_in_each_record():
     assert kept_after(one_call, one_call, one_call)
+
+
+def test_the_flag_stays_after_calls_that_are_left_without_a_backward():
+    assert kept_after(no_backward, one_call, one_call)
+    assert kept_after(keep, one_call, forget_kept, one_call, one_call)
+    assert kept_after(as_a_gan, as_a_gan, one_call)
+    assert not kept_after(keep, one_call)
 
 
 def test_the_flag_goes_where_no_trainer_runs_the_backward():
