@@ -415,12 +415,12 @@ class Trace:
             calls.append((name, block, _nesting(given, arrays)))
             if self._are_inner(arrays[kept:], args):
                 raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
-        for owner, name, token in self.reads.tokens().values():
-            if _token_of(owner, name, _Places()) != token:
-                self._refuse_symbols(owner, name)
-                self.reads.always_anew = f"changes {name!r} in place"
         self.reads.replace(self._clone, self._block)
-        self.reads.changed()  # finds the places
+        if self.reads.changed() is not None:
+            for owner, name, token in self.reads.tokens().values():
+                if _token_of(owner, name, _Places()) != token:
+                    self._refuse_symbols(owner, name)
+                    self.reads.always_anew = f"changes {name!r} in place"
         return Left(arrays, writes, calls)
 
     def _are_inner(self, symbols: Sequence[mx.sym.Symbol], args: tuple) -> bool:
