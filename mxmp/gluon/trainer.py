@@ -46,13 +46,15 @@ _NO_AMP = (
 
 
 def _check_params(params: Any) -> None:
-    """Raise ValueError where ``params`` is a net or a trainer, or holds arrays in place of Parameters."""
+    """Raise ValueError where ``params`` is a net or a trainer, is empty, or holds arrays in place of Parameters."""
     if isinstance(params, (gluon.Block, gluon.Trainer)):
         raise ValueError(
             f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
         )
-    each = params.values() if isinstance(params, dict) else params if isinstance(params, (list, tuple)) else ()
-    if any(isinstance(param, NDArray) for param in each):
+    each = params.values() if isinstance(params, (dict, gluon.ParameterDict)) else params
+    if isinstance(params, (dict, gluon.ParameterDict, list, tuple)) and not each:
+        raise ValueError("params is empty, so there is nothing to train: give the net its layers before the trainer")
+    if isinstance(params, (dict, list, tuple)) and any(isinstance(param, NDArray) for param in each):
         raise ValueError(
             "params must be Parameters, got arrays: make what computes with them the forward of a Block, whose weights "
             "are self.params.get(name, shape=shape), and give this its collect_params()"
@@ -99,8 +101,8 @@ class Trainer(StepView, gluon.Trainer):
     ValueError
         Gradients would be applied before they are checked (an asynchronous kvstore, ``update_on_kvstore=True``, sparse
         weights) or could not be scaled (gradient compression); MXNet has no such kvstore or optimizer; ``loss_scale``
-        is none of the above; ``params`` are no parameters, or have one twice; or the class of one overrides
-        ``list_data`` or ``list_grad``.
+        is none of the above; ``params`` are no parameters, none at all, or have one twice; or the class of one
+        overrides ``list_data`` or ``list_grad``.
     TypeError
         The optimizer takes no such parameter.
     ImportError

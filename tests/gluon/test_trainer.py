@@ -564,6 +564,12 @@ def test_a_parameter_that_is_listed_twice_is_refused():
         mxmp.Trainer([net.weight, net.bias, net.weight], "sgd")
 
 
+@pytest.mark.parametrize("params", [[], {}, nn.HybridSequential().collect_params()], ids=["list", "dict", "net"])
+def test_a_trainer_of_no_parameters_is_refused(params):
+    with pytest.raises(ValueError, match="params is empty, so there is nothing to train"):
+        mxmp.Trainer(params, "sgd")
+
+
 def test_clipping_counts_a_gradient_that_only_the_second_device_has():
     contexts = [mx.cpu(0), mx.cpu(1)]
     first, second = (nn.Dense(1, in_units=1, use_bias=False) for _ in range(2))
