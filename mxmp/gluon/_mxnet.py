@@ -10,7 +10,7 @@ import ctypes
 import sys
 import threading
 from collections import deque
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter, is_
 from types import FrameType
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
@@ -240,15 +240,33 @@ def hybrid_forward(block: HybridBlock, functions: Any, args: tuple, prepare: Cal
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Fill in ``op_args`` of a traced copy, and initialize the Parameters that wait for their shape.
     Raises ``ValueError`` if the graph and the inputs do not tell a shape."""
+    if type(clone).infer_shape is HybridBlock.infer_shape:
+        clone.__dict__["infer_shape"] = partial(_infer_shapes_of_used, clone)
     try:
         clone._build_cache(*args)
     except ValueError as error:
         if "Deferred initialization failed" not in str(error):
             raise
-        raise ValueError(
-            f"{error}. A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or "
-            "make its layers with in_units or in_channels"
-        ) from error
+        from ..messages.shapes import broadcasting  # what is said is loaded where it is needed
+
+        hint = broadcasting(str(error)) or (
+            "A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or make its "
+            "layers with in_units or in_channels"
+        )
+        raise ValueError(f"{error}. {hint[0].upper()}{hint[1:]}") from error
+
+
+def _infer_shapes_of_used(clone: HybridBlock, *args: Any) -> None:
+    # MXNet's own fails if an input or a Parameter is not used, which Python code may leave out.
+    data, symbol = clone._get_graph(*args)
+    inputs, params = set(symbol.list_inputs()), dict(clone.collect_params().items())
+    shapes = {each.name: array.shape for each, array in zip(data, arrays_in(args)) if each.name in inputs}
+    found, _, states = symbol.infer_shape(**shapes)
+    if found is None:
+        raise ValueError("it does not follow from the inputs")
+    for name, shape in zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*found, *states]):
+        if name in params:
+            params[name].shape = shape
 
 
 def traced_graph(block: HybridBlock) -> TracedGraph:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
+from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from .tracing import present_knowledge
@@ -82,10 +83,15 @@ def _ask(what: str) -> Knowledge:
 
 def _shape(symbol: mx.sym.Symbol) -> tuple[int, ...]:
     found = _ask("shape").variables
+    array = found.get(symbol.name) if symbol.list_outputs() == [symbol.name] else None
+    if isinstance(array, NDArray):
+        return array.shape
     shapes = {name: found[name].shape for name in symbol.list_inputs() if name in found and found[name].shape}
     shape = symbol.infer_shape_partial(**shapes)[1][0]
-    # MXNet writes () for a shape of which it knows nothing, but with np_shape, where it is a scalar's.
-    if shape is None or (shape == () and not mx.util.is_np_shape()) or any(size <= 0 for size in shape):
+    # MXNet writes () for a shape of which it knows nothing, and 0 for such a size. With np_shape these are a scalar's
+    # and an empty array's, and it writes None and -1.
+    unknown = None if mx.util.is_np_shape() else ()
+    if shape is None or shape == unknown or any(size < 0 or (size == 0 and unknown == ()) for size in shape):
         raise ValueError(f"the shape of {symbol.name!r} depends on values, which a graph does not have")
     return tuple(shape)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import signature
 
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 
 def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> Exception:
@@ -27,7 +27,8 @@ def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception)
             "takes an array: write net(x), or net(*arrays) for a net of several inputs"
         )
     kind = type(culprit)
-    is_own = not kind.__module__.startswith("mxnet.")  # a net may have many of its class
+    # A net may have many of its class.
+    is_own = not kind.__module__.startswith("mxnet.") or isinstance(culprit, nn.HybridLambda)
     alike = f"isinstance(block, {kind.__name__})" if is_own else f"name == {culprit.name!r}"
     return ValueError(
         f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "

@@ -173,6 +173,10 @@ WRONG = [
         mx.MXNetError,
         "call x.astype('float32') first",
     ),
+    # operators that broadcast arrays
+    ("mxmp.convert(centred(20))(x)", mx.MXNetError, "of (8, 3) and (8, 1), write F.broadcast_add(x, y), broadcast_sub"),
+    ("mxmp.convert(centred(0))(x)", ValueError, "of (8, 3) and (8, 1), write F.broadcast_add(x, y), broadcast_sub"),
+    ("centred_module()", mx.MXNetError, "of (8, 3) and (8, 1), write F.broadcast_add(x, y), broadcast_sub"),
     # exclude
     ("mxmp.convert(net, exclude=[len])", ValueError, "a filter is given by itself, not in a list"),
     ("mxmp.convert(net, exclude=[nn.Dense])", ValueError, "exclude=lambda name, block: isinstance(block, Dense))"),
@@ -387,6 +391,27 @@ def norm():
     net.add(nn.LayerNorm(), nn.Dense(3))
     net.initialize()
     return net
+
+
+def centred(in_units):
+    class Centred(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.body = nn.Dense(3, in_units=in_units)
+
+        def hybrid_forward(self, F, x):  # noqa: N803
+            x = self.body(x)
+            return x - x.mean(axis=1, keepdims=True)
+
+    net = Centred()
+    net.initialize()
+    return net
+
+
+def centred_module():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
+    mxmp.Module(x - x.mean(axis=1, keepdims=True), label_names=None).bind([("data", (8, 20))])
 
 
 def two_inputs():

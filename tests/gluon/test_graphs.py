@@ -359,3 +359,30 @@ def test_an_input_or_a_parameter_may_be_an_output_and_has_its_gradient(policy, a
     assert_same(net.dense.bias.grad().astype("float32").asnumpy(), [2] * 4)
     if attached:
         assert_same(y.grad.asnumpy(), 2 * y.asnumpy())
+
+
+class Partly(nn.HybridBlock):
+    """Leaves out its second layer and its second input at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.whole = False
+        with self.name_scope():
+            self.first, self.second = nn.Dense(4), nn.Dense(2)
+
+    def hybrid_forward(self, op, x, more):
+        return self.second(op.concat(self.first(x), more, dim=1)) if self.whole else self.first(x)
+
+
+@pytest.mark.filterwarnings("ignore:.* is not used by any computation")
+def test_what_the_code_leaves_out_at_first_waits_for_its_shape():
+    net, x, more = Partly(), array(1, 3, 6), array(2, 3, 5)
+    net.initialize()
+    mxmp.convert(net, FP32)
+    for whole, shape in ((False, (2, 0)), (True, (2, 9))):
+        net.whole = whole
+        out = net(x, more)
+        assert (net.first.weight.shape, net.second.weight.shape) == ((4, 6), shape)
+        mxmp.restore(net)
+        assert (out == net(x, more)).asnumpy().all()
+        mxmp.convert(net, FP32)

@@ -75,11 +75,55 @@ def test_a_graph_that_depends_on_the_context_is_that_of_each():
     np.testing.assert_allclose(first * 2, other * 3, rtol=0.01)
 
 
+EMPTY = {
+    "shape": lambda x, y: x * (1 + y.shape[-1]),
+    "size": lambda x, y: x if y.size else 2 * x,
+    "ndim": lambda x, y: x * y.ndim,
+}
+
+
+@pytest.mark.parametrize("asked", EMPTY)
+def test_an_input_without_elements_has_its_shape(asked):
+    def forward(op, x, y):
+        return EMPTY[asked](x, y)
+
+    net, plain = takes(forward, "float16"), takes(forward)
+    for features in (0, 2):
+        y = mx.nd.array(np.zeros((4, features)))
+        np.testing.assert_allclose(net(X, y).asnumpy(), plain(X, y).asnumpy(), rtol=0.01)
+
+
+class FirstOf(nn.HybridBlock):
+    def hybrid_forward(self, op, x, count):
+        return x * (1 + x[:, :count].shape[1])
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in float16")
+@mx.util.use_np
+def test_what_is_computed_may_have_no_elements_with_np_shape():
+    net, x = mxmp.convert(FirstOf(), "float16"), X.as_np_ndarray()
+    for count in (0, 2):
+        np.testing.assert_allclose(net(x, count).asnumpy(), FirstOf()(x, count).asnumpy(), rtol=0.01)
+
+
 @pytest.mark.parametrize("name", ["asscalar", "asnumpy", "detach"])
 def test_what_no_graph_can_know_is_refused_in_words(name):
     net = takes(lambda op, x: x * getattr(x.sum(), name)(), "float16")
     with pytest.raises(ValueError, match=rf"'takes\d+' \(Takes\) cannot be traced.*have no values.*{name}"):
         net(X)
+
+
+def test_lambdas_that_read_an_array_are_left_as_python_with_their_class():
+    net = nn.HybridSequential()
+    for _ in range(2):
+        net.add(nn.Dense(3), nn.HybridLambda(lambda op, x: op.broadcast_add(x, X[:1])))
+    net.initialize()
+    want = net(X).asnumpy()
+    mxmp.convert(net, "float16")
+    with pytest.raises(ValueError, match=r"leave such blocks as Python.*isinstance\(block, HybridLambda"):
+        net(X)
+    mxmp.convert(net, "float16", exclude=lambda name, block: isinstance(block, nn.HybridLambda))
+    np.testing.assert_allclose(net(X).asnumpy(), want, rtol=0.02, atol=0.01)
 
 
 def test_a_shape_that_depends_on_values_is_refused_in_words():

@@ -90,3 +90,8 @@ def difference(at: Departure, owners: int) -> str:
 
 def updates_of(number: int) -> str:
     return f"{number} update{'s' * (number != 1)}"
+
+
+def behind(note: str) -> str:
+    """Return a note, such as how plain MXNet was run, as a sentence behind another."""
+    return f". {note[0].upper()}{note[1:]}" if note else ""

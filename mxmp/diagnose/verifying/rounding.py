@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Sequence
 from .judging import LOW_TIMES, Course, Departure, course
 from .porting import NOISE
 from .recording import Record
-from .report import Verification, updates_of
+from .report import Verification, behind, updates_of
 from .running import Job, Runner
 
 _MORE_NOISE = (3, 4, 5, 6)  # runs, where low precision leaves the noise of the first
@@ -45,7 +45,7 @@ def judge(
     dtype, updates = found["dtype"], updates_of(found["steps"])
     exact = "bit for bit" if found["agreement"] == 0 else f"to {found['agreement']:.0e}"
     agree = note if again.mode == "graph" else f"plain and graph agree {exact}"
-    beside = f". {note[0].upper()}{note[1:]}" if note and agree != note else ""
+    beside = behind(note) if agree != note else ""
     times = f"{found['noise_ratio']:.1f} times the noise"
     grown = "" if judged.wide is None else f", which at update {judged.wide + 1} is {judged.noise:.0%} of the gradients"
     skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""

@@ -12,7 +12,7 @@ from .judging import course, departure
 from .porting import alike_on_average, compare
 from .reasons import reasons
 from .recording import Record
-from .report import Verification, difference, updates_of
+from .report import Verification, behind, difference, updates_of
 from .rounding import judge
 from .running import Job, Runner, Script
 
@@ -119,19 +119,20 @@ def _verified(runner: Runner) -> Verification:
     found: dict[str, Any] = {"steps": plain.updates, "dtype": dtype, "said": said, "written": tuple(low.outside)}
     early = departure(plain, graph) if graph.error else None
     if graph.error and (early is None or early.what == "updates"):
-        return _ended(graph, "in FP32", found)
+        return _ended(graph, "in FP32", note, found)
     compared = compare(runner, job, plain, graph, note)
     plain, job, at, note = compared.plain, compared.job, compared.at, compared.note
     runs = {"plain": plain, "graph": graph, "low": low}
     found["courses"] = {name: course(plain, record) for name, record in runs.items()}
     if at is not None and not compared.unknown:
+        apart = f", {note}" if note.startswith("without") else behind(note)
         verdict = (
             f"The port is not right: graph differs from plain from update {at.step} on, in FP32, so rounding is not "
-            f"the cause: {difference(at, len(plain.steps))}" + (f", {note}" if note.startswith("without") else "")
+            f"the cause: {difference(at, len(plain.steps))}{apart}"
         )
         return Verification(False, verdict, reasons(at), departure=at, **found)
     if low.error:
-        return _ended(low, f"in {dtype}", found)
+        return _ended(low, f"in {dtype}", note, found)
     found["agreement"] = max(found["courses"]["graph"].compared, default=0.0)
     if compared.unknown:
         return Verification(None, f"Cannot say: {compared.unknown}", departure=at, **found)
@@ -161,7 +162,7 @@ def _says_nothing(plain: Record) -> str:
     return f"from update {ends} on, plain MXNet's own gradients are inf or NaN" if ends else ""
 
 
-def _ended(record: Record, how: str, found: dict[str, Any]) -> Verification:
+def _ended(record: Record, how: str, note: str, found: dict[str, Any]) -> Verification:
     made = f" after {updates_of(record.updates)}" if record.updates else ""
     verdict = f"The port is not right: plain MXNet trains, and mxmp {how} ends{made} with {record.error}"
-    return Verification(False, verdict, **found)
+    return Verification(False, verdict + behind(note), **found)

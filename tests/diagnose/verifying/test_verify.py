@@ -247,6 +247,29 @@ def test_a_right_port_is_right_where_only_plains_graph_keeps_an_old_attribute_be
     assert found.verdict.startswith("The port is not right"), str(found)
 
 
+class Reading(nn.HybridBlock):
+    def hybrid_forward(self, op, x):
+        return x / max(1.0, x.max().asscalar())
+
+
+@pytest.mark.slow
+def test_what_ends_says_that_plain_mxnet_was_not_hybridized_either():
+    def run():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4), Reading())
+        net.initialize()
+        net.hybridize()
+        mxmp.convert(net, "float16")
+        trainer = mxmp.Trainer(net.collect_params(), "sgd")
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 3))).sum()
+        trainer.backward(loss)
+        trainer.step(2)
+
+    found = verify(run, 2, progress=False)
+    assert re.search("ends with ValueError.*Plain MXNet was not hybridized, as it fails with .*asscalar", found.verdict)
+
+
 # -- Modules that share their parameters -------------------------------------------------------------
 
 
