@@ -276,6 +276,59 @@ def test_modules_that_share_their_parameters_are_compared_in_the_order_of_their_
     assert found.agreement == 0
 
 
+# -- Updates of nothing ------------------------------------------------------------------------------
+
+
+def chain_whose_loss_has_no_parameters():
+    body = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), label_names=None)
+    loss = mxmp.Module(mx.sym.SoftmaxOutput(mx.sym.var("scores"), name="softmax"), data_names=["scores"])
+    chain = mx.mod.SequentialModule().add(body).add(loss, take_labels=True, auto_wiring=True)
+    chain.fit(mx.io.NDArrayIter(np.random.randn(32, 5), np.arange(32) % 3, 8), num_epoch=2)
+
+
+def module_that_is_frozen_beside_one_that_trains():
+    data = mx.sym.var("data")
+    frozen = mxmp.Module(
+        mx.sym.FullyConnected(data, num_hidden=3, name="fc"), label_names=None, fixed_param_names=["fc_weight", "fc_bias"]
+    )
+    head = mxmp.Module(
+        mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("seen"), num_hidden=3, name="top"), name="softmax"),
+        data_names=["seen"],
+    )
+    chain = mx.mod.SequentialModule().add(frozen).add(head, take_labels=True, auto_wiring=True)
+    chain.fit(mx.io.NDArrayIter(np.random.randn(32, 5), np.arange(32) % 3, 8), num_epoch=2)
+
+
+def three_trainers_of_which_a_backward_reaches_one():
+    nets = [nn.Dense(2, in_units=3) for _ in range(3)]
+    for net in nets:
+        net.initialize()
+        mxmp.convert(net, "float16")
+    trainers = [mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets]
+    for turn in range(8):
+        x = mx.nd.array(np.random.randn(4, 3))
+        with autograd.record():
+            loss = nets[turn % 2](x).square().sum()
+        trainers[turn % 2].backward(loss)
+        for trainer in trainers:
+            trainer.step(4, ignore_stale_grad=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run",
+    [
+        chain_whose_loss_has_no_parameters,
+        module_that_is_frozen_beside_one_that_trains,
+        three_trainers_of_which_a_backward_reaches_one,
+    ],
+)
+def test_an_update_of_nothing_is_none_in_any_run(run):
+    found = verify(run, 8, progress=False)
+    assert found.right, str(found)
+    assert found.agreement == 0
+
+
 # -- Kernels of oneDNN that fail ---------------------------------------------------------------------
 
 
