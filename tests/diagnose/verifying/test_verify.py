@@ -287,10 +287,8 @@ def chain_whose_loss_has_no_parameters():
 
 
 def module_that_is_frozen_beside_one_that_trains():
-    data = mx.sym.var("data")
-    frozen = mxmp.Module(
-        mx.sym.FullyConnected(data, num_hidden=3, name="fc"), label_names=None, fixed_param_names=["fc_weight", "fc_bias"]
-    )
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    frozen = mxmp.Module(layer, label_names=None, fixed_param_names=["fc_weight", "fc_bias"])
     head = mxmp.Module(
         mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("seen"), num_hidden=3, name="top"), name="softmax"),
         data_names=["seen"],
