@@ -327,6 +327,66 @@ def test_an_update_of_nothing_is_none_in_any_run(run):
     assert found.agreement == 0
 
 
+def bound_module(name):
+    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name=name), name="softmax")
+    module = mxmp.Module(out)
+    module.bind([("data", (8, 5))], [("softmax_label", (8,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    return module
+
+
+def a_branch_that_is_updated_before_it_runs():
+    """As in stochastic depth: the outputs of its executors are memory that nothing has written."""
+    always, late = bound_module("always"), bound_module("late")
+    outputs = late.get_outputs
+    late.get_outputs = lambda *args, **kwargs: outputs(*args, **kwargs) if turn > 2 else [mx.nd.array([os.getpid()])]
+    for turn in range(8):
+        batch = mx.io.DataBatch([mx.nd.array(np.random.randn(8, 5))], [mx.nd.arange(8) % 3])
+        for module in (always, late)[: 1 + (turn > 2)]:
+            module.forward_backward(batch)
+        always.update()
+        late.update()
+
+
+@pytest.mark.slow
+def test_outputs_of_a_module_that_has_not_run_are_not_compared():
+    found = verify(a_branch_that_is_updated_before_it_runs, 8, progress=False)
+    assert "two plain runs" not in found.verdict, str(found)
+    assert found.agreement == 0
+
+
+# -- Several trainers that search for their loss scales ----------------------------------------------
+
+
+def two_trainers_that_skip(largest, steps=14):
+    def run():
+        for size in largest:
+            net = nn.Dense(2, in_units=3, use_bias=False)
+            net.initialize()
+            mxmp.convert(net, "float16")
+            nets.append((net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-9}), size))
+        for _ in range(steps):
+            for net, trainer, size in nets:
+                with autograd.record():
+                    loss = net(mx.nd.ones((1, 3))).sum() * size
+                trainer.backward(loss)
+                trainer.step(1)
+
+    nets = []
+    return run
+
+
+@pytest.mark.slow
+def test_skipped_steps_are_counted_for_each_trainer():
+    found = verify(two_trainers_that_skip([200, 300]), 14, progress=False)
+    assert found.right, str(found)
+    assert found.skipped >= 14
+    found = verify(two_trainers_that_skip([1, 60000], 9), 9, progress=False)
+    assert found.right is None, str(found)
+    assert "float16 skipped all 8 steps of trainer 2 to find its loss scale" in found.verdict
+
+
 # -- Kernels of oneDNN that fail ---------------------------------------------------------------------
 
 
