@@ -174,6 +174,7 @@ class ScaledStep:
         *,
         exposed: Sequence[MasterPair] = (),  # into whose float16 arrays a user may have written
         unscaled: bool = False,  # whether the gradients have been divided by the loss scale already
+        again: bool = False,  # whether they are those of a skipped step, whose overflow says nothing new of the scale
     ) -> bool:
         """Check ``gradients``, apply or skip the update, adjust the loss scale; return whether the update was applied.
         Waits for the device once, again if an inf or NaN is found, and for each row-sparse gradient. Raises
@@ -187,7 +188,7 @@ class ScaledStep:
                 for pair in written:
                     take_over(*pair)
                 apply()
-            self._note(gradients, bad, unscaled, forward_failed)
+            self._note(gradients, bad, unscaled, forward_failed, again)
         finally:
             self.losses = []
             for observer in list(self.observers):
@@ -273,7 +274,7 @@ class ScaledStep:
         return bad, bool(bad) and len(bad) < len(found)
 
     def _note(
-        self, gradients: Sequence[Gradient], bad: Sequence[Gradient], unscaled: bool, forward_failed: bool
+        self, gradients: Sequence[Gradient], bad: Sequence[Gradient], unscaled: bool, forward_failed: bool, again: bool
     ) -> None:
         """Update counters, history and loss scale after a step, and log; raise ``FloatingPointError`` at the floor."""
         self.steps += 1
@@ -282,7 +283,8 @@ class ScaledStep:
         if before != self.history[-1].loss_scale:  # a user set it, or the step of another trainer
             self.history.append(ScaleEvent(self.steps, before, False))
         self.ledger.left = (1.0 if unscaled else before) / self.ledger.clip
-        self.group.note_step(self, not bad and not self.ledger.inputs_overflowed)
+        if not again:
+            self.group.note_step(self, not bad and not self.ledger.inputs_overflowed)
         self.ledger.inputs_overflowed = False
         after = self.scaler.loss_scale
         if bad:
@@ -290,7 +292,8 @@ class ScaledStep:
         if bad or after != before:
             self.history.append(ScaleEvent(self.steps + 1, after, bool(bad)))
             self._log(bad, before, after, forward_failed)
-        self.skips_at_floor = self.skips_at_floor + 1 if bad and at_floor else 0
+        if not again:
+            self.skips_at_floor = self.skips_at_floor + 1 if bad and at_floor else 0
         if self.skips_at_floor >= FLOOR_PATIENCE:
             from .floor import FORWARD_FAILED, cure
 

@@ -665,7 +665,10 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 apply,
                 self.core.statistics,
                 exposed=exposed_pairs(updates),
+                again=self.last_step_skipped and not self.scaled_step.ledger.scaled,
             )
+            # An update without another backward applies them again, as in MXNet.
+            self.scaled_step.continue_sums(update.grad for update in updates)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """Return the gradients of the inputs from the last ``backward``, divided by the loss scale, as new arrays.

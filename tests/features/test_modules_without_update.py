@@ -201,40 +201,37 @@ def test_a_bucketing_module_discards_the_step_of_its_current_bucket():
     assert module.skipped_steps == 0
 
 
-def test_a_second_update_after_one_backward_warns_where_the_loss_scale_has_changed():
+def test_a_second_update_after_one_backward_applies_it_again_at_any_loss_scale():
+    """As MXNet does, for a branch of stochastic depth that has not run."""
+    scaler = mxmp.DynamicLossScaler(init_scale=256, growth_interval=1)
+    found = []
+    for policy, kwargs in (("float16", {"loss_scale": scaler}), (None, {})):
+        module = bound(critic(), policy, optimizer=True, **kwargs)
+        before = parameters(module)
+        forward_backward(module)
+        for _ in range(3):
+            module.update()
+        found.append([value - before[name] for name, value in parameters(module).items()])
+    assert scaler.loss_scale == 2048
+    assert_close(*found, "float16")
+
+
+def test_an_overflow_that_is_updated_again_lowers_the_loss_scale_once(caplog):
+    module = bound(critic(), "float16", optimizer=True)
+    forward_backward(module)
+    with caplog.at_level(logging.WARNING, "mxmp"):
+        for _ in range(5):
+            module.update()
+    assert module.loss_scale == 2.0**15
+    assert module.skipped_steps == 5
+    assert "of now" not in caplog.text
+
+
+def test_an_update_without_a_backward_warns_where_another_module_has_changed_the_loss_scale():
     scaler = mxmp.DynamicLossScaler(init_scale=256, growth_interval=2)
-    module = bound(critic(), "float16", optimizer=True, loss_scale=scaler)
-    forward_backward(module, 0.01)
-    module.update()
-    module.update()  # at the same scale: the gradient is applied twice, as by MXNet
-    assert scaler.loss_scale == 512
-    with pytest.warns(UserWarning, match="loss scale of now, 512, and those of the last backward hold 256"):
+    first, second = (bound(critic(), "float16", optimizer=True, loss_scale=scaler) for _ in range(2))
+    for module in (first, second):
+        forward_backward(module, 0.01)
         module.update()
-    forward_backward(module, 0.01)
-    module.update()
-
-
-def test_a_discriminator_whose_input_gradients_alone_overflow_lowers_its_own_scale():
-    """A GAN updates it by another backward than the one that gives the generator its gradients."""
-    scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, no_bias=True, name="d")
-    inner = mxmp.Module(mx.sym.MakeLoss(mx.sym.sum(scores)), label_names=None)
-    inner.bind([("data", (4, 8))], inputs_need_grad=True)
-    inner.init_params(mx.init.Constant(4.0))  # times the first scale, 65536, above 65504
-    inner.init_optimizer(optimizer_params={"learning_rate": 1e-6})
-    outer = mxmp.Module(mx.sym.FullyConnected(mx.sym.Variable("z"), num_hidden=8, name="g"), ["z"], None)
-    outer.bind([("z", (4, 3))])
-    outer.init_params(mx.init.Normal(0.001))
-    outer.init_optimizer(optimizer_params={"learning_rate": 1e-4})
-    for _ in range(12):
-        outer.forward(mx.io.DataBatch([mx.nd.full((4, 3), 0.01)], None), is_train=True)
-        made = outer.get_outputs()[0]
-        inner.forward(mx.io.DataBatch([made * 0.01], None), is_train=True)
-        inner.backward()
-        inner.update()
-        inner.forward(mx.io.DataBatch([made], None), is_train=True)
-        inner.backward()
-        outer.backward(inner.get_input_grads())
-        outer.update()
-    assert inner.loss_scale * 4 < 65504
-    assert not outer.last_step_skipped
-    assert outer.skipped_steps < 6
+    with pytest.warns(UserWarning, match="loss scale of now, 512, and those of the last backward hold 256"):
+        first.update()

@@ -148,6 +148,9 @@ class PlainStep:
         self, gradients: Sequence[Gradient], factor: float, weights: Callable[[], Mapping[str, NDArray]]
     ) -> Iterator[bool]:
         """Record the update within the block; yield whether it is to be applied."""
+        if not gradients:  # mxmp makes no step either: a module without parameters, or none that a backward reached
+            yield True
+            return
         skipped = self.recorder.leaves_out(self.owner)
         self.recorder.before_step(self.owner, gradients, factor, weights(), skipped=skipped)
         yield not skipped

@@ -172,8 +172,8 @@ class Recorder:
         return any(self.record.steps)
 
     def leaves_out(self, owner: Any) -> bool:
-        number = self._number(owner)
-        return (number, self._ended[number]) in self._skips
+        number = self._place(owner)
+        return (number, self._ended[number] if number < len(self._ended) else 0) in self._skips
 
     def initial_value(self, param: Any, drawn: bool) -> None:
         arrays = param.list_data()
@@ -214,15 +214,18 @@ class Recorder:
             sums[: flat.size - whole] += flat[whole:]
         return Sketch(norm, sums)
 
+    def _place(self, owner: Any) -> int:
+        """Return the number of an owner; before its first step, that which it would get now."""
+        return next((k for k, known in enumerate(self._owners) if known is owner), len(self._owners))
+
     def _number(self, owner: Any) -> int:
-        for number, known in enumerate(self._owners):
-            if known is owner:
-                return number
-        self._owners.append(owner)
-        self.record.steps.append([])
-        self.record.ends.append({})
-        self._ended.append(0)
-        return len(self._owners) - 1
+        number = self._place(owner)
+        if number == len(self._owners):
+            self._owners.append(owner)
+            self.record.steps.append([])
+            self.record.ends.append({})
+            self._ended.append(0)
+        return number
 
     def _all(self, weights: Mapping[str, Any]) -> dict[str, Sketch]:
         return {name: self.sketch(array) for name, array in weights.items()}

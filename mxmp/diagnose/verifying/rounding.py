@@ -49,11 +49,15 @@ def judge(
     times = f"{found['noise_ratio']:.1f} times the noise"
     grown = "" if judged.wide is None else f", which at update {judged.wide + 1} is {judged.noise:.0%} of the gradients"
     skips = f"; it skipped {found['skipped']} steps, whose batches plain leaves out too" if found["skipped"] else ""
-    if found["skipped"] >= low.updates and low.updates <= _SEARCH:
-        why = f"{agree} over {updates}, and {dtype} skipped them all to find its loss scale: compare more steps"
-        return Verification(None, f"Cannot say: {why}", **found)
-    if found["skipped"] >= low.updates:
-        verdict = f"The port is right, but {dtype} skipped all {low.updates} steps"
+    lost = next((k for k, steps in enumerate(low.steps) if steps and all(step.skipped for step in steps)), None)
+    if lost is not None:
+        number = len(low.steps[lost])
+        whose = f" of trainer {lost + 1}" if len(low.steps) > 1 else ""
+        if number <= _SEARCH:
+            all_steps = f"all {number} steps{whose}" if whose else "them all"
+            why = f"{agree} over {updates}, and {dtype} skipped {all_steps} to find its loss scale: compare more steps"
+            return Verification(None, f"Cannot say: {why}", **found)
+        verdict = f"The port is right, but {dtype} skipped all {number} steps{whose}"
         return Verification(False, verdict, _OVERFLOWS, **found)
     if judged.none:
         why = (

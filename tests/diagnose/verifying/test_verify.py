@@ -299,6 +299,117 @@ def test_modules_that_share_their_parameters_are_compared_in_the_order_of_their_
     assert found.agreement == 0
 
 
+# -- Updates of nothing ------------------------------------------------------------------------------
+
+
+def chain_whose_loss_has_no_parameters():
+    body = mxmp.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), label_names=None)
+    loss = mxmp.Module(mx.sym.SoftmaxOutput(mx.sym.var("scores"), name="softmax"), data_names=["scores"])
+    chain = mx.mod.SequentialModule().add(body).add(loss, take_labels=True, auto_wiring=True)
+    chain.fit(mx.io.NDArrayIter(np.random.randn(32, 5), np.arange(32) % 3, 8), num_epoch=2)
+
+
+def module_that_is_frozen_beside_one_that_trains():
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    frozen = mxmp.Module(layer, label_names=None, fixed_param_names=["fc_weight", "fc_bias"])
+    head = mxmp.Module(
+        mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("seen"), num_hidden=3, name="top"), name="softmax"),
+        data_names=["seen"],
+    )
+    chain = mx.mod.SequentialModule().add(frozen).add(head, take_labels=True, auto_wiring=True)
+    chain.fit(mx.io.NDArrayIter(np.random.randn(32, 5), np.arange(32) % 3, 8), num_epoch=2)
+
+
+def three_trainers_of_which_a_backward_reaches_one():
+    nets = [nn.Dense(2, in_units=3) for _ in range(3)]
+    for net in nets:
+        net.initialize()
+        mxmp.convert(net, "float16")
+    trainers = [mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets]
+    for turn in range(8):
+        x = mx.nd.array(np.random.randn(4, 3))
+        with autograd.record():
+            loss = nets[turn % 2](x).square().sum()
+        trainers[turn % 2].backward(loss)
+        for trainer in trainers:
+            trainer.step(4, ignore_stale_grad=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run",
+    [
+        chain_whose_loss_has_no_parameters,
+        module_that_is_frozen_beside_one_that_trains,
+        three_trainers_of_which_a_backward_reaches_one,
+    ],
+)
+def test_an_update_of_nothing_is_none_in_any_run(run):
+    found = verify(run, 8, progress=False)
+    assert found.right, str(found)
+    assert found.agreement == 0
+
+
+def bound_module(name):
+    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name=name), name="softmax")
+    module = mxmp.Module(out)
+    module.bind([("data", (8, 5))], [("softmax_label", (8,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    return module
+
+
+def a_branch_that_is_updated_before_it_runs():
+    """As in stochastic depth: the outputs of its executors are memory that nothing has written."""
+    always, late = bound_module("always"), bound_module("late")
+    outputs = late.get_outputs
+    late.get_outputs = lambda *args, **kwargs: outputs(*args, **kwargs) if turn > 2 else [mx.nd.array([os.getpid()])]
+    for turn in range(8):
+        batch = mx.io.DataBatch([mx.nd.array(np.random.randn(8, 5))], [mx.nd.arange(8) % 3])
+        for module in (always, late)[: 1 + (turn > 2)]:
+            module.forward_backward(batch)
+        always.update()
+        late.update()
+
+
+@pytest.mark.slow
+def test_outputs_of_a_module_that_has_not_run_are_not_compared():
+    found = verify(a_branch_that_is_updated_before_it_runs, 8, progress=False)
+    assert "two plain runs" not in found.verdict, str(found)
+    assert found.agreement == 0
+
+
+# -- Several trainers that search for their loss scales ----------------------------------------------
+
+
+def two_trainers_that_skip(largest, steps=14):
+    def run():
+        for size in largest:
+            net = nn.Dense(2, in_units=3, use_bias=False)
+            net.initialize()
+            mxmp.convert(net, "float16")
+            nets.append((net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-9}), size))
+        for _ in range(steps):
+            for net, trainer, size in nets:
+                with autograd.record():
+                    loss = net(mx.nd.ones((1, 3))).sum() * size
+                trainer.backward(loss)
+                trainer.step(1)
+
+    nets = []
+    return run
+
+
+@pytest.mark.slow
+def test_skipped_steps_are_counted_for_each_trainer():
+    found = verify(two_trainers_that_skip([200, 300]), 14, progress=False)
+    assert found.right, str(found)
+    assert found.skipped >= 14
+    found = verify(two_trainers_that_skip([1, 60000], 9), 9, progress=False)
+    assert found.right is None, str(found)
+    assert "float16 skipped all 8 steps of trainer 2 to find its loss scale" in found.verdict
+
+
 # -- Kernels of oneDNN that fail ---------------------------------------------------------------------
 
 

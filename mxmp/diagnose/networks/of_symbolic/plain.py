@@ -23,6 +23,15 @@ class _Settled:
 
     recorder: StepRecorder
     _setting = False
+    _has_outputs = False  # before the first forward, executors hold memory that nothing has written
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        super().forward(*args, **kwargs)  # type: ignore[misc]
+        self._has_outputs = True
+
+    def _note_outputs(self, owner: Any) -> None:
+        if self._has_outputs:
+            self.recorder.note_outputs(owner, self.get_outputs())  # type: ignore[attr-defined]
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
         fresh = not self.params_initialized or kwargs.get("force_init")  # type: ignore[attr-defined]
@@ -58,7 +67,6 @@ class _PlainModule(PlainStep, _Settled):
 
     core = plan = Inert()
     running: Sequence[Any] = ()
-    get_outputs: Any
 
     def __init__(
         self, *args: Any, policy: Any = "float16", exclude: Any = (), loss_scale: Any = None, **kwargs: Any
@@ -70,7 +78,7 @@ class _PlainModule(PlainStep, _Settled):
     def update(self) -> None:
         due = _due(self)  # with a kvstore, the sum over devices, which ``update`` makes inside
         rescale = optimizer_of(executing(self)).rescale_grad
-        self.recorder.note_outputs(self.owner, self.get_outputs())
+        self._note_outputs(self.owner)
         with self.plain_step(due, rescale, lambda: _values(self)) as applies:
             if applies:
                 super().update()  # type: ignore[misc]
@@ -129,7 +137,7 @@ class _RecordedModule(_InFull, _Settled, Module):
     def update(self) -> None:
         observers = self.scaled_step.observers
         observers[:] = [each for each in observers if not isinstance(each, _RecordedModule)] + [self]
-        self.recorder.note_outputs(self.core, self.get_outputs())
+        self._note_outputs(self.core)
         if self.recorder.leaves_out(self.core):
             self.recorder.before_step(self.core, (), 1.0, _values(self), skipped=True)
             super().discard()
