@@ -24,7 +24,10 @@ PACKAGE = Path(mxmp.__file__).parent
 HOUSE = {
     "host": ["versions", "cpu", "files", "pictures", "callbacks", "child", "__init__"],
     "": ["launch", "policy"],
-    "messages": ["text", "callers", "keywords", "shapes", "dtypes", "networks", "files", "other_names", "__init__"],
+    "messages": [
+        *("text", "callers", "keywords", "shapes", "inputs", "refusals", "networks", "files", "other_names"),
+        "__init__",
+    ],
     "workers": ["sitecustomize", "__init__"],
     "precision": [
         *("_mxnet", "rule", "rule_table", "missing_kernels", "rules", "safe_sums", "graph", "subgraphs", "tuned"),

@@ -247,13 +247,9 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     except ValueError as error:
         if "Deferred initialization failed" not in str(error):
             raise
-        from ..messages.shapes import broadcasting  # what is said is loaded where it is needed
+        from ..messages.inputs import of_deferred_shapes  # what is said is loaded where it is needed
 
-        hint = broadcasting(str(error)) or (
-            "A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or make its "
-            "layers with in_units or in_channels"
-        )
-        raise ValueError(f"{error}. {hint[0].upper()}{hint[1:]}") from error
+        raise of_deferred_shapes(error) from error
 
 
 def _infer_shapes_of_used(clone: HybridBlock, *args: Any) -> None:

@@ -17,7 +17,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
 from ..kernels.fit import device_of
-from ..messages.dtypes import dtypes_explained
+from ..messages.refusals import inputs_explained
 from . import _mxnet
 from .blocks import Division, blocks_of, hybrid_blocks
 from .conversion import NetConversion
@@ -158,12 +158,9 @@ class Hook:
         try:
             args, constants = split(args)
         except ValueError as error:
-            raise ValueError(
-                f"{block.name!r}: mxmp runs it as a graph, whose inputs are arrays, None, bools, numbers, strings, or "
-                f"nested lists of them ({error}). Pass such, or leave the block as Python: "
-                f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r}). To predict alone, "
-                "mxmp.restore(net) after training runs the whole net in FP32, as Python if it is not hybridized"
-            ) from error
+            from ..messages.inputs import no_inputs_of_graphs  # what is said is loaded where it is needed
+
+            raise no_inputs_of_graphs(block.name, error) from error
         flat, structure = _mxnet.flatten(args)
         inputs = [array for array in flat if array is not None]
         contexts = [array.ctx for array in inputs]
@@ -176,12 +173,12 @@ class Hook:
             with BUILDING:
                 built = graphs.find(*call)
                 if built is None:
-                    with dtypes_explained(inputs):
+                    with inputs_explained(inputs):
                         built = self._build(args, constants)
                     graphs.add(built, *call)
         conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
-        with dtypes_explained(inputs):
+        with inputs_explained(inputs):
             return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:

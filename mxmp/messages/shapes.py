@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from difflib import get_close_matches
 from math import prod
 from numbers import Integral
@@ -12,24 +11,6 @@ import mxnet as mx
 import numpy as np
 
 from ..policy import Policy, is_policy_text
-
-_UNEQUAL = re.compile(r"Incompatible attr in node (\S*) at \d+-th input: expected \[([\d,]+)\], got \[([\d,]+)\]")
-
-
-def broadcasting(said: str) -> str:
-    """Return what to write where MXNet refuses an operator between Symbols that arrays broadcast; empty if it is not
-    that."""
-    found = _UNEQUAL.search(said)
-    if found is None:
-        return ""
-    first, second = ([int(size) for size in text.split(",")] for text in found.groups()[1:])
-    if len(first) != len(second) or any(a != b and 1 not in (a, b) for a, b in zip(first, second)):
-        return ""
-    return (
-        f"an operator such as x - y broadcasts arrays, but not Symbols, which a graph is made of: for "
-        f"{found[1]!r}, of {tuple(first)} and {tuple(second)}, write F.broadcast_add(x, y), broadcast_sub, "
-        "broadcast_mul, broadcast_div, broadcast_power or the like"
-    )
 
 
 def as_shape(value: Any, name: str = "") -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from ..host.files import replacing
 from ..kernels.fit import device_of
 from ..kernels.fusion import Unfused
 from ..messages.callers import is_called_by_user, warn_user
-from ..messages.dtypes import dtypes_explained
 from ..messages.keywords import check_keywords, keywords_of
+from ..messages.refusals import inputs_explained
 from ..pipeline import Use
 from ..policy import Policy
 from ..precision.casts import UNKNOWN
@@ -223,7 +223,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
             self._symbol = Unfused(low, self._group2ctxs) if fuses else low
         try:
-            with dtypes_explained(desc for desc in data_shapes if isinstance(desc, mx.io.DataDesc)):
+            with inputs_explained(desc for desc in data_shapes if isinstance(desc, mx.io.DataDesc)):
                 super().bind(
                     data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req
                 )

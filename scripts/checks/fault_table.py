@@ -169,7 +169,7 @@ FAULTS = (
     ),
     Fault("gluon/graphs.py", 'if autograd.is_training() and device == "cpu":', "if False:", "kernels/test_memory.py"),
     Fault(
-        "messages/dtypes.py",
+        "messages/inputs.py",
         'if not (("requires uniform type" in said and odd) or (mixed and {*mixed.groups()} & {*odd})):',
         "if True:",
         "features/test_messages.py",
