@@ -443,6 +443,11 @@ def is_deferred(param: Parameter) -> bool:
     return bool(param._deferred_init)
 
 
+def dtype_of(held: Parameter | NDArray) -> Any:
+    """Return the dtype of a Parameter or an array; MXNet takes None for float32."""
+    return "float32" if held.dtype is None else held.dtype
+
+
 def arrays(param: Parameter) -> list[NDArray]:
     """Return the weight arrays, one per context, dense or sparse; an empty list before the Parameter is initialized."""
     return list(param._data or ())

@@ -269,7 +269,7 @@ def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) ->
     """Raise ``ValueError`` for a parameter in float16 or bfloat16, or, unless allowed, a trained one in float64.
     A ``LowParameter``, whose ``dtype`` is float32, is accepted; another class with float16 arrays has no masters."""
     for param in params:
-        dtype = np.dtype(param.dtype)
+        dtype = np.dtype(_mxnet.dtype_of(param))
         is_trained_float64 = dtype == np.float64 and param.grad_req != "null"
         if dtype in (np.float16, BFLOAT16) or (is_trained_float64 and not allow_float64):
             raise ValueError(

@@ -98,7 +98,7 @@ def _shape(symbol: mx.sym.Symbol) -> tuple[int, ...]:
 
 def _dtype(symbol: mx.sym.Symbol) -> Any:
     found = _ask("dtype").variables
-    types = {name: found[name].dtype for name in symbol.list_inputs() if name in found}
+    types = {name: _mxnet.dtype_of(found[name]) for name in symbol.list_inputs() if name in found}
     dtype = symbol.infer_type_partial(**types)[1][0]
     if dtype is None:
         raise ValueError(f"the dtype of {symbol.name!r} does not follow from those of the inputs")

@@ -611,7 +611,7 @@ class Trainer(StepView, gluon.Trainer):
         """Warn before the first step if losses are scaled by default, no net is converted, and all is FP32."""
         if self.scaled_step.steps or self.loss_scale == 1.0 or self._requested_scale != "dynamic" or any_conversion():
             return
-        if all(np.dtype(param.dtype) == np.float32 for param in self._params):
+        if all(np.dtype(_mxnet.dtype_of(param)) == np.float32 for param in self._params):
             logger.warning(
                 "losses are scaled by %g, and no net is converted, so all is FP32, which needs no scaling: call "
                 "mxmp.convert(net), or use loss_scale=None",

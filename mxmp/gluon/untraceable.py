@@ -27,13 +27,18 @@ def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception)
             "takes an array: write net(x), or net(*arrays) for a net of several inputs"
         )
     kind = type(culprit)
+    inside = [name for name, each in vars(culprit).items() if isinstance(each, Block) and each.collect_params().keys()]
     # A net may have many of its class.
     is_own = not kind.__module__.startswith("mxnet.") or isinstance(culprit, nn.HybridLambda)
     alike = f"isinstance(block, {kind.__name__})" if is_own else f"name == {culprit.name!r}"
+    how = f"leave {'such blocks' if is_own else 'it'} as Python and convert the rest: mxmp.convert(net, exclude=lambda "
+    how += f"name, block: {alike})"
+    if inside and culprit is block:
+        how = f"convert, in place of it, what is inside, as mxmp.convert(net.{inside[0]})"
+    elif inside:
+        how += f", and what is inside by itself, as mxmp.convert(block.{inside[0]})"
     return ValueError(
         f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "
-        f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). Write it without them, or "
-        f"leave {'such blocks' if is_own else 'it'} as Python and convert the rest: mxmp.convert(net, exclude=lambda "
-        f"name, block: {alike})"
+        f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). Write it without them, or {how}"
         + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
     )

@@ -98,3 +98,32 @@ def test_a_net_in_which_nothing_runs_low_says_so_at_the_first_forward():
     mxmp.convert(net)
     with pytest.warns(UserWarning, match="no matrix operator"):
         net(mx.nd.ones((1, 1, 4, 4)))
+
+
+class WithoutDtype(nn.HybridBlock):
+    """Declares its weight as cells of old versions of MXNet do; MXNet stores it in FP32."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 5), dtype=dtype)
+
+    def hybrid_forward(self, op, x, weight):
+        return op.FullyConnected(x.astype(weight.dtype), weight, no_bias=True, num_hidden=weight.shape[0])
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "compute=float16,params=float16"])
+def test_a_parameter_without_a_dtype_is_one_in_fp32(policy):
+    steps = []
+    for dtype in (None, "float32"):
+        net = WithoutDtype(dtype)
+        net.initialize(mx.init.One())
+        mxmp.convert(net, policy)
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25}, loss_scale=8.0)
+        for _ in range(3):
+            with autograd.record():
+                loss = net(mx.nd.ones((2, 5))).sum()
+            trainer.backward(loss)
+            trainer.step(2)
+        steps.append(mxmp.master_weights(net)["weight"].asnumpy())
+    np.testing.assert_array_equal(*steps)

@@ -113,19 +113,6 @@ def test_what_no_graph_can_know_is_refused_in_words(name):
         net(X)
 
 
-def test_lambdas_that_read_an_array_are_left_as_python_with_their_class():
-    net = nn.HybridSequential()
-    for _ in range(2):
-        net.add(nn.Dense(3), nn.HybridLambda(lambda op, x: op.broadcast_add(x, X[:1])))
-    net.initialize()
-    want = net(X).asnumpy()
-    mxmp.convert(net, "float16")
-    with pytest.raises(ValueError, match=r"leave such blocks as Python.*isinstance\(block, HybridLambda"):
-        net(X)
-    mxmp.convert(net, "float16", exclude=lambda name, block: isinstance(block, nn.HybridLambda))
-    np.testing.assert_allclose(net(X).asnumpy(), want, rtol=0.02, atol=0.01)
-
-
 def test_a_shape_that_depends_on_values_is_refused_in_words():
     net = takes(lambda op, x: x * op.contrib.boolean_mask(x, x.sum(axis=1)).shape[0], "float16")
     with pytest.raises(ValueError, match="depends on values"):

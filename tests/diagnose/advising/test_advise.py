@@ -302,3 +302,19 @@ def test_nothing_to_multiply():
     found = advise(S.relu(X), data=(2, 2))
     assert (found.flops, found.tensor_share, found.matrices) == (0, 0, ())
     assert "0.000 GFLOPs" in str(found)
+
+
+class WithoutDtype(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 5), dtype=None)
+
+    def hybrid_forward(self, op, x, weight):
+        return op.FullyConnected(x, weight, no_bias=True, num_hidden=3)
+
+
+def test_a_parameter_without_a_dtype_is_one_in_fp32():
+    net = WithoutDtype()
+    net.initialize()
+    assert "FullyConnected" in str(advise(net, mx.nd.ones((2, 5))))

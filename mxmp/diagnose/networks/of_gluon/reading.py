@@ -100,7 +100,7 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
 def _called_graph(block: HybridBlock, args: tuple) -> CalledGraph:
     """Trace the FP32 inference graph of one call; shapes that are not known yet are left out."""
     symbol, arrays, params, _ = traced_call(block, args, training=False)
-    known = {name: (tuple(p.shape), p.dtype) for name, p in params.items() if _is_known(p.shape)}
+    known = {name: (tuple(p.shape), _mxnet.dtype_of(p)) for name, p in params.items() if _is_known(p.shape)}
     known.update({name: (array.shape, array.dtype) for name, array in arrays.items()})
     return CalledGraph(_title(block), symbol, known, frozenset(params))
 
