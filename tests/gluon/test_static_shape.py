@@ -6,6 +6,7 @@ Plain MXNet's are wrong in each sequence here: its backward goes on writing into
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import mxnet as mx
 import numpy as np
@@ -17,6 +18,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.gluon import _mxnet
 
 FP32 = mxmp.Policy("float16", exclude=["*"])
 
@@ -202,25 +204,36 @@ def test_a_backward_of_another_net_is_not_taken_for_this_one_s():
     assert_equal(run.found, expected.found)
 
 
-def kept_after(*steps):
-    """Return whether the last call, after these, is one with the flag."""
-    used, cached_op = [], mxmp.gluon.graphs._CachedOp
+def calls_of(*steps):
+    """Return, of each call in these, whether it is one with the flag, and how many calls with it had their record."""
+    found, held, cached_op = [], weakref.WeakSet(), mxmp.gluon.graphs._CachedOp
 
     class Noting(cached_op):
         def __init__(self, symbol, flags):
             super().__init__(symbol, flags)
-            self.flags = dict(flags)
+            self.has_flag = dict(flags).get("static_shape", False)
 
         def __call__(self, *args):
-            used.append(self.flags.get("static_shape", False))
+            found.append((self.has_flag, len(held)))
             return super().__call__(*args)
+
+    class Counted(_mxnet.Recorded):
+        def __init__(self, out):
+            super().__init__(out)
+            held.add(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mxmp.gluon.graphs, "_CachedOp", Noting)
+        patch.setattr(_mxnet, "Recorded", Counted)
         run = Run(FP32)
         for step in steps:
             step(run)
-    return used[-1]
+    return found
+
+
+def kept_after(*steps):
+    """Return whether the last call, after these, is one with the flag."""
+    return calls_of(*steps)[-1][0]
 
 
 def test_the_flag_stays_for_one_call_in_each_record():
@@ -232,6 +245,10 @@ def test_the_flag_stays_after_calls_that_are_left_without_a_backward():
     assert kept_after(keep, one_call, forget_kept, one_call, one_call)
     assert kept_after(as_a_gan, as_a_gan, one_call)
     assert not kept_after(keep, one_call)
+
+
+def test_a_call_that_is_left_without_a_backward_gives_its_memory_to_the_next_one():
+    assert calls_of(no_backward, no_backward, one_call, one_call) == 4 * [(True, 0)]
 
 
 def test_the_flag_goes_where_no_trainer_runs_the_backward():
