@@ -174,6 +174,12 @@ FAULTS = (
         "if True:",
         "features/test_messages.py",
     ),
+    Fault(
+        "gluon/static_shape.py",
+        "if ctx in self._last and self._last[ctx].is_waiting() and self._last[ctx].is_held():",
+        "if False:",
+        "gluon/test_static_shape.py",
+    ),
     Fault("gluon/nesting.py", "(i, type(each), repr(each),", "(i, repr(each),", "gluon/test_nesting.py"),
     Fault(
         "gluon/conversion.py",
