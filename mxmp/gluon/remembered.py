@@ -7,6 +7,7 @@ call of the graph; what it writes, such as a second result in an attribute, is w
 from __future__ import annotations
 
 import copy
+import dis
 import os
 import random
 import threading
@@ -17,7 +18,7 @@ from functools import lru_cache, partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import AbstractSet, Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -36,6 +37,8 @@ _DEPTH = 6
 # Names by which code reads the values of arrays, as no Symbol lets it.
 _VALUES = {"asscalar", "asnumpy"}
 _NOTING = "_mxmp_noting"
+# The code of blocks that MXNet calls.
+_CALLED = {"__call__", "forward", "hybrid_forward"}
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
@@ -167,7 +170,7 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     if slots:
         places.add(held)
     if hasattr(value, "__dict__") or slots:
-        return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
+        return inside(type(value)), inside(_dict_of(value)), tuple(map(inside, held))
     return _Same(value)
 
 
@@ -264,6 +267,10 @@ class Reads:
 ANY = Reads()
 
 
+def _dict_of(value: Any) -> dict[str, Any]:
+    return getattr(value, "__dict__", {})
+
+
 def _held_by(owner: Any) -> dict:
     return owner if isinstance(owner, dict) else vars(owner)
 
@@ -275,6 +282,35 @@ def _value_of(owner: Any, name: str) -> Any:
 
 def _of_class(owner: Any, name: str) -> Any:
     return next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), _MISSING)
+
+
+def _of_classes(kind: type, names: Collection[str]) -> list[Any]:
+    """Return the attributes with these names of a class and of its bases, which ``super()`` reads."""
+    own = [vars(each) for each in kind.__mro__ if not _is_of_library(each)]
+    return [held[name] for held in own for name in names if name in held]
+
+
+def _parts(value: Any, names: Collection[str]) -> Iterable[Any] | None:
+    """Return what code with these names may call of a value; None if it holds no functions."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return value
+    kind = value if isinstance(value, type) else type(value)
+    if _is_of_library(kind) or isinstance(value, (Block, ModuleType)):
+        return None
+    own = chain(*(vars(each).items() for each in kind.__mro__ if not _is_of_library(each)))
+    made = set() if value is kind else {"__init__"}
+    found = [each for name, each in own if name in names or (name[:2] == "__" and name not in made)]
+    return found if value is kind else [*found, *(each for name, each in _dict_of(value).items() if name in names)]
 
 
 def _token_of(owner: Any, name: str, places: _Places) -> Any:
@@ -300,7 +336,10 @@ class Trace:
         self._containers: list[tuple[list | dict, list | dict]] = []
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
+        # Functions that may be called, the names in their code, and the classes and objects whose methods these may be.
         self._functions: dict[int, FunctionType] = {}
+        self._names: set[str] = set()
+        self._holders: dict[int, Any] = {}
 
     # -- what blocks of ``_noting_class`` say --
 
@@ -310,14 +349,12 @@ class Trace:
         if name in _mxnet.HOOKS and block is self._clone:
             return  # they get arrays
         value = vars(block).get(name)
-        if isinstance(value, FunctionType):
-            self._reach(value)
+        self._reach(value)
         if isinstance(value, (list, dict)):
             self._containers.append((value, copy.copy(value)))
         if name not in vars(block):
             found = _of_class(block, name)
-            if isinstance(found, FunctionType):
-                self._reach(found)
+            self._reach(*_of_classes(type(block), [name]))
             # The code of a method or property is noted itself. One of the user's may be replaced on the instance.
             if hasattr(type(found), "__get__") and (not isinstance(found, FunctionType) or _is_of_library(found)):
                 return
@@ -335,31 +372,46 @@ class Trace:
         finally:
             self._paused = before
 
-    def _reach(self, function: FunctionType) -> None:
-        """Note the globals that a function of the user's reads, and those of the functions that it names."""
+    def _reach(self, *values: Any) -> None:
+        """Note what the functions that code may call with these values read, and what those read that they name."""
+        todo, known = [*values], len(self._names)
+        while todo:
+            value = todo.pop()
+            if isinstance(value, FunctionType):
+                todo += self._read_by(value)
+            elif id(value) not in self._holders and (parts := _parts(value, self._names)) is not None:
+                self._holders[id(value)] = value
+                todo += parts
+            if not todo and len(self._names) > known:
+                known = len(self._names)
+                again = [each for each in self._holders.values() if hasattr(each, "__dict__")]
+                todo = [part for each in again for part in _parts(each, self._names) or ()]
+
+    def _read_by(self, function: FunctionType) -> list[Any]:
+        """Note what a function of the user's reads besides attributes of blocks; return the values."""
         if id(function) in self._functions or _is_of_library(function):
-            return
+            return []
         self._functions[id(function)] = function
         names = _names(function.__code__)
-        self._reach_in(function.__globals__, names, set())
+        self._names |= names
         for name in names & vars(function).keys():
             self.reads.note(vars(function), name)
-        for value in map(_content, function.__closure__ or ()):
-            if isinstance(value, FunctionType):
-                self._reach(value)
+        values = [*map(_content, function.__closure__ or ()), *(function.__defaults__ or ())]
+        self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())
+        return [*values, *(function.__kwdefaults__ or {}).values()]
 
-    def _reach_in(self, space: dict, names: Collection[str], seen: set[int]) -> None:
-        """Note what code with these names reads of the globals of a module, and of the modules among them."""
+    def _read_in(
+        self, space: dict, read: AbstractSet[str], names: AbstractSet[str], values: list[Any], seen: set[int]
+    ) -> None:
+        """Note what code reads of the globals of a module, and code with these names of the modules among them."""
         seen.add(id(space))
-        for name in names & space.keys():
+        for name in read & space.keys():
             value = space[name]
-            if isinstance(value, FunctionType):
-                self._reach(value)
-            elif isinstance(value, ModuleType):
-                if _is_users(value) and id(vars(value)) not in seen:
-                    self._reach_in(vars(value), names, seen)
-            elif isinstance(value, type) or not callable(value):
+            if not isinstance(value, ModuleType):
                 self.reads.note(space, name)
+                values.append(value)
+            elif _is_users(value) and id(vars(value)) not in seen:
+                self._read_in(vars(value), names, names, values, seen)
 
     # -- running it --
 
@@ -371,7 +423,8 @@ class Trace:
         outer, _local.trace = getattr(_local, "trace", None), self
         states = _state_of(random), _state_of(np.random)
         try:
-            self._reach(type(self._block).hybrid_forward)
+            for each in (self._block, *self._inside):
+                self._reach(*_of_classes(type(each), _CALLED))
             for each, kind in kinds:
                 each.__class__ = _noting_class(kind)
             for each, name, _ in hooks:
@@ -550,5 +603,15 @@ def _state_of(generator: Any) -> Any:
 @lru_cache(maxsize=None)
 def _names(code: CodeType) -> frozenset[str]:
     """Return the names of globals and attributes in a function's code, and in that of functions inside it."""
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return frozenset(code.co_names).union(*map(_names, inner))
+    return frozenset(code.co_names).union(*map(_names, _inner(code)))
+
+
+@lru_cache(maxsize=None)
+def _globals_in(code: CodeType) -> frozenset[str]:
+    """Return those of ``_names`` that are globals."""
+    own = (each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME")))
+    return frozenset(own).union(*map(_globals_in, _inner(code)))
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]

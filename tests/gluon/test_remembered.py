@@ -8,6 +8,7 @@ import re
 import warnings
 from array import array
 from collections import deque
+from functools import partial
 from itertools import count
 from types import ModuleType, SimpleNamespace
 
@@ -112,8 +113,22 @@ class Slotted:
         self.tau = 1.0
 
 
+class Called:
+    tau = 1.0
+
+    def __call__(self, x):
+        return x * self.tau
+
+
+def written(x):
+    return x
+
+
 def factor():
     return factor.value
+
+
+called = Called()
 
 
 factor.value = 1.0
@@ -168,6 +183,14 @@ CHANGES = {
     ),
     "of a class": (lambda: OfClass(None), lambda b, v: setattr(type(b), "tau", v)),
     "global": (lambda: Takes(lambda b, op, x: x * FACTOR), set_factor),
+    "function of the module": (
+        lambda: Takes(lambda b, op, x: written(x)),
+        lambda b, v: globals().update(written=lambda x: x * v),
+    ),
+    "in a global object that is called": (
+        lambda: Takes(lambda b, op, x: called(x)),
+        lambda b, v: setattr(called, "tau", v),
+    ),
     "closed over": (closing_over, lambda b, v: b.scale.update(s=v)),
     "function": (
         lambda: Takes(lambda b, op, x: b.f(x), f=lambda x: x),
@@ -204,6 +227,94 @@ def test_a_value_that_the_code_reads_may_change_between_calls(kind, nested, dtyp
     OfClass.tau = Settings.tau = factor.value = module.tau = module.of["tau"] = module.inner.tau = 1.0
 
 
+# Code of the user's in other places than the net's own ``hybrid_forward``.
+class OfFactor(nn.HybridBlock):
+    def hybrid_forward(self, op, x):
+        return x * FACTOR
+
+
+class OfItsBase(OfFactor):
+    def hybrid_forward(self, op, x):
+        return super().hybrid_forward(op, x) + 1
+
+
+class Forward(nn.HybridBlock):
+    def forward(self, x):
+        return super().forward(x * FACTOR)
+
+    def hybrid_forward(self, op, x):
+        return x + 1
+
+
+class OfKinds(nn.HybridBlock):
+    static = staticmethod(lambda x: x * FACTOR)
+    of_class = classmethod(lambda cls, x: x * FACTOR)
+    factor = property(lambda self: FACTOR)
+
+    def __init__(self, compute):
+        super().__init__()
+        self.compute = compute
+
+    def hybrid_forward(self, op, x):
+        return self.compute(self, x)
+
+
+class Helper:
+    def of(self, x):
+        return x * FACTOR
+
+    __call__ = of
+
+
+class Holder:
+    def __init__(self):
+        self.inner = Helper()
+
+    def through(self, x):
+        return self.inner.of(x)
+
+
+helper, holder, HELPERS = Helper(), Holder(), {"of": partial(Helper().of)}
+
+
+def taking_default(block, op, x, of=helper.of):
+    return of(x)
+
+
+CODE = {
+    "hybrid_forward": OfFactor,
+    "of its base": OfItsBase,
+    "of a base by name": lambda: OfKinds(lambda b, x: OfFactor.hybrid_forward(b, None, x)),
+    "forward": Forward,
+    "static method": lambda: OfKinds(lambda b, x: b.static(x)),
+    "class method": lambda: OfKinds(lambda b, x: b.of_class(x)),
+    "property": lambda: OfKinds(lambda b, x: x * b.factor),
+    "method of an object": lambda: Takes(lambda b, op, x: b.c.of(x), c=Helper()),
+    "of an object inside": lambda: Takes(lambda b, op, x: b.c.through(x), c=Holder()),
+    "object that is called": lambda: Takes(lambda b, op, x: b.c(x), c=Helper()),
+    "bound method": lambda: Takes(lambda b, op, x: b.c(x), c=Helper().of),
+    "in a list": lambda: Takes(lambda b, op, x: b.c[0](x), c=[Helper().of]),
+    "partial": lambda: Takes(lambda b, op, x: b.c(x), c=partial(lambda x: x * FACTOR)),
+    "default": lambda: Takes(taking_default),
+    "of a global object": lambda: Takes(lambda b, op, x: helper.of(x)),
+    "of one inside": lambda: Takes(lambda b, op, x: holder.through(x)),
+    "global object that is called": lambda: Takes(lambda b, op, x: helper(x)),
+    "global class": lambda: Takes(lambda b, op, x: Helper().of(x)),
+    "in a global dict": lambda: Takes(lambda b, op, x: HELPERS["of"](x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in bfloat16")
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", CODE)
+def test_a_global_may_change_wherever_the_code_is_that_reads_it(kind, nested):
+    nets, _ = pair(CODE[kind], "bfloat16", nested)
+    for value in (1.0, 0.5, 2.0):
+        set_factor(None, value)
+        assert_alike(nets)
+    set_factor(None, 1.0)
+
+
 def test_an_iterator_that_the_code_reads_goes_on_in_each_call_and_is_said():
     nets, _ = pair(lambda: Takes(lambda b, op, x: x * next(b.numbers), numbers=count(1)), "bfloat16")
 
@@ -220,6 +331,7 @@ def test_a_value_that_comes_back_has_its_graph_still_and_one_that_is_not_read_ma
     for value in (1.0, 0.5, 1.0, 0.5, 1.0):
         inner[1].tau = value
         inner[1].unread = value * 3
+        globals()["tau"] = value * 5  # the code reads the attribute of this name
         nets[1](X)
     assert len(hook_of(nets[1]).graphs) == 2
 
