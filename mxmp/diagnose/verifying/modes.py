@@ -13,6 +13,8 @@ import mxnet as mx
 import numpy as np
 
 from ...host.files import replacing_all
+from ...kernels.fit import fit_to_device
+from ...kernels.table import WORKAROUNDS
 from ...pipeline import emitted
 from ...precision.casts import LowGraph
 from ...precision.graph import Graph
@@ -31,6 +33,7 @@ _DROPOUT += [
     for place in (mx.npx, mx.nd.numpy_extension, mx.sym.numpy_extension)
     for operator in (place.dropout, place.rnn)
 ]
+_FAULTS = {row.name for row in WORKAROUNDS if "float32" in row.dtypes and row.effect == "wrong"}
 # Functions of arrays that draw numbers, by module and name.
 _DRAWING = re.compile(r"mxnet\.(ndarray|numpy)\.random\.|ndarray\.(random_|sample_|uniform|normal)")
 
@@ -60,6 +63,13 @@ def enter(
         return build(graph, *args, **kwargs)
 
     new[emitted] = noting
+    fit = fit_to_device
+
+    def fitting(low: LowGraph, **kwargs: Any) -> None:
+        fit(low, **kwargs)
+        recorder.note_faults(name for name in low.workarounds if name in _FAULTS)
+
+    new[fit_to_device] = fitting
     if not dropout:
         new.update({old: _without(old) for old in _DROPOUT})
     if mode != "low":

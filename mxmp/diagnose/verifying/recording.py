@@ -50,6 +50,9 @@ class Record:
     initial: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: list[str] = field(default_factory=list)  # the compute dtypes that the script asks for
     draws: list[str] = field(default_factory=list)  # the operators of mxmp's graphs that draw random numbers
+    faults: list[str] = field(
+        default_factory=list
+    )  # the workarounds of mxmp's graphs for kernels that are wrong in FP32
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
     outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
@@ -115,6 +118,9 @@ class Recorder:
 
     def note_draws(self, operators: Iterable[str]) -> None:
         self.record.draws += [name for name in dict.fromkeys(operators) if name not in self.record.draws]
+
+    def note_faults(self, workarounds: Iterable[str]) -> None:
+        self.record.faults += [name for name in workarounds if name not in self.record.faults]
 
     def note_losses(self, owner: Any, losses: Sequence[Any]) -> None:
         self._losses.setdefault(id(owner), []).extend(losses)

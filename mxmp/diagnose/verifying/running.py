@@ -20,6 +20,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
+from ...kernels.fit import SWITCH
 from .folder import enter as enter_folder
 from .folder import in_mirror
 from .modes import enter, seed_all
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     imperative: bool = False  # whether ``hybridize`` does nothing
     dropout: bool = True  # False: it drops nothing
     onednn: bool = True  # False: MXNet computes by its own kernels
+    without: tuple[str, ...] = ()  # the workarounds for wrong kernels that mxmp leaves out
 
 
 class Runner:
@@ -118,6 +120,8 @@ class Runner:
         _listen(recorder.record.said)
         if not job.onednn:
             os.environ["MXNET_MKLDNN_ENABLED"] = "0"  # MXNet reads it before its first operator
+        if job.without:
+            os.environ[SWITCH] = ",".join(filter(None, (os.environ.get(SWITCH), *job.without)))
         here = os.getcwd()
         inside, before_writing = enter_folder(folder, recorder.record.outside)
         enter(job.mode, recorder, before_writing, imperative=job.imperative, dropout=job.dropout)

@@ -136,9 +136,9 @@ def _verified(runner: Runner) -> Verification:
     found["agreement"] = max(found["courses"]["graph"].compared, default=0.0)
     if compared.unknown:
         return Verification(None, f"Cannot say: {compared.unknown}", departure=at, **found)
-    of_draws = compared.draws
-    again = (Job("graph", onednn=job.onednn) if of_draws else job)._replace(dtype=dtype, skips=frozenset(low.skips))
-    reference = runner.run(again) if low.skips else graph if of_draws else plain
+    of_draws, of_graph = compared.draws, compared.draws or compared.faults
+    again = (Job("graph", onednn=job.onednn) if of_graph else job)._replace(dtype=dtype, skips=frozenset(low.skips))
+    reference = runner.run(again) if low.skips else graph if of_graph else plain
     found["skipped"] = len(low.skips)
     judged = judge(runner, again, reference, written, low, note, found)
     left = judged.low_departure

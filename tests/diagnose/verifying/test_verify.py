@@ -270,6 +270,38 @@ def test_what_ends_says_that_plain_mxnet_was_not_hybridized_either():
     assert re.search("ends with ValueError.*Plain MXNet was not hybridized, as it fails with .*asscalar", found.verdict)
 
 
+def with_a_frozen_weight(clips):
+    """A training whose frozen dense layer has a trained bias: plain MXNet leaves its gradient at 0."""
+
+    def run():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=20, activation="tanh"), nn.Dense(3, in_units=8))
+        net.initialize(mx.init.Xavier())
+        net[0].weight.grad_req = "null"
+        mxmp.convert(net, "float16")
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
+        for _ in range(6):
+            x, y = mx.nd.random.normal(shape=(16, 20)), mx.nd.arange(16) % 3
+            with autograd.record():
+                loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
+            trainer.backward(loss)
+            if clips:
+                gradient = net[1].weight.data().grad
+                gradient[:] = gradient.clip(-0.1, 0.1)
+            trainer.step(16)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_fault_of_mxnets_own_that_mxmp_avoids_makes_no_port_wrong():
+    found = verify(with_a_frozen_weight(clips=False), 6, progress=False)
+    assert found.right, str(found)
+    assert "plain MXNet has a fault that mxmp works around (untrained_weights)" in found.verdict
+    found = verify(with_a_frozen_weight(clips=True), 6, progress=False)
+    assert found.verdict.startswith("The port is not right"), str(found)
+
+
 # -- Modules that share their parameters -------------------------------------------------------------
 
 
