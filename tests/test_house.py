@@ -25,7 +25,8 @@ HOUSE = {
     "host": ["versions", "cpu", "files", "pictures", "callbacks", "child", "__init__"],
     "": ["launch", "policy"],
     "messages": [
-        *("text", "callers", "keywords", "shapes", "inputs", "refusals", "networks", "files", "other_names"),
+        *("text", "callers", "keywords", "shapes", "inputs", "refusals", "retraced", "converted"),
+        *("networks", "files", "other_names"),
         "__init__",
     ],
     "workers": ["sitecustomize", "__init__"],

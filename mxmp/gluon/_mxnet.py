@@ -54,10 +54,9 @@ is_fresh = attrgetter("_fresh_grad")
 def refuse_contrib_amp() -> None:
     # MXNet then inserts casts into every graph, and mxmp's would come on top of them.
     if contrib_amp._amp_initialized:
-        raise RuntimeError(
-            "amp.init() of mxnet.contrib.amp was called in this process, and its casts would stand in every graph "
-            "beside mxmp's. It cannot be undone: remove the call, and start Python again. mxmp.convert(net) needs none"
-        )
+        from ..messages.converted import no_contrib_amp
+
+        raise no_contrib_amp()
 
 
 # -- an array ---------------------------------------------------------------------------------------

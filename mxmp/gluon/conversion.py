@@ -51,11 +51,9 @@ class NetConversion(Conversion):
             if (symbol := _mxnet.own_symbol(block)) is not None:
                 refuse_fused(symbol)
             if _mxnet.overrides_graph_calls(block):
-                raise ValueError(
-                    f"{block.name!r} ({type(block).__name__}) overrides _call_cached_op, by which MXNet calls the FP32 "
-                    "graph, and a converted block calls another one. Override forward, or leave the block as Python: "
-                    f"mxmp.convert(net, exclude=lambda name, block: name == {block.name!r})"
-                )
+                from ..messages.converted import no_own_graph_call  # what is said is loaded where it is needed
+
+                raise no_own_graph_call(block.name, type(block).__name__)
         # The blocks with a hook of this conversion: none after ``restore``, another ``convert``, or the end of the net.
         self.blocks: weakref.WeakSet = weakref.WeakSet()
         # The running statistics (aux states) that any graph made so far reads, by name.
@@ -83,9 +81,9 @@ class NetConversion(Conversion):
             for ctx in _mxnet.contexts(param):
                 check_policy(self.policy, device_of(ctx))
                 if self.plan is not None and self.plan.device != device_of(ctx):
-                    raise ValueError(
-                        f"the plan was made for a {self.plan.device}, and {param.name!r} is on {ctx}: tune there"
-                    )
+                    from ..messages.converted import no_plan_of_another
+
+                    raise no_plan_of_another(self.plan.device, param.name, ctx)
         check_policy(self.policy, "cpu")
 
     def _await_first_graphs(self) -> None:
@@ -121,18 +119,14 @@ class NetConversion(Conversion):
         trained = [param for param, request in requested if request != "null"]
         trainer = next(filter(None, map(_mxnet.trainer_of, trained)), None)
         if autograd.is_recording() and trainer is not None and not is_scaling(trainer):
-            text = (
-                f"a net computes in float16 and is trained by a {class_of(trainer)}, which does not scale the loss: "
-                "gradients below 6e-8 become zero. Use mxmp.Trainer and trainer.backward(loss), or bfloat16"
-            )
+            from ..messages.converted import unscaled_by
+
+            text = unscaled_by(class_of(trainer))
         # A backward reaches them all, or at least the first or the last.
         elif any(map(_has_plain_gradient, ends := trained[:1] + trained[-1:])):
-            text = (
-                f"a plain loss.backward() has run through {self._net!r}, which computes in float16, and without a "
-                "loss scale gradients below 6e-8 become zero: use trainer.backward(loss) of an mxmp.Trainer, then "
-                "step, or, for the gradient of an input, trainer.input_grad(x) and trainer.discard(); or convert "
-                "to bfloat16, which needs no scaling"
-            )
+            from ..messages.converted import unscaled_backward
+
+            text = unscaled_backward(self._net)
         else:
             self.unowned.update((param.name, param) for param in ends if _mxnet.trainer_of(param) is None)
             return
@@ -247,10 +241,9 @@ class NetConversion(Conversion):
             shared -= decided(storing, undecided | shared, low - shared).low_variables
             if not shared:
                 return replace(decided(storing, undecided, low), policy=self.policy)
-        raise ValueError(
-            f"Parameter {min(shared)!r} is shared with a net that was converted to store it in float16, and here "
-            f"({self.policy}) it is read in another dtype: convert both nets with params='float32'"
-        )
+        from ..messages.converted import no_two_dtypes
+
+        raise no_two_dtypes(min(shared), self.policy)
 
 
 def _has_plain_gradient(param: Parameter) -> bool:
@@ -272,16 +265,13 @@ def _check_dtypes(params: Iterable[Parameter], *, allow_float64: bool = True) ->
         dtype = np.dtype(_mxnet.dtype_of(param))
         is_trained_float64 = dtype == np.float64 and param.grad_req != "null"
         if dtype in (np.float16, BFLOAT16) or (is_trained_float64 and not allow_float64):
-            raise ValueError(
-                f"Parameter {param.name!r} is stored in {param.dtype}: convert takes an FP32 net and casts by itself; "
-                "call net.cast('float32') first, and for another cast mxmp.restore(net)"
-            )
+            from ..messages.converted import no_low_parameter
+
+            raise no_low_parameter(param.name, param.dtype)
         if not isinstance(param, LowParameter) and any(array.dtype == np.float16 for array in _mxnet.arrays(param)):
-            raise ValueError(
-                f"{type(param).__name__} {param.name!r} was made of the arrays of a Parameter that a converted net "
-                "stores in float16, and lacks its FP32 master: make it before the first call of the net (as "
-                "apply_weight_drop does), or call mxmp.restore(net) before, and mxmp.convert(net) after it"
-            )
+            from ..messages.converted import no_arrays_of_another
+
+            raise no_arrays_of_another(param.name, type(param).__name__)
 
 
 def next_forward_number() -> int:

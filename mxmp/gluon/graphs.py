@@ -39,10 +39,6 @@ from .tracing import present_knowledge, tracing
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
-_KEPT = (
-    "which is traced at its first call, and only the last ones are kept. Pass a number that changes as an input, an "
-    "array (mx.nd.array([0.3]))"
-)
 
 
 class Call(NamedTuple):
@@ -158,16 +154,9 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
         for each in [each for each in alike if each not in kept]:
             del self[each]
         if built.reads.always_anew:
-            self._warn(
-                f"the code of {self._block.name!r} or a block inside {built.reads.always_anew}, so it is traced anew "
-                "in each call, which is slow. Draw random numbers and compute with arrays in the graph "
-                "(F.random.uniform, F.where), and assign new values to attributes"
-            )
+            self._warn("always anew", built.reads.always_anew)
         elif len(same) >= self.LIMIT:
-            self._warn(
-                f"{same[-1].reads.changed()!r}, which the code of {self._block.name!r} reads, had more than "
-                f"{self.LIMIT} values. Each has a graph of its own, {_KEPT}"
-            )
+            self._warn("many values", same[-1].reads.changed())
         self[key._replace(reads=built.reads)] = built
         self._drop_special()
         self._alike = {}
@@ -181,16 +170,14 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             del self.conditions[oldest]
             for each in [each for each in self if each.call == oldest]:
                 del self[each]
-            reason = "inputs of different shapes, which its code reads" if oldest.known else "different values"
-            self._warn(
-                f"{self._block.name!r} was called with more than {self.LIMIT} {reason}. Each has a graph of its own, "
-                f"{_KEPT}"
-            )
+            self._warn("many shapes" if oldest.known else "many arguments")
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, why: str, what: str | None = None) -> None:
         if not self._warned:
             self._warned = True
-            warn_user(f"{text}, or leave the block as Python: mxmp.convert(net, exclude=...)")
+            from ..messages.retraced import slow  # what is said is loaded where it is needed
+
+            warn_user(slow(why, self._block.name, what, self.LIMIT))
 
 
 class BuiltGraph(NamedTuple):

@@ -28,10 +28,6 @@ from .tracing import is_tracing
 
 # The attribute of a block for which ``convert`` was called: its NetConversion. A copy of the block has a copy of it.
 _CALLED = "mxmp_conversion"
-_NO_BACKEND = (
-    "{}: hybridize(backend={}) partitions the FP32 graph, and a converted net runs its own: drop the backend, or call "
-    "mxmp.restore(net) first"
-)
 
 
 class _StandIn(threading.local):
@@ -114,9 +110,9 @@ class Hook:
             self._set_active(True)  # HybridBlock.forward, if that forward calls it, shall run a graph
         elif has_array:
             if len(contexts) > 1:
-                raise ValueError(
-                    f"{block.name!r} was given arrays on {sorted(map(str, contexts))}: a graph runs on one device"
-                )
+                from ..messages.converted import no_two_devices
+
+                raise no_two_devices(block.name, contexts)
             with ctx:
                 return self.call_graph(*args)
         elif any(isinstance(each, np.ndarray) for each in args):
@@ -126,7 +122,9 @@ class Hook:
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         backend = kwargs.get("backend", next(iter(args), None))
         if backend:
-            raise ValueError(_NO_BACKEND.format(self._block.name, repr(backend)))
+            from ..messages.converted import no_backend
+
+            raise no_backend(self._block.name, backend)
         type(self._block).hybridize(self._block, active, *args, **kwargs)
 
     def cast(self, dtype: Any) -> None:
@@ -135,17 +133,15 @@ class Hook:
         except TypeError:  # "bfloat16"
             name = dtype
         if name not in ("float32", "float64"):
-            raise ValueError(
-                f"{self._block.name}: cast({name!r}) of a converted net, which needs FP32 parameters and casts by "
-                "itself: leave it out, or call mxmp.restore(net) first for MXNet's own cast"
-            )
+            from ..messages.converted import no_cast  # what is said is loaded where it is needed
+
+            raise no_cast(self._block.name, name)
         type(self._block).cast(self._block, dtype)
 
     def optimize_for(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
-        raise ValueError(
-            f"{self._block.name}: optimize_for(backend={backend!r}) partitions the FP32 graph: for inference, "
-            "mxmp.optimize_for_inference(net, batches) fuses its graph, or call mxmp.restore(net) for MXNet's partition"
-        )
+        from ..messages.converted import no_partition
+
+        raise no_partition(self._block.name, backend)
 
     def call_graph(self, *args: Any) -> Any:
         """Build the graph for this kind of call if it is missing, run it on ``args``, and return its output.
@@ -154,7 +150,9 @@ class Hook:
         if _stand_in.run is not None:
             return _stand_in.run(block, self, args)
         if _mxnet.backend(block):
-            raise ValueError(_NO_BACKEND.format(block.name, repr(_mxnet.backend(block))))
+            from ..messages.converted import no_backend
+
+            raise no_backend(block.name, _mxnet.backend(block))
         try:
             args, constants = split(args)
         except ValueError as error:
@@ -214,10 +212,9 @@ class Hook:
         """Raise ``ValueError`` if MXNet traces an unconverted block around this one, which would lose the casts."""
         outer = None if is_tracing() else _mxnet.block_being_traced()
         if outer is not None and hook_of(outer) is None and not self._has_nothing_to_lose():
-            raise ValueError(
-                f"{self._block.name!r} was converted by mxmp and is now part of {outer.name!r}, which was not: "
-                f"its casts would be lost. Convert the outermost block: mxmp.convert({outer.name})"
-            )
+            from ..messages.converted import no_part_of
+
+            raise no_part_of(outer.name, self._block.name)
 
     def _has_nothing_to_lose(self) -> bool:
         """Return whether the block came with a net that was converted, and has no parameters: FP32 nets may have it."""
@@ -231,10 +228,9 @@ def _check_memory(block: HybridBlock, contexts: list[mx.Context]) -> None:
     # A DataLoader with workers or ``pin_memory`` leaves batches there; MXNet's own error does not say what to do.
     for ctx in contexts:
         if ctx.device_type in ("cpu_shared", "cpu_pinned") and block.collect_params().keys():
-            raise ValueError(
-                f"{block.name}: the batch is in {ctx}, where a DataLoader with workers or pin_memory leaves it. As for "
-                "any hybridized net, call x.as_in_context(mx.cpu()) or gluon.utils.split_and_load(x, contexts)"
-            )
+            from ..messages.converted import no_such_memory
+
+            raise no_such_memory(block.name, ctx)
 
 
 def _undo_load(block: HybridBlock) -> None:

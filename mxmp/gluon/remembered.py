@@ -170,7 +170,7 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     if slots:
         places.add(held)
     if hasattr(value, "__dict__") or slots:
-        return inside(type(value)), inside(_dict_of(value)), tuple(map(inside, held))
+        return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
     return _Same(value)
 
 
@@ -267,10 +267,6 @@ class Reads:
 ANY = Reads()
 
 
-def _dict_of(value: Any) -> dict[str, Any]:
-    return getattr(value, "__dict__", {})
-
-
 def _held_by(owner: Any) -> dict:
     return owner if isinstance(owner, dict) else vars(owner)
 
@@ -307,10 +303,10 @@ def _parts(value: Any, names: Collection[str]) -> Iterable[Any] | None:
     kind = value if isinstance(value, type) else type(value)
     if _is_of_library(kind) or isinstance(value, (Block, ModuleType)):
         return None
-    own = chain(*(vars(each).items() for each in kind.__mro__ if not _is_of_library(each)))
-    made = set() if value is kind else {"__init__"}
-    found = [each for name, each in own if name in names or (name[:2] == "__" and name not in made)]
-    return found if value is kind else [*found, *(each for name, each in _dict_of(value).items() if name in names)]
+    held, made = ({}, ()) if value is kind else (getattr(value, "__dict__", {}), ("__init__",))
+    spaces = [*(vars(each) for each in kind.__mro__ if not _is_of_library(each)), held]
+    own = chain.from_iterable(each.items() for each in spaces)
+    return [each for name, each in own if name in names or (name[:2] == "__" and name not in made)]
 
 
 def _token_of(owner: Any, name: str, places: _Places) -> Any:
