@@ -14,8 +14,8 @@ def slow(why: str, block: str, what: str | None, limit: int) -> str:
         "always anew": f"the code of {block!r} or a block inside {what}, so it is traced anew in each call, which is "
         "slow. Draw random numbers and compute with arrays in the graph (F.random.uniform, F.where), and assign new "
         "values to attributes",
-        "many values": f"{what!r}, which the code of {block!r} reads, had more than {limit} values. Each has a graph of "
-        f"its own, {_KEPT}",
+        "many values": f"{what!r}, which the code of {block!r} reads, had more than {limit} values. Each has a graph "
+        f"of its own, {_KEPT}",
         "many shapes": f"{block!r} was called with more than {limit} inputs of different shapes, which its code reads. "
         f"Each has a graph of its own, {_KEPT}",
         "many arguments": f"{block!r} was called with more than {limit} different values. Each has a graph of its own, "
