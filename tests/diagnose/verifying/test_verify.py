@@ -21,6 +21,7 @@ from support.ports import PORTS, PROGRAMS, WRONG
 import mxmp
 from mxmp.diagnose import verify
 from mxmp.diagnose.verifying.judging import Departure, constant_factor
+from mxmp.diagnose.verifying.running import Runner
 
 
 def test_the_table_has_every_wrong_program():
@@ -470,6 +471,19 @@ def test_what_fails_in_plain_onednn_and_in_bfloat16_is_no_fault_of_the_port(unus
     assert found.right, str(found)
     assert "bfloat16 too, as it fails with MXNetError" in found.verdict
     assert "set MXNET_MKLDNN_ENABLED=0" in found.verdict
+
+
+def test_a_graph_in_fp32_that_fails_in_onednn_alone_is_compared_without_it(monkeypatch):
+    run = Runner.run
+
+    def failing(runner, job):
+        error = "MXNetError: could not create a primitive" if job.mode == "graph" and job.onednn else ""
+        return replace(run(runner, job), error=error)
+
+    monkeypatch.setattr(Runner, "run", failing)
+    found = verify(training(scaled), 4, progress=False)
+    assert found.right, str(found)
+    assert "FP32 computed without oneDNN, as its graph fails with MXNetError: could not create" in found.verdict
 
 
 # -- A script that rejects overflows itself ----------------------------------------------------------
