@@ -138,7 +138,12 @@ def test_a_whole_step_copies_a_batch_and_updates_what_no_other_plan_reads(policy
     before = {name: array.asnumpy() for name, array in arrays.arguments.items()}
     assert arrays.momenta == {}
     arrays.arguments["data"][:] = 0
-    assert timed.whole_step() > timed.rest_of_step() > 0
+    for gradient in arrays.gradients.values():
+        gradient[:] = 0
+    assert timed.rest_of_step() > 0
+    assert not any(gradient.asnumpy().any() for gradient in arrays.gradients.values())
+    assert timed.whole_step() > 0
+    assert all(gradient.asnumpy().any() for gradient in arrays.gradients.values())
     assert len(arrays.momenta) == len(names)
     for name, array in arrays.arguments.items():
         assert (array.asnumpy() == before[name]).all()
