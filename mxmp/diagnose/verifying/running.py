@@ -57,7 +57,7 @@ class Runner:
         ours, theirs = context.Pipe(duplex=False)
         began = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.TemporaryDirectory() as folder:
-            child = context.Process(target=self._in_child, args=(job, theirs, log, os.path.realpath(folder)))
+            child = context.Process(target=self._in_child, args=(job, ours, theirs, log, os.path.realpath(folder)))
             child.start()
             theirs.close()
             try:
@@ -92,7 +92,8 @@ class Runner:
                 return message
             self._show(f"{job.mode}{' with noise' if job.noise else ''}")
 
-    def _in_child(self, job: Job, pipe: Any, log: Any, folder: str) -> None:
+    def _in_child(self, job: Job, ours: Any, pipe: Any, log: Any, folder: str) -> None:
+        ours.close()  # so that a write ends this process once nobody reads
         os.setsid()
         for number, stream in ((1, "stdout"), (2, "stderr")):
             os.dup2(log.fileno(), number)

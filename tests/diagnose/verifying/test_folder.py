@@ -152,6 +152,32 @@ def test_interrupting_the_command_ends_its_processes(folder):
         command.kill()
 
 
+@pytest.mark.slow
+def test_a_run_ends_at_its_next_step_once_the_command_is_gone(folder):
+    (folder / "long.py").write_text(
+        "import mxnet as mx, mxmp\n"
+        "net = mx.gluon.nn.Dense(1, in_units=1)\n"
+        "net.initialize()\n"
+        "trainer = mxmp.Trainer(mxmp.convert(net).collect_params(), 'sgd')\n"
+        "for _ in range(10**6):\n"
+        "    with mx.autograd.record():\n"
+        "        loss = net(mx.nd.ones((1, 1)))\n"
+        "    trainer.backward(loss)\n"
+        "    trainer.step(1)\n"
+    )
+    code = "import sys; from mxmp.__main__ import main; sys.exit(main(['verify', 'long.py', '--steps', '1000000']))"
+    command = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not children(command.pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    (child,) = children(command.pid)
+    command.kill()
+    command.wait()
+    while os.path.exists(f"/proc/{child}") and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{child}")
+
+
 def children(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return file.read().split()
