@@ -52,9 +52,11 @@ def _check_params(params: Any) -> None:
             f"params must be a list or dict of Parameters, net.collect_params(), got a {type(params).__name__}"
         )
     each = params.values() if isinstance(params, (dict, gluon.ParameterDict)) else params
-    if isinstance(params, (dict, gluon.ParameterDict, list, tuple)) and not each:
+    if not isinstance(params, (dict, gluon.ParameterDict, list, tuple)):
+        return
+    if not each:
         raise ValueError("params is empty, so there is nothing to train: give the net its layers before the trainer")
-    if isinstance(params, (dict, list, tuple)) and any(isinstance(param, NDArray) for param in each):
+    if any(isinstance(param, NDArray) for param in each):
         raise ValueError(
             "params must be Parameters, got arrays: make what computes with them the forward of a Block, whose weights "
             "are self.params.get(name, shape=shape), and give this its collect_params()"

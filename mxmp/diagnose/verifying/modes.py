@@ -13,7 +13,6 @@ import mxnet as mx
 import numpy as np
 
 from ...host.files import replacing_all
-from ...kernels.fit import fit_to_device
 from ...kernels.table import WORKAROUNDS
 from ...pipeline import emitted
 from ...precision.casts import LowGraph
@@ -60,16 +59,11 @@ def enter(
 
     def noting(graph: Graph, *args: Any, **kwargs: Any) -> LowGraph:
         recorder.note_draws(node.op for node in graph.nodes() if draws(node.op, node.attrs))
-        return build(graph, *args, **kwargs)
+        low = build(graph, *args, **kwargs)
+        recorder.note_faults(name for name in low.workarounds if name in _FAULTS)
+        return low
 
     new[emitted] = noting
-    fit = fit_to_device
-
-    def fitting(low: LowGraph, **kwargs: Any) -> None:
-        fit(low, **kwargs)
-        recorder.note_faults(name for name in low.workarounds if name in _FAULTS)
-
-    new[fit_to_device] = fitting
     if not dropout:
         new.update({old: _without(old) for old in _DROPOUT})
     if mode != "low":

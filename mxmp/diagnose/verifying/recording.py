@@ -50,9 +50,7 @@ class Record:
     initial: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: list[str] = field(default_factory=list)  # the compute dtypes that the script asks for
     draws: list[str] = field(default_factory=list)  # the operators of mxmp's graphs that draw random numbers
-    faults: list[str] = field(
-        default_factory=list
-    )  # the workarounds of mxmp's graphs for kernels that are wrong in FP32
+    faults: list[str] = field(default_factory=list)  # workarounds for kernels that are wrong in FP32, in mxmp's graphs
     said: list[str] = field(default_factory=list)  # warnings and what mxmp has logged
     outside: list[str] = field(default_factory=list)  # files that were written and stay
     error: str = ""
