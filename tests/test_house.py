@@ -48,9 +48,10 @@ HOUSE = {
         "__init__",
     ],
     "gluon": [
-        *("_mxnet", "nesting", "tracing", "known", "remembered", "blocks", "parameter", "conversion", "record"),
-        *("scaling", "scaled_heads", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs"),
-        *("symbols", "untraceable", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
+        *("_mxnet", "nesting", "tracing", "known", "reads", "reachable", "remembered", "blocks", "parameter"),
+        *("conversion", "record", "scaling", "scaled_heads", "scaled_reads", "unconverted_heads", "static_shape"),
+        *("monitored", "graphs", "symbols", "untraceable", "hook", "convert", "backward", "trainer", "estimator"),
+        *("weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

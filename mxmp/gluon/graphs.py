@@ -32,7 +32,8 @@ from .blocks import blocks_of
 from .conversion import NetConversion, requested_gradient
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
 from .parameter import overridden
-from .remembered import ANY, Left, Reads, Trace, apart
+from .reads import ANY, Reads
+from .remembered import Left, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 from .static_shape import RecordedCalls
 from .tracing import present_knowledge, tracing

@@ -1,0 +1,277 @@
+"""What a graph has read of Python: attributes, globals and what is in them, compared at each call."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import abc, deque
+from functools import partial
+from itertools import chain, repeat
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Callable, Collection, Iterator, Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block, Parameter
+from mxnet.ndarray import NDArray
+
+from . import _mxnet
+from .nesting import is_constant
+
+# In place of the value of a name that there is not.
+MISSING = object()
+# How deep values are compared, in containers and objects inside each other; what is deeper, by identity.
+_DEPTH = 6
+_LIBRARIES = {
+    *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
+}
+
+
+class _Same:
+    """An object that equals only itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Places:
+    """Where values are, to see quickly whether each is still the same object."""
+
+    def __init__(self) -> None:
+        # Blocks and globals, and the names that are read of each.
+        self._owners: list[tuple[Any, list[str]]] = []
+        # Containers whose values are compared by identity, and dicts of which only matters whether they are empty.
+        self._containers: list[Any] = []
+        self._dicts: list[dict] = []
+        # What functions return, compared by ``==``.
+        self._contents: list[tuple[Callable[[], Any], Any]] = []
+        self._saved: tuple | None = None
+
+    def add_owner(self, owner: Any, names: list[str]) -> None:
+        self._owners.append((owner, names))
+        inherited = [name for name in names if name not in _held_by(owner)]
+        if inherited and not isinstance(owner, dict):
+            self.add(_Live(lambda: [of_class(owner, name) for name in inherited]))
+
+    def add(self, container: Any) -> None:
+        """Compare the values in a list, a set, a view of a dict, or a ``_Live``."""
+        self._containers.append(container)
+
+    def add_emptiness(self, value: dict) -> bool:
+        self._dicts.append(value)
+        return bool(value)
+
+    def addcontent_of(self, read: Callable[[], Any]) -> Any:
+        self._contents.append((read, read()))
+        return self._contents[-1][1]
+
+    def save(self) -> None:
+        """Take what is in all places now as that to compare with."""
+        self._saved = self._lengths(), list(map(bool, self._dicts)), tuple(self._values())
+
+    def hold(self) -> bool:
+        # Runs in every call, for some thousand values, so it loops in C.
+        if self._saved is None:
+            return False
+        lengths, emptiness, values = self._saved
+        return (
+            self._lengths() == lengths
+            and list(map(bool, self._dicts)) == emptiness
+            and all(map(is_, self._values(), values))
+            and all(read() == saved for read, saved in self._contents)
+        )
+
+    def _lengths(self) -> list[int]:
+        return list(map(len, self._containers))
+
+    def _values(self) -> Iterator[Any]:
+        held = (map(_held_by(owner).get, names, repeat(MISSING)) for owner, names in self._owners)
+        return chain(chain.from_iterable(held), chain.from_iterable(self._containers))
+
+
+class _Live:
+    """What a function returns at the time, as a container."""
+
+    def __init__(self, read: Callable[[], Collection]) -> None:
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
+
+
+def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
+    """Return what equals the token of another value if code that makes a graph reads the same from both."""
+    if isinstance(value, type):
+        return _Same(value), _token_of_class(value, places, depth)
+    if value is None or is_constant(value):
+        return type(value), repr(value)
+    if isinstance(value, (NDArray, mx.sym.Symbol)):
+        return NDArray  # whose values no trace reads, but by ``_VALUES``
+    if isinstance(value, np.ndarray):
+        return places.addcontent_of(lambda: (value.dtype.str, value.shape, value.tobytes()))
+    if isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
+        return _Same(value), state_of(value)
+    if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType)):
+        return _Same(value)
+    inside = partial(_token, places=places, depth=depth - 1)
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        if not isinstance(value, tuple):
+            places.add(value)
+        return type(value), tuple(map(inside, value))
+    if isinstance(value, (bytearray, array)):
+        return type(value), places.addcontent_of(lambda: bytes(value))
+    if isinstance(value, abc.Iterator):
+        return _Same(object())  # to read it is to change it
+    if isinstance(value, Mapping):
+        for read in (value.keys, value.values):
+            places.add(read() if isinstance(value, dict) else _Live(read))
+        return type(value), tuple((_key(key), inside(each)) for key, each in value.items())
+    if isinstance(value, FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell is not None]
+        places.add(_Live(lambda: [content_of(cell) for cell in cells]))
+        return _Same(value), tuple(inside(content_of(cell)) for cell in cells), inside(vars(value))
+    if isinstance(value, MethodType):
+        return inside(value.__func__), inside(value.__self__)
+    if isinstance(value, partial):
+        return inside(value.func), inside(value.args), inside(value.keywords)
+    if is_of_library(type(value)):
+        rates = [name for name in ("learning_rate", "base_lr") if hasattr(value, name)]  # of Trainers and schedules
+        return _Same(value), [places.addcontent_of(partial(getattr, value, name)) for name in rates]
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = _Live(lambda: [getattr(value, name, MISSING) for name in slots])
+    if slots:
+        places.add(held)
+    if hasattr(value, "__dict__") or slots:
+        return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
+    return _Same(value)
+
+
+def _slots(kind: type) -> list[str]:
+    found = vars(kind).get("__slots__", ())
+    return [name for name in ([found] if isinstance(found, str) else found) if name[:2] != "__"]
+
+
+def _token_of_class(kind: type, places: _Places, depth: int) -> Any:
+    """Return what equals the token of the class at another time if no value in it, or in its bases, has changed."""
+    if depth == 0 or is_of_library(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
+        return ()
+    for each in kind.__mro__:
+        if not is_of_library(each):
+            places.add(vars(each).values())
+    return tuple((name, _token(value, places, depth - 1)) for name, value in _values_in(kind).items())
+
+
+def _values_in(kind: type) -> dict[str, Any]:
+    """Return the values of a class of the user's that are no methods, and the like, by name."""
+    own = [vars(each) for each in reversed(kind.__mro__) if not is_of_library(each)]
+    held = {name: value for each in own for name, value in each.items()}
+    return {name: value for name, value in held.items() if name[:2] != "__" and not hasattr(type(value), "__get__")}
+
+
+def _key(key: Any) -> Any:
+    return (type(key), repr(key)) if is_constant(key) else _Same(key)
+
+
+def content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return MISSING
+
+
+def is_of_library(kind: Any) -> bool:
+    return (kind.__module__ or "").partition(".")[0] in _LIBRARIES
+
+
+class Reads:
+    """What the code of one graph has read of Python, by owner (a block, or the globals of a function) and name."""
+
+    def __init__(self) -> None:
+        # Why the graph is right for no other call, if so.
+        self.always_anew: str | None = None
+        self._read: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._places = _Places()
+
+    def hold(self) -> bool:
+        """Return whether a trace would read the same now."""
+        if self.always_anew:
+            return False
+        if self._places.hold():
+            return True
+        return self.changed() is None
+
+    def changed(self) -> str | None:
+        """Return the name of what a trace would read another value of now, such as ``"net0.tau"``."""
+        places = _Places()
+        names: dict[int, tuple[Any, list[str]]] = {}
+        for owner, name, token in self._read.values():
+            if _token_of(owner, name, places) != token:
+                return f"{owner.name}.{name}" if isinstance(owner, Block) else name
+            names.setdefault(id(owner), (owner, []))[1].append(name)
+        for owner, its in names.values():
+            places.add_owner(owner, its)
+        places.save()
+        self._places = places
+        return None
+
+    def note(self, owner: Any, name: str) -> None:
+        if (id(owner), name) not in self._read:
+            self._read[id(owner), name] = owner, name, _token_of(owner, name, _Places())
+
+    def replace(self, clone: Block, block: Block) -> None:
+        """Compare the attributes of ``block`` in place of those of ``clone``."""
+        self._read = {
+            (id(block if owner is clone else owner), name): (block if owner is clone else owner, name, token)
+            for owner, name, token in self._read.values()
+        }
+
+    def differences(self) -> Iterator[tuple[str, Any]]:
+        """Yield the names of which a trace would read another value now, and this value."""
+        if self.changed() is not None:
+            for owner, name, token in self._read.values():
+                if _token_of(owner, name, _Places()) != token:
+                    yield name, _value_of(owner, name)
+
+
+# In place of any Reads, in a key.
+ANY = Reads()
+
+
+def _held_by(owner: Any) -> dict:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _value_of(owner: Any, name: str) -> Any:
+    held = _held_by(owner)
+    return held[name] if name in held else MISSING if owner is held else of_class(owner, name)
+
+
+def of_class(owner: Any, name: str) -> Any:
+    return next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), MISSING)
+
+
+def _token_of(owner: Any, name: str, places: _Places) -> Any:
+    value = _value_of(owner, name)
+    if name in _mxnet.HOOKS:
+        return places.add_emptiness(value)
+    return _token(value, places)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator of random numbers, or of the global one of a module."""
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    if generator is random or isinstance(generator, random.Random):
+        return generator.getstate()
+    name, keys, *more = generator.get_state()
+    return name, keys.tobytes(), more
