@@ -48,10 +48,10 @@ HOUSE = {
         "__init__",
     ],
     "gluon": [
-        *("_mxnet", "nesting", "tracing", "known", "reads", "reachable", "remembered", "blocks", "parameter"),
-        *("conversion", "record", "scaling", "scaled_heads", "scaled_reads", "unconverted_heads", "static_shape"),
-        *("monitored", "graphs", "symbols", "untraceable", "hook", "convert", "backward", "trainer", "estimator"),
-        *("weights", "__init__"),
+        *("_mxnet", "nesting", "tracing", "known", "as_arrays", "scopes", "following", "reads", "reachable"),
+        *("remembered", "blocks", "parameter", "conversion", "record", "scaling", "scaled_heads", "scaled_reads"),
+        *("unconverted_heads", "static_shape", "monitored", "graphs", "symbols", "untraceable", "hook", "convert"),
+        *("backward", "trainer", "estimator", "weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",
@@ -268,6 +268,7 @@ ELSEWHERE = {
     r"diagnose/blaming/(recording|report)": "what test_blame.py and test_verdict.py read",
     r"diagnose/verifying/(judging|modes|porting|reasons|recording)": "the parts of one answer: test_verify.py",
     r"gluon/scaled_heads": "what a forward remembers and a backward sets is held in test_scaling.py",
+    r"gluon/following": "what test_scopes.py runs",
     r"gluon/(symbols|monitored)": "what plans and served graphs trace, and what test_monitoring.py hears",
     r"symbolic/reading": "what is written is read back in test_checkpoint.py, damaged files in test_broken_files.py",
     r"step/optimizer_data": "what a file has of an optimizer is held in test_resume.py",

@@ -33,6 +33,7 @@ INHERITED = {
     ),
     "LowParameter": "_check_and_get _data _init_grad _init_impl _reduce _set_trainer",
     "BatchProcessor": "_get_data_and_label",
+    "Scopes": "_attr",
 }
 
 # -- attributes that are only read -------------------------------------------------------------------
@@ -243,6 +244,12 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
         clone.__dict__["infer_shape"] = partial(_infer_shapes_of_used, clone)
     try:
         clone._build_cache(*args)
+    except AssertionError as error:
+        if "Unknown input to HybridBlock: " not in str(error):
+            raise
+        from ..messages.inputs import of_no_child  # what is said is loaded where it is needed
+
+        raise of_no_child(clone.name, str(error).rpartition(" ")[2]) from error
     except ValueError as error:
         if "Deferred initialization failed" not in str(error):
             raise

@@ -28,6 +28,7 @@ from ..precision.missing_kernels import FEW_ROWS
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
+from .as_arrays import reading_as_arrays
 from .blocks import blocks_of
 from .conversion import NetConversion, requested_gradient
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
@@ -35,6 +36,7 @@ from .parameter import overridden
 from .reads import ANY, Reads
 from .remembered import Left, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
+from .scopes import Scopes
 from .static_shape import RecordedCalls
 from .tracing import present_knowledge, tracing
 
@@ -46,6 +48,8 @@ class Call(NamedTuple):
     """A kind of call of a converted block: all such calls have one FP32 graph."""
 
     training: bool
+    # Whether autograd records, of which code may ask, and which ``pause`` in it ends.
+    recording: bool
     # The nesting of the arguments (``_mxnet.flatten``): ``"[0, [0, -1]]"`` for ``(x, [y, None])``.
     structure: str
     device: str
@@ -118,6 +122,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
     def call_of(self, structure: str, device: str, constants: tuple, inputs: Sequence[NDArray]) -> Call:
         return Call(
             autograd.is_training(),
+            autograd.is_recording(),
             structure,
             device,
             _mxnet.lacks_states(self._block),
@@ -127,11 +132,11 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
         )
 
     def key_of(self, call: Call, inputs: Sequence[NDArray]) -> GraphKey:
-        its, recording = self.conditions.get(call, Conditions()), autograd.is_recording()
+        its = self.conditions.get(call, Conditions())
         return GraphKey(
             call,
-            tuple([param.grad_req for param in self._params]) if call.training or recording else (),
-            its.adds_to_inputs or (recording and any(array.grad is not None for array in inputs)),
+            tuple([param.grad_req for param in self._params]) if call.training or call.recording else (),
+            its.adds_to_inputs or (call.recording and any(array.grad is not None for array in inputs)),
             its.large is not None and its.large.at([array.shape for array in inputs]),
             bool(its.few) and all(array.size <= most for array, most in zip(inputs, its.few)),
             tuple([array.dtype for array in inputs]) if its.has_heads and needs_scale(self._compute) else None,
@@ -341,8 +346,15 @@ def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge
 
     try:
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
-        with tracing(knowledge), trace.noting(), mx.name.NameManager():
+        for param in block.collect_params().values():
+            param.var()  # one that is made in a scope would keep its marks
+        scopes = Scopes()
+        with tracing(knowledge), trace.noting(), reading_as_arrays(), mx.name.NameManager(), scopes:
             is_traced = _mxnet.trace(clone, args, called)
+        if scopes.has_marked:
+            from .following import follow  # loaded where a scope was met
+
+            follow(clone, scopes.recording)
         if constants and not is_traced:
             raise ValueError("a SymbolBlock takes arrays alone")
     except Exception as error:

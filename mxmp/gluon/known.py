@@ -109,13 +109,6 @@ class _Known:
     __slots__ = ()
 
 
-def _reshape(symbol: mx.sym.Symbol, *shape: Any, **kwargs: Any) -> mx.sym.Symbol:
-    """Reshape as an array does, which also takes ``reshape(0, -1)``."""
-    if shape and all(isinstance(size, int) for size in shape):
-        return known(mx.sym.reshape(symbol, shape=shape, **kwargs))
-    return known(mx.sym.Symbol.reshape(symbol, *shape, **kwargs))
-
-
 _ATTRIBUTES = {
     "shape": property(_shape),
     "dtype": property(_dtype),
@@ -139,8 +132,6 @@ def _known_class(kind: type) -> type:
         for name, method in vars(base).items()
         if isinstance(method, FunctionType) and name not in _KEPT
     }
-    if kind is mx.sym.Symbol:
-        methods["reshape"] = _reshape
     attributes = {name: get for name, get in _ATTRIBUTES.items() if not hasattr(kind, name)}
     return type(kind.__name__, (_Known, kind), {"__slots__": (), **methods, **attributes})
 

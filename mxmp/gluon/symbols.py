@@ -35,7 +35,7 @@ def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool
     Raises ``ValueError`` if the block's Python code fails on Symbols."""
     args, constants = split(args)
     try:
-        with autograd.train_mode() if training else autograd.predict_mode():
+        with autograd.record() if training else autograd.pause():
             clone, nesting, _, _, left = trace_block(block, args, constants)
     except UntraceableError as error:
         culprit, reason = error.args

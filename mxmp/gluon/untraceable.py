@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from inspect import signature
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter, nn
+
+
+def _cure(text: str) -> str:
+    """Return what to write where MXNet says ``text``."""
+    if "must have NDArray type, but got <Symbol" in text:
+        return "Write F in place of mx.nd"
+    if "must be Symbol instances, but got" in text or re.search(r"(NDArray|Symbol)'> not supported", text):
+        return (
+            "Write self.c = self.params.get_constant('c', array) in __init__, and hybrid_forward(self, F, x, c) gets "
+            "the array c, as it gets Parameters"
+        )
+    return "Write it without them"
 
 
 def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> Exception:
@@ -39,6 +52,6 @@ def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception)
         how += f", and what is inside by itself, as mxmp.convert(block.{inside[0]})"
     return ValueError(
         f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "
-        f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). Write it without them, or {how}"
+        f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). {_cure(text)}, or {how}"
         + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
     )

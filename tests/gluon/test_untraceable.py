@@ -42,3 +42,74 @@ def test_lambdas_that_read_an_array_are_left_as_python_with_their_class():
         net(X)
     mxmp.convert(net, "float16", exclude=lambda name, block: isinstance(block, nn.HybridLambda))
     np.testing.assert_allclose(net(X).asnumpy(), want, rtol=0.02, atol=0.01)
+
+
+class Shifted(nn.HybridBlock):
+    """Adds an array of its own, in one of several ways, behind a dense layer."""
+
+    def __init__(self, add, constant=False):
+        super().__init__()
+        self.add = add
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=3)
+            if constant:
+                self.c = self.params.get_constant("c", X[:1])
+
+    def hybrid_forward(self, op, x, c=None):
+        return self.add(op, self.dense(x), c)
+
+
+SHIFTS = {
+    "operator": lambda op, x, c: x * X,
+    "from the left": lambda op, x, c: X * x,
+    "argument": lambda op, x, c: op.broadcast_add(x, X[:1]),
+    "made there": lambda op, x, c: op.broadcast_add(x, mx.nd.ones((1, 3))),
+}
+
+
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_an_array_of_the_block_is_to_be_a_constant_and_as_one_it_runs(kind):
+    net = Shifted(SHIFTS[kind])
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    with pytest.raises(ValueError, match=r"Write self\.c = self\.params\.get_constant\('c', array\) in __init__"):
+        net(X)
+    nets = [Shifted(lambda op, x, c: op.broadcast_add(x, c), constant=True) for _ in range(2)]
+    for each in nets:
+        mx.random.seed(3)
+        each.initialize()
+    mxmp.convert(nets[1], "bfloat16")
+    np.testing.assert_allclose(*[each(X).asnumpy() for each in nets], rtol=0.02, atol=0.01)
+
+
+def test_an_operator_of_arrays_is_to_be_one_of_f():
+    net = Shifted(lambda op, x, c: mx.nd.relu(x))
+    net.initialize()
+    with pytest.raises(ValueError, match=r"Write F in place of mx\.nd, or"):
+        mxmp.convert(net, "bfloat16")(X)
+
+
+class Heads(nn.HybridBlock):
+    def __init__(self, registers):
+        super().__init__()
+        with self.name_scope():
+            self.first = nn.Dense(3, in_units=3)
+            self.heads = {name: nn.Dense(2, in_units=3) for name in "ab"}
+        for each in self.heads.values():
+            self.register_child(each) if registers else each.initialize()
+
+    def hybrid_forward(self, op, x):
+        x = self.first(x)
+        return op.concat(*[head(x) for head in self.heads.values()])
+
+
+@pytest.mark.filterwarnings("ignore:.* is an unregistered container with Blocks")
+def test_layers_in_a_dict_are_to_be_children_and_as_children_they_run():
+    net = Heads(registers=False)
+    net.initialize()
+    with pytest.raises(ValueError, match=r"is a Parameter of a layer that .* calls .*self\.register_child\(layer\)"):
+        mxmp.convert(net, "bfloat16")(X)
+    net = Heads(registers=True)
+    net.initialize()
+    want = net(X).asnumpy()
+    np.testing.assert_allclose(mxmp.convert(net, "bfloat16")(X).asnumpy(), want, rtol=0.02, atol=0.01)

@@ -1,0 +1,118 @@
+"""Lets the graph of a block follow the scopes of autograd in its code, which ``Scopes`` has marked."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from mxnet.gluon import HybridBlock
+
+from ..precision.graph import Entry, Graph, Node
+from ..precision.subgraphs import bodies, set_bodies
+from . import _mxnet
+from .scopes import PAUSED, TRAINING
+
+
+def follow(clone: HybridBlock, recording: bool) -> None:
+    """Let the graph of a traced block compute what its code says, called while autograd is ``recording``, or not.
+    Raises ``ValueError`` where no graph can."""
+    traced = _mxnet.traced_graph(clone)
+    data, symbol = traced.graph
+    graph = Graph.from_symbol(symbol)
+    _follow(graph, recording)
+    _mxnet.set_traced_graph(clone, traced._replace(graph=(data, graph.to_symbol())))
+
+
+def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: bool = False) -> None:
+    for node in graph.nodes():
+        inner = [body.graph for body in bodies(node)]
+        for each in inner:
+            _follow(each, recording, is_body=True, is_paused=PAUSED in node.attrs)
+        set_bodies(node, inner)
+        if TRAINING in node.attrs and node.op in _IN_MODE:
+            training = node.attrs[TRAINING] == "1"
+            is_inside = recording or is_body
+            if not (_IN_MODE[node.op](node, training) or (not is_inside and _uses_statistics_of_batch(node))):
+                raise ValueError(
+                    f"{node.name!r} ({node.op}) is in autograd.{'train' if training else 'predict'}_mode(), and a "
+                    "graph around it in the other mode does not follow"
+                )
+    if not is_paused:  # of such a loop MXNet could not compute any gradient
+        _stop_gradients(graph)
+    for node in graph.nodes():
+        for mark in (PAUSED, TRAINING):
+            node.attrs.pop(mark, None)
+
+
+def _stop_gradients(graph: Graph) -> None:
+    """Pass on no gradient to what was computed in ``pause``, in place."""
+    stopped: dict[Entry, Entry] = {}
+
+    def behind(entry: Entry) -> Entry:
+        if PAUSED not in entry.node.attrs or entry.node.is_variable:
+            return entry
+        if entry not in stopped:
+            name = f"{entry.node.name}_paused{entry.index or ''}"
+            stopped[entry] = Entry(Node("BlockGrad", name, {PAUSED: "1"}, [entry]))
+        return stopped[entry]
+
+    for node in graph.nodes():
+        if PAUSED not in node.attrs and any(behind(each) is not each for each in node.inputs):
+            node.inputs = map(behind, node.inputs)
+    graph.heads = list(map(behind, graph.heads))
+
+
+# -- operators that depend on the mode: each returns whether it can be set for ``training`` ------------
+
+
+def _set_dropout(node: Node, training: bool) -> bool:
+    if training:
+        node.attrs["mode"] = "always"
+    elif node.attrs.get("mode") != "always":
+        node.op, node.attrs = "_copy", {name: text for name, text in node.attrs.items() if name[:2] == "__"}
+    return True
+
+
+def _set_norm(node: Node, training: bool) -> bool:
+    if not training:
+        node.attrs["use_global_stats"] = "True"
+    return not training or node.attrs.get("use_global_stats") in ("True", "1")
+
+
+def _set_recurrent(node: Node, training: bool) -> bool:
+    drops = float(node.attrs.get("p", "0")) > 0
+    if not training:
+        node.attrs.pop("p", None)
+    return not (training and drops)
+
+
+def _is_fixed(node: Node, training: bool) -> bool:
+    return node.attrs.get("act_type") != "rrelu"
+
+
+_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+_IN_MODE: dict[str, Callable[[Node, bool], bool]] = {
+    **dict.fromkeys(_NORMS, _set_norm),
+    "Dropout": _set_dropout,
+    "RNN": _set_recurrent,
+    "LeakyReLU": _is_fixed,
+}
+
+
+def _uses_statistics_of_batch(node: Node) -> bool:
+    """Give a BatchNorm, as running statistics that it uses, those of its batch; return whether the node was one.
+    No gradient passes through them."""
+    if node.op not in _NORMS or "output_mean_var" in node.attrs:
+        return False
+    x = node.inputs[0]
+    marks = {name: text for name, text in node.attrs.items() if name in (PAUSED, TRAINING)}
+
+    def made(op: str, name: str, *inputs: Entry, **attrs: str) -> Entry:
+        return Entry(Node(op, f"{node.name}_{name}", {**attrs, **marks}, inputs))
+
+    over = {"axis": node.attrs.get("axis", "1"), "exclude": "True"}
+    mean = made("mean", "batch_mean", x, **over)
+    centered = made("broadcast_sub", "centered", x, made("mean", "batch_means", x, keepdims="True", **over))
+    var = made("mean", "batch_var", made("square", "squared", centered), **over)
+    node.inputs = (*node.inputs[:3], mean, var)
+    node.attrs["use_global_stats"] = "True"
+    return True

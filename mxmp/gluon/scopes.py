@@ -1,0 +1,51 @@
+"""autograd's scopes in the code of a block (``pause``, ``train_mode``, ``predict_mode``), which Symbols do not follow.
+
+MXNet drops them in a trace: what was computed in ``pause`` gets gradients, and Dropout in ``predict_mode`` drops.
+"""
+
+from __future__ import annotations
+
+import mxnet as mx
+from mxnet import autograd
+
+PAUSED, TRAINING = "__mxmp_paused__", "__mxmp_training__"
+
+
+class _Marks(dict):
+    """Attributes of operators. A copy has the marks of the scope of autograd in which it is made."""
+
+    def __init__(self, attrs: dict[str, str], around: Scopes) -> None:
+        super().__init__(attrs)
+        self._around = around
+
+    def __bool__(self) -> bool:
+        return True  # MXNet copies no empty ones
+
+    def copy(self) -> _Marks:
+        kept = {name: text for name, text in self.items() if name not in (PAUSED, TRAINING)}
+        return _Marks({**kept, **self._around.marks()}, self._around)
+
+
+class Scopes(mx.AttrScope):
+    """Marks the operators of a trace, in the ``with`` block, whose scope of autograd is another one than around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Whether autograd records around the block, and whether an operator has a mark.
+        self.recording, self.has_marked = autograd.is_recording(), False
+        self._training = autograd.is_training()
+
+    def __enter__(self) -> Scopes:
+        super().__enter__()
+        # MXNet's ``foreach`` has a scope of its own inside, with a copy of these.
+        self._attr: dict[str, str] = _Marks(self._attr, self)
+        return self
+
+    def marks(self) -> dict[str, str]:
+        """Return the marks of an operator that is made now."""
+        training = autograd.is_training()
+        found = {TRAINING: str(int(training))} if training != self._training else {}
+        if self.recording and not autograd.is_recording():
+            found[PAUSED] = "1"
+        self.has_marked |= bool(found)
+        return found

@@ -1,0 +1,111 @@
+"""Code for arrays that Symbols take for something else: a graph means what it means on arrays, or refuses it."""
+
+from __future__ import annotations
+
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.takes import Takes, X, assert_alike, pair
+from mxnet import autograd
+
+import mxmp
+
+RESHAPED = {
+    "column": lambda block, op, x: op.broadcast_mul(x.reshape(-1, 1), x.sum().reshape(1, 1)),
+    "three": lambda block, op, x: op.concat(x.reshape(0, 1, -1), x.reshape((0, 1, -1)), dim=1),
+    "a special size": lambda block, op, x: x.reshape(-4, 2, 2, 0),
+    "one": lambda block, op, x: x.reshape(-1),
+    "by name": lambda block, op, x: x.reshape(shape=(-1, 1)),
+    "after its shape": lambda block, op, x: x.reshape(x.shape[1], -1),
+}
+ROWS = {
+    "an index": lambda block, op, x: x[0],
+    "a slice": lambda block, op, x: x[:, 1:],
+    "a loop": lambda block, op, x: sum(row for row in x),
+    "arguments": lambda block, op, x: op.stack(*x),
+    "a length": lambda block, op, x: x * len(x),
+    "behind a shape": lambda block, op, x: x[0] * x.shape[0],
+    "of one part": lambda block, op, x: op.split(x, num_outputs=1, axis=1)[0],
+}
+
+
+class Reversed(autograd.Function):
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, head):
+        return -head
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.parametrize("kind", RESHAPED)
+def test_sizes_of_reshape_are_a_shape(kind):
+    nets, _ = pair(lambda: Takes(RESHAPED[kind]), "bfloat16")
+    assert_alike(nets)
+    assert nets[0](X).shape == nets[1](X).shape
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_an_array_are_no_outputs_of_a_symbol(kind):
+    nets, _ = pair(lambda: Takes(ROWS[kind]), "bfloat16")
+    with pytest.raises(ValueError, match=r"of an array, and of a Symbol.*F\.slice_axis"):
+        nets[1](X)
+
+
+def test_outputs_of_an_operator_are_counted_and_taken_as_ever():
+    def split(block, op, x):
+        parts = op.split(x, num_outputs=3, axis=1)
+        first, *others = parts
+        return first + parts[1] * len(op.split(x, num_outputs=2, axis=0)) + others[1]
+
+    nets, _ = pair(lambda: Takes(split), "bfloat16")
+    for _ in range(2):
+        assert_alike(nets)
+
+
+@pytest.mark.parametrize("first", [autograd.predict_mode, autograd.train_mode, autograd.record])
+def test_a_function_of_autograd_is_refused_in_words(first):
+    net = pair(lambda: Takes(lambda block, op, x: Reversed()(x)), "bfloat16")[0][1]
+    for scope in (first, autograd.record):
+        with pytest.raises(ValueError, match=r"Reversed is an autograd\.Function.*BlockGrad\(2 \* x\) - x"), scope():
+            net(X)
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+def test_what_the_words_say_reverses_a_gradient_and_a_function_runs_in_a_block_left_as_python():
+    def reversed_(block, op, x):
+        return op.BlockGrad(2 * x) - x
+
+    nets, _ = pair(lambda: Takes(lambda block, op, x: Reversed()(x)), "bfloat16")
+    mxmp.restore(nets[1])
+    mxmp.convert(nets[1].dense, "bfloat16")
+    for net in (*nets, pair(lambda: Takes(reversed_), "bfloat16")[0][1]):
+        with autograd.record():
+            out = net(X)
+        out.backward()
+        np.testing.assert_allclose(net.dense.bias.grad().asnumpy(), -4)
+
+
+@pytest.mark.filterwarnings("ignore:the code of .* changes 'compute' in place")
+def test_symbols_mean_what_they_did_after_a_trace_and_in_other_threads():
+    found, other = [], mx.sym.var("other")
+
+    def meanwhile(block, op, x):
+        def use():
+            found.append((other[0] is not None, len(other)))
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        return x * 2
+
+    methods = [getattr(mx.sym.Symbol, name) for name in ("reshape", "__getitem__", "__iter__", "__len__")]
+    nets, _ = pair(lambda: Takes(meanwhile), "bfloat16")
+    nets[1](X)
+    assert found == [(True, 1)]
+    assert methods == [getattr(mx.sym.Symbol, name) for name in ("reshape", "__getitem__", "__iter__", "__len__")]
+    with pytest.raises(ValueError, match="x\\[i\\]"):
+        pair(lambda: Takes(ROWS["an index"]), "bfloat16")[0][1](X)
+    assert methods[0] is mx.sym.Symbol.reshape

@@ -1,0 +1,255 @@
+"""Scopes of autograd in the code of a block: a graph follows them as a net does that is not hybridized."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.takes import DTYPES, Takes, X
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation"),
+    pytest.mark.filterwarnings("ignore:nothing in .* computes in"),
+]
+
+
+def paused(block, op, x):
+    with autograd.pause():
+        factor = op.tanh(x)
+    return x * factor
+
+
+def paused_layer(block, op, x):
+    with autograd.pause():
+        aside = block.layer(x)
+    return x + op.tanh(aside)
+
+
+def all_paused_but_one(block, op, x):
+    with autograd.pause():
+        aside, y = op.split(x, num_outputs=3, axis=1, squeeze_axis=True)[:2]
+    return op.sum(x, axis=1) * aside + y
+
+
+def paused_output(block, op, x):
+    with autograd.pause():
+        y = op.tanh(x)
+    return y, x * 2
+
+
+def paused_left(block, op, x):
+    with autograd.pause():
+        block.aux = op.tanh(x)
+    return x * block.aux
+
+
+def paused_around(block, op, x):
+    with autograd.pause(), mx.AttrScope(ctx_group="one"):
+        factor = op.tanh(x)
+    with mx.AttrScope(ctx_group="one"):
+        with autograd.pause():
+            more = op.sigmoid(x)
+        x = x * more
+    return x * factor
+
+
+def paused_while_training(block, op, x):
+    with autograd.pause(train_mode=True):
+        factor = op.sign(block.drop(op.ones_like(x)) + 1) * op.tanh(x)
+    return x * factor
+
+
+def in_loop(block, op, x):
+    def body(row, state):
+        with autograd.pause():
+            factor = op.tanh(row)
+        return row * factor, state
+
+    return op.contrib.foreach(body, x, op.zeros((1,)))[0]
+
+
+def loop_in_pause(block, op, x):
+    with autograd.pause():
+        factor = op.contrib.foreach(lambda row, state: (op.tanh(row), state), x, op.zeros((1,)))[0]
+    return x * factor
+
+
+def predicting(block, op, x):
+    with autograd.predict_mode():
+        return block.drop(x)
+
+
+def predicting_by_setting(block, op, x):
+    before = autograd.set_training(False)
+    y = block.drop(x)
+    autograd.set_training(before)
+    return y
+
+
+def predicting_in_loop(block, op, x):
+    def body(row, state):
+        with autograd.predict_mode():
+            return block.drop(row), state
+
+    return op.contrib.foreach(body, x, op.zeros((1,)))[0]
+
+
+def asking(block, op, x):
+    return x * 2 if autograd.is_recording() else x
+
+
+ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_left, paused_around, paused_while_training]
+ALIKE += [in_loop, loop_in_pause, predicting, predicting_by_setting, predicting_in_loop, asking]
+MODES = {
+    "record": autograd.record,
+    "record, predict": lambda: autograd.record(train_mode=False),
+    "predict": autograd.predict_mode,
+    "train": autograd.train_mode,
+}
+
+
+def made(compute, how, nested):
+    net = Takes(compute, layer=nn.Dense(3, in_units=3), drop=nn.Dropout(0.9), aux=None)
+    if nested:
+        inner, net = net, nn.HybridSequential()
+        net.add(nn.Dense(3, in_units=3), inner)
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier())
+    return mxmp.convert(net, how) if how else net
+
+
+def results(net, mode):
+    with MODES[mode]():
+        out = net(X)
+    out = list(out) if isinstance(out, (list, tuple)) else [out]
+    params = net.collect_params().values()
+    for param in params:
+        param.zero_grad()
+    if mode.startswith("record"):
+        out[-1].backward(train_mode=mode == "record")
+    return [each.asnumpy() for each in out] + [param.grad().asnumpy() for param in params]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("compute", ALIKE)
+def test_scopes_of_autograd_are_followed(compute, nested, dtype):
+    nets = [made(compute, how, nested) for how in (None, dtype)]
+    for mode in ("predict", "train", "record", "record, predict", "predict", "record"):
+        for full, low in zip(*[results(net, mode) for net in nets]):
+            np.testing.assert_allclose(low, full, rtol=0.03, atol=0.02)
+
+
+def of_batch(block, op, x):
+    with autograd.train_mode():
+        return block.bn(x)
+
+
+def of_running_statistics(block, op, x):
+    with autograd.predict_mode():
+        return block.bn(x)
+
+
+def always_dropping(block, op, x):
+    with autograd.train_mode():
+        return block.drop(x)
+
+
+def recurrent(block, op, x):
+    with autograd.predict_mode():
+        return block.lstm(op.expand_dims(x, 1))
+
+
+def recurrent_in_training(block, op, x):
+    with autograd.train_mode():
+        return block.lstm(op.expand_dims(x, 1))
+
+
+def random_leaky(block, op, x):
+    with autograd.predict_mode():
+        return op.LeakyReLU(x, act_type="rrelu")
+
+
+def with_layers(compute, how, seed=3):
+    net = Takes(
+        compute,
+        bn=nn.BatchNorm(in_channels=3),
+        drop=nn.Dropout(0.5),
+        lstm=gluon.rnn.LSTM(4, dropout=0.9, num_layers=2, input_size=3),
+    )
+    mx.random.seed(seed)
+    net.initialize(mx.init.Xavier())
+    return mxmp.convert(net, how) if how else net
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compute", [of_batch, recurrent])
+def test_layers_in_a_scope_compute_in_its_mode(compute, dtype):
+    nets = [with_layers(compute, how) for how in (None, dtype)]
+    for scope in (autograd.predict_mode, autograd.train_mode, autograd.record):
+        with scope():
+            full, low = (net(X).asnumpy() for net in nets)
+        np.testing.assert_allclose(low, full, rtol=0.03, atol=0.08)
+
+
+def test_batch_norm_in_predict_mode_has_the_gradient_of_its_running_statistics():
+    def by_hand(block, op, x):
+        params = [getattr(block.bn, name).var() for name in ("gamma", "beta", "running_mean", "running_var")]
+        return op.BatchNorm(x, *params, use_global_stats=True, fix_gamma=False, eps=1e-5)
+
+    found = []
+    for compute in (of_running_statistics, by_hand):
+        net = with_layers(compute, "bfloat16")
+        net.bn.running_mean.set_data(mx.nd.array([0.2, 0.1, -0.3]))
+        with autograd.record():
+            out = net(X)
+        out.backward()
+        found.append([out.asnumpy(), net.dense.weight.grad().asnumpy(), net.bn.running_mean.data().asnumpy()])
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_dropout_in_train_mode_drops_while_the_graph_predicts():
+    net = with_layers(always_dropping, "bfloat16")
+    assert 0 < (net(X).asnumpy() == 0).mean() < 1
+
+
+REFUSED = {
+    "batch statistics in an inference that is recorded": (of_batch, lambda: autograd.record(train_mode=False)),
+    "a recurrent layer that drops": (recurrent_in_training, autograd.predict_mode),
+    "rrelu": (random_leaky, autograd.record),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_no_graph_can_follow_is_refused_by_name(kind):
+    compute, scope = REFUSED[kind]
+    net = with_layers(compute, "bfloat16")
+    with pytest.raises(ValueError, match=r"is in autograd\.(train|predict)_mode\(\), and a graph"), scope():
+        net(X)
+
+
+@pytest.mark.parametrize("compute", [paused_around, paused_layer, in_loop])
+def test_no_mark_of_a_scope_is_left_in_a_file(compute, tmp_path):
+    net = made(compute, "bfloat16", False)
+    for scope, stops in ((autograd.record, True), (autograd.predict_mode, False)):
+        with scope():
+            net(X)
+        net.export(str(tmp_path / "net"))
+        text = (tmp_path / "net-symbol.json").read_text()
+        assert ("BlockGrad" in text) == stops
+        assert "__mxmp" not in text
+
+
+def test_a_plan_and_a_served_net_follow_scopes():
+    plan = mxmp.tune(made(paused, None, False), X, measure=False)
+    net, full = made(paused, None, False), made(paused, None, False)
+    mxmp.convert(net, plan)
+    for one, other in zip(results(net, "record"), results(full, "record")):
+        np.testing.assert_allclose(one, other, rtol=0.03, atol=0.02)
+    served = mxmp.optimize_for_inference(with_layers(of_batch, None), [X])
+    np.testing.assert_allclose(served(X).asnumpy(), with_layers(of_batch, None)(X).asnumpy(), rtol=0.03, atol=0.02)
