@@ -38,6 +38,8 @@ class Reachable:
             value = todo.pop()
             if isinstance(value, FunctionType):
                 todo += self._read_by(value)
+            elif isinstance(value, ModuleType):
+                self._read_module(value, self._names, todo, set())
             elif id(value) not in self._holders and (parts := _parts(value, self._names)) is not None:
                 self._holders[id(value)] = value
                 todo += parts
@@ -56,6 +58,8 @@ class Reachable:
         for name in names & vars(function).keys():
             self._note(vars(function), name)
         values = [*map(content_of, function.__closure__ or ()), *(function.__defaults__ or ())]
+        for module in [each for each in values if isinstance(each, ModuleType)]:
+            self._read_module(module, names, values, set())
         self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())
         return [*values, *(function.__kwdefaults__ or {}).values()]
 
@@ -69,8 +73,12 @@ class Reachable:
             if not isinstance(value, ModuleType):
                 self._note(space, name)
                 values.append(value)
-            elif _is_users(value) and id(vars(value)) not in seen:
-                self._read_in(vars(value), names, names, values, seen)
+            else:
+                self._read_module(value, names, values, seen)
+
+    def _read_module(self, module: ModuleType, names: AbstractSet[str], values: list[Any], seen: set[int]) -> None:
+        if _is_users(module) and id(vars(module)) not in seen:
+            self._read_in(vars(module), names, names, values, seen)
 
 
 def of_classes(kind: type, names: Collection[str]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
 
 import pytest
 from kit.takes import Takes, assert_alike, pair
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used by any 
 
 def set_factor(net, value):
     global FACTOR
-    FACTOR = value
+    FACTOR = module.FACTOR = value
 
 
 class OfFactor(nn.HybridBlock):
@@ -71,7 +72,18 @@ def taking_default(block, op, x, of=helper.of):
     return of(x)
 
 
+module = ModuleType("helpers")
+exec("FACTOR = 1.0\ndef of(x):\n    return x * FACTOR", vars(module))
+
+
+def holding(module):
+    return Takes(lambda block, op, x: module.of(x))
+
+
 CODE = {
+    "of a module in a closure": lambda: holding(module),
+    "of a module in an attribute": lambda: Takes(lambda b, op, x: b.c.of(x), c=module),
+    "of a module in a default": lambda: Takes(lambda b, op, x, m=module: m.of(x)),
     "hybrid_forward": OfFactor,
     "of its base": OfItsBase,
     "of a base by name": lambda: OfKinds(lambda b, x: OfFactor.hybrid_forward(b, None, x)),

@@ -1,0 +1,165 @@
+"""Draws the Python code of a net, line by line, and what happens to it between calls."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any, Callable
+
+import mxnet as mx
+from hypothesis import strategies as st
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from mxmp.gluon.hook import hook_of
+
+SHAPE = (4, 3)
+# Lines of code that make ``{new}`` of ``{a}`` and ``{c}``, all of SHAPE; ``b`` is the block.
+LINES = r"""
+{new} = F.tanh({a})
+{new} = {a} + {c}
+{new} = {a} * {c}
+{new} = {a} - 0.5 * {c}
+{new} = F.broadcast_mul({a}, w)
+{new} = b.dense({a})
+{new} = b.norm({a})
+{new} = b.inner({a})
+{new} = b.inner({a}) + b.inner({c})
+{new} = {a} * b.k
+{new} = {a} * b.options["k"]
+{new} = {a} * b.items[0]
+{new} = {a} * b.config.k
+{new} = {a} * K
+{new} = {a} * settings.k
+{new} = helper({a})
+{new} = b.method({a}, F)
+{new} = b.of_class({a})
+{new} = (lambda z: z * b.k)({a})
+{new} = {a} if b.flag else F.tanh({a})
+{new} = {a} if autograd.is_training() else {a} * 0.5
+{new} = {a} if autograd.is_recording() else {a} * 2
+{new} = y + {a} if y is not None else {a}
+{new} = sum([{a}, {c}, {a}])
+{new} = F.add_n(*[{a}, {c}])
+{new} = {{"p": {a}, "q": [{c}]}}["q"][0]
+{new} = {a}.reshape(-1, 1).reshape(4, 3)
+{new} = {a}.reshape(2, -1, 3).sum(axis=1).reshape((2, 3)).repeat(2, axis=0)
+{new} = {a} * (1 / {a}.shape[0])
+{new} = {a}.slice_axis(axis=0, begin=0, end={c}.shape[0])
+{new} = {a}.T.T
+{new} = F.BlockGrad({a}) + {c}
+{new} = F.contrib.foreach(lambda row, s: (row * b.k + s, s), {a}, F.zeros((3,)))[0]
+p, q, r = F.split({a}, num_outputs=3, axis=1)\n{new} = F.concat(q, p, r, dim=1)
+for _ in range(b.rounds):\n    {a} = F.sigmoid({a})\n{new} = {a}
+{new} = {a}\nfor value in b.items:\n    {new} = {new} * value
+rows = []\nrows.append({a})\n{new} = rows[-1] * 0.5
+with autograd.pause():\n    {new} = F.tanh({a})
+with autograd.pause():\n    {new} = b.dense({a})
+with autograd.pause():\n    aside = F.tanh({a}) * b.k\n{new} = {c} * aside
+with autograd.predict_mode():\n    {new} = b.drop({a})
+with autograd.predict_mode():\n    {new} = b.drop(b.inner({a}))
+b.aux = {a}\n{new} = b.aux * 0.5
+b.aux = {{"a": {a}, "n": b.k}}\n{new} = {c}
+b.count += 1\n{new} = {a} * (b.count % 2)
+b.names = ["one", {a} * 2]\n{new} = {c}
+TALLY["n"] = b.k\n{new} = {a}
+""".strip().split("\n")
+ENDS = ["return {a}", "return {a}, {c}", "return [{a}, [{c}]]", 'return {{"x": {a}, "k": b.k, "more": [{c}, None]}}']
+CALLS = {
+    "predict": autograd.predict_mode,
+    "train": autograd.train_mode,
+    "record": autograd.record,
+    "record, predict": lambda: autograd.record(train_mode=False),
+}
+VALUES = [0.5, 1.0, 1.5]
+# What happens between calls, to a block and the module of its code.
+EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
+    "attribute": lambda b, module, v: setattr(b, "k", v),
+    "in a dict": lambda b, module, v: b.options.update(k=v),
+    "in a list": lambda b, module, v: b.items.__setitem__(0, v),
+    "longer list": lambda b, module, v: b.items.append(v),
+    "in an object": lambda b, module, v: setattr(b.config, "k", v),
+    "global": lambda b, module, v: setattr(module, "K", v),
+    "of a module": lambda b, module, v: setattr(module.settings, "k", v),
+    "of the class": lambda b, module, v: setattr(type(b), "factor", v),
+    "of a block inside": lambda b, module, v: setattr(b.inner, "k", v),
+    "flag": lambda b, module, v: setattr(b, "flag", v > 1),
+    "rounds": lambda b, module, v: setattr(b, "rounds", int(2 * v) - 1),
+    "function": lambda b, module, v: setattr(module, "helper", lambda z: z * v),
+    "grad_req": lambda b, module, v: setattr(b.dense.weight, "grad_req", "null" if v < 1 else "write"),
+    # Only of the converted net: what MXNet's own graph makes of the code is not asked.
+    "hybridized": lambda b, module, v: hook_of(b) and b.hybridize(static_alloc=v > 1, static_shape=v > 1),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """Code of a net, and the calls of it, each after what happens first."""
+
+    code: str
+    calls: tuple[tuple[tuple[tuple[str, float], ...], str, bool], ...]
+
+    def __str__(self) -> str:
+        return f"{self.code}\n{self.calls}"
+
+
+@st.composite
+def programs(draw: Any) -> Program:
+    names, lines = ["x"], []
+    for number in range(draw(st.integers(1, 7))):
+        used = {"a": draw(st.sampled_from(names)), "c": draw(st.sampled_from(names)), "new": f"v{number}"}
+        lines += draw(st.sampled_from(LINES)).replace("\\n", "\n").format(**used).split("\n")
+        names.append(f"v{number}")
+    lines.append(draw(st.sampled_from(ENDS)).format(a=names[-1], c=draw(st.sampled_from(names))))
+    code = "def compute(b, F, x, y, w):\n" + textwrap.indent("\n".join(lines), "    ")
+    event = st.tuples(st.sampled_from([*EVENTS]), st.sampled_from(VALUES))
+    call = st.tuples(st.lists(event, max_size=2).map(tuple), st.sampled_from([*CALLS]), st.booleans())
+    return Program(code, tuple(draw(st.lists(call, min_size=2, max_size=6))))
+
+
+class Inner(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.k = 1.0
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=3)
+
+    def hybrid_forward(self, op, x):
+        return self.dense(x) * self.k
+
+
+_numbers = itertools.count()
+
+
+def made(code: str) -> tuple[nn.HybridBlock, ModuleType]:
+    """Return a net of this code, not initialized, and the module of the code."""
+    module = ModuleType(f"drawn{next(_numbers)}")
+    vars(module).update(autograd=autograd, K=1.0, TALLY={}, settings=ModuleType("settings"))
+    module.settings.k = 1.0
+    module.helper = lambda z: z * 0.5
+    exec(code, vars(module))
+
+    class Drawn(nn.HybridBlock):
+        factor = 1.0
+
+        def __init__(self):
+            super().__init__()
+            self.k, self.flag, self.rounds, self.count, self.aux = 1.0, False, 1, 0, None
+            self.options, self.items, self.config, self.names = {"k": 1.0}, [1.0, 0.5], SimpleNamespace(k=1.0), None
+            with self.name_scope():
+                self.dense, self.norm = nn.Dense(3, in_units=3), nn.BatchNorm(in_channels=3)
+                self.inner, self.drop = Inner(), nn.Dropout(0.9)
+                self.w = self.params.get("w", shape=(1, 3), init=mx.init.Uniform(1))
+
+        def method(self, x, op):
+            return op.sigmoid(x) * self.k
+
+        def of_class(self, x):
+            return x * self.factor
+
+        def hybrid_forward(self, op, x, y=None, w=None):
+            return module.compute(self, op, x, y, w)
+
+    return Drawn(), module

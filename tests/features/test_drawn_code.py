@@ -1,0 +1,99 @@
+"""A converted net of any code computes, leaves behind and differentiates what one does that is not hybridized.
+
+pytest tests/features/test_drawn_code.py --hypothesis-profile=long --hypothesis-seed=1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from kit.examples import examples
+from mxnet import autograd
+
+import mxmp
+
+from .drawn_code import CALLS, EVENTS, SHAPE, Program, made, programs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*it is traced anew:UserWarning"),
+    pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.* is not used by any computation"),
+    pytest.mark.filterwarnings("ignore:a plain loss.backward:UserWarning"),
+]
+
+
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck), print_blob=True, deadline=None)
+@given(programs())
+def test_a_converted_net_is_what_its_code_says(program: Program):
+    found = [runs(program, how) for how in (None, "float16")]
+    for number, (full, low) in enumerate(zip(*found)):
+        where = f"call {number}:\n{program}"
+        assert full.keys() == low.keys(), where
+        for name, value in full.items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_allclose(
+                    low[name], value, rtol=0.02, atol=0.02 * max(1, abs(value).max()), err_msg=f"{name}, {where}"
+                )
+            else:
+                assert low[name] == value, f"{name}, {where}"
+
+
+def runs(program: Program, how: str | None) -> list[dict[str, Any]]:
+    """Return what each call gives: outputs, attributes, gradients and running statistics."""
+    net, module = made(program.code)
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier())
+    rng = np.random.RandomState(0)
+    x, y = (mx.nd.array(rng.uniform(-1, 1, SHAPE)) for _ in range(2))
+    x.attach_grad()
+    if how:
+        mxmp.convert(net, how)
+    return [called(net, module, x, y, *each) for each in program.calls]
+
+
+def called(net: Any, module: Any, x: Any, y: Any, events: Any, mode: str, has_label: bool) -> dict[str, Any]:
+    for event, value in events:
+        EVENTS[event](net, module, value)
+    params = net.collect_params()
+    with CALLS[mode]():
+        out = net(x, y) if has_label else net(x)
+        arrays: list[mx.nd.NDArray] = []
+        found = {"out": flat(out, arrays), "count": net.count}
+        loss = sum((each * (i + 1)).sum() for i, each in enumerate(arrays))
+    for name in ("aux", "names"):
+        left: list[mx.nd.NDArray] = []
+        found[name] = flat(getattr(net, name), left)
+        found.update({f"{name}{i}": each.asnumpy() for i, each in enumerate(left)})
+    found.update({f"out{i}": each.asnumpy() for i, each in enumerate(arrays)})
+    x.grad[:] = 0
+    for param in params.values():
+        if param.grad_req != "null":
+            param.zero_grad()
+    if mode.startswith("record"):
+        try:
+            autograd.backward([loss], train_mode=autograd.is_training() or mode == "record")
+        except mx.MXNetError:  # of plain, where all is paused
+            found["backward"] = "nothing to differentiate"
+        found["gradient of x"] = x.grad.asnumpy()
+    for name, param in params.items():
+        short = name[len(net.prefix) :]
+        if mode.startswith("record") and param.grad_req != "null":
+            found[f"gradient of {short}"] = param.grad().astype("float32").asnumpy()
+        if "running" in short:
+            found[short] = param.data().asnumpy()
+    found.pop("backward", None)
+    return found
+
+
+def flat(value: Any, arrays: list) -> Any:
+    """Return how arrays are nested in a value; they are appended to ``arrays``."""
+    if isinstance(value, mx.nd.NDArray):
+        arrays.append(value)
+        return "array"
+    if isinstance(value, (list, tuple)):
+        return [flat(each, arrays) for each in value]
+    return {key: flat(each, arrays) for key, each in value.items()} if isinstance(value, dict) else value
