@@ -38,7 +38,7 @@ from .remembered import Left, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 from .scopes import Scopes
 from .static_shape import RecordedCalls
-from .tracing import present_knowledge, tracing
+from .tracing import ASKED, present_knowledge, tracing
 
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
@@ -306,29 +306,38 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
     innermost block that failed."""
     _mxnet.refuse_contrib_amp()
+    trace = Trace(block, _mxnet.copied(block), blocks_of(block))
+    # What a failed trace has changed in objects of the user's stays changed, so knowledge comes first where code asks.
+    knowledge = _knowledge_of(block, args) if trace.names() & ASKED else None
     try:
-        return _trace_once(block, args, constants, None)
+        return _trace_once(trace, args, constants, knowledge)
     except UntraceableError as error:
         first = error
-    arrays = _mxnet.arrays_in(args)
-    if not arrays:
+    if knowledge is not None or not _mxnet.arrays_in(args):
         raise first
-    from .known import Knowledge, asks_for_more
+    from .known import asks_for_more
 
-    named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
-    knowledge = Knowledge({**block.collect_params(), **named}, arrays[0].ctx)
     try:
-        return _trace_once(block, args, constants, knowledge)
+        again = Trace(block, _mxnet.copied(block), blocks_of(block))
+        return _trace_once(again, args, constants, _knowledge_of(block, args))
     except UntraceableError as error:
         raise (error if asks_for_more(first.args[1]) else first) from None
 
 
-def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge: Any) -> _Traced:
+def _knowledge_of(block: HybridBlock, args: tuple) -> Any:
+    """Return what Symbols can know in a trace for these arguments; None without an array."""
+    from .known import Knowledge
+
+    arrays = _mxnet.arrays_in(args)
+    named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
+    return Knowledge({**block.collect_params(), **named}, arrays[0].ctx) if arrays else None
+
+
+def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any) -> _Traced:
     """Do what ``trace_block`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
-    clone = _mxnet.copied(block)
+    block, clone = trace.block, trace.clone
     nestings: list[Nesting] = []
     lefts = [Left([], [], [])]
-    trace = Trace(block, clone, blocks_of(block))
 
     def called(forward: Callable, functions: Any, given: tuple, params: dict) -> Any:
         # In place of ``hybrid_forward``; returns what MXNet's own trace accepts.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
 from types import FunctionType
-from typing import Any, Iterator, Sequence
+from typing import AbstractSet, Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -40,7 +40,7 @@ class Trace:
 
     def __init__(self, block: Block, clone: Block, inside: Sequence[Block]) -> None:
         self.reads = Reads()
-        self._block, self._clone = block, clone
+        self.block, self.clone = block, clone
         self._inside = [each for each in inside if each is not block]
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
@@ -49,13 +49,19 @@ class Trace:
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
         self._reachable = Reachable(self.reads.note)
+        for each in (self.block, *self._inside):
+            self._reachable.reach(*of_classes(type(each), _CALLED))
+
+    def names(self) -> AbstractSet[str]:
+        """Return the names of globals and attributes in the code that may run, as far as it is known by now."""
+        return self._reachable.names()
 
     # -- what blocks of ``_noting_class`` say --
 
     def note_read(self, block: Block, name: str) -> None:
         if self._paused or name in _mxnet.BOOKKEEPING or name.startswith("__") or (id(block), name) in self._written:
             return
-        if name in _mxnet.HOOKS and block is self._clone:
+        if name in _mxnet.HOOKS and block is self.clone:
             return  # they get arrays
         value = vars(block).get(name)
         self._reachable.reach(value)
@@ -86,13 +92,11 @@ class Trace:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Note what the code reads and writes in the ``with`` block; afterwards all blocks have what they had."""
-        kinds: list[tuple[Any, Any]] = [(each, type(each)) for each in (self._clone, *self._inside)]
+        kinds: list[tuple[Any, Any]] = [(each, type(each)) for each in (self.clone, *self._inside)]
         hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
         outer, _local.trace = getattr(_local, "trace", None), self
         states = state_of(random), state_of(np.random)
         try:
-            for each in (self._block, *self._inside):
-                self._reachable.reach(*of_classes(type(each), _CALLED))
             for each, kind in kinds:
                 each.__class__ = _noting_class(kind)
             for each, name, _ in hooks:
@@ -107,7 +111,7 @@ class Trace:
                 each.__class__ = kind
             if (state_of(random), state_of(np.random)) != states:
                 self.reads.always_anew = "draws random numbers in Python (random, numpy.random)"
-            elif _VALUES & self._reachable.names():
+            elif _VALUES & self.names():
                 self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy)"
 
     def _note_hook(self, name: str, block: Block, *given: Any) -> None:
@@ -129,14 +133,14 @@ class Trace:
                 del arrays[kept:]
                 _warn_of_inner(block, name)
             elif value is not MISSING:
-                writes.append((self._block if block is self._clone else block, name, nesting))
+                writes.append((self.block if block is self.clone else block, name, nesting))
         calls = []
         for name, block, given in self._hooked:
             kept = len(arrays)
             calls.append((name, block, _nesting(given, arrays)))
             if self._are_inner(arrays[kept:], args):
                 raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
-        self.reads.replace(self._clone, self._block)
+        self.reads.replace(self.clone, self.block)
         for name, value in self.reads.differences():
             _refuse_symbols(name, value)
             self.reads.always_anew = f"changes {name!r} in place"
@@ -148,7 +152,7 @@ class Trace:
             return False
         inputs: list[mx.sym.Symbol] = []
         nesting_of(list(args), inputs)
-        known = {*self._block.collect_params(), *chain.from_iterable(each.list_inputs() for each in inputs)}
+        known = {*self.block.collect_params(), *chain.from_iterable(each.list_inputs() for each in inputs)}
         return not all(known.issuperset(each.list_inputs()) for each in symbols)
 
     def undo(self) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
+import math
 import textwrap
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable
 
 import mxnet as mx
+import numpy as np
 from hypothesis import strategies as st
 from mxnet import autograd
 from mxnet.gluon import nn
 
+import mxmp
 from mxmp.gluon.hook import hook_of
 
 SHAPE = (4, 3)
@@ -49,7 +54,6 @@ LINES = r"""
 {new} = {a} * (1 / {a}.shape[0])
 {new} = {a}.slice_axis(axis=0, begin=0, end={c}.shape[0])
 {new} = {a}.T.T
-{new} = F.BlockGrad({a}) + {c}
 {new} = F.contrib.foreach(lambda row, s: (row * b.k + s, s), {a}, F.zeros((3,)))[0]
 p, q, r = F.split({a}, num_outputs=3, axis=1)\n{new} = F.concat(q, p, r, dim=1)
 for _ in range(b.rounds):\n    {a} = F.sigmoid({a})\n{new} = {a}
@@ -65,6 +69,30 @@ b.aux = {{"a": {a}, "n": b.k}}\n{new} = {c}
 b.count += 1\n{new} = {a} * (b.count % 2)
 b.names = ["one", {a} * 2]\n{new} = {c}
 TALLY["n"] = b.k\n{new} = {a}
+TALLY["n"] = TALLY.get("n", 0) + 1\n{new} = {a} * (TALLY["n"] % 3)
+b.inner.k = 0.5\n{new} = b.inner({a})\nb.inner.k = 1.5\n{new} = b.inner({new})
+b.inner.last = {a}\n{new} = b.inner.last + {c}
+b.config.k = 0.5 if b.config.k > 0.5 else 1.5\n{new} = {a} * b.config.k
+type(b).factor = 0.5\n{new} = b.of_class({a})
+setattr(b, "late", 2 * b.k)\n{new} = {a} * b.late
+{new} = {a} * getattr(b, "late", 1) if hasattr(b, "late") else {c}
+try:\n    {new} = {a} * b.absent\nexcept AttributeError:\n    {new} = {a} * 2
+b.items.append(0.5)\n{new} = {a} * b.items[-1]
+K = 0.5 if K > 0.5 else 1.5\n{new} = {a} * K
+{new} = {a} * math.sqrt(b.k) + np.float32(b.k) * {c}
+{new} = {a}.astype("float16").astype("float32")
+{new} = {a}\nwhile {new} is {a}:\n    {new} = F.tanh({a})
+{new} = b.twice({a})
+{new} = b.fixed({a}, b.k)
+{new} = b.doubled * {a}
+{new} = b.scale({a}) if b.scale else {a}
+{new} = b.act({a})
+{new} = F.contrib.foreach(lambda row, s: (b.inner(F.expand_dims(row, 0)), s), {a}, F.zeros((3,)))[0].reshape(-3, 0)
+with autograd.pause():\n    b.aux = b.inner({a})\n{new} = {c} * 1
+with autograd.pause():\n    with autograd.train_mode():\n        {new} = F.sigmoid({a})
+with autograd.predict_mode():\n    {new} = {a} if autograd.is_training() else {a} * 0.5
+{new} = {{name: f({a}) for name, f in [("t", F.tanh), ("s", F.sigmoid)]}}["s"]
+{new} = functools.reduce(lambda p, q: p + q, [{a}, {c}, {a}])
 """.strip().split("\n")
 ENDS = ["return {a}", "return {a}, {c}", "return [{a}, [{c}]]", 'return {{"x": {a}, "k": b.k, "more": [{c}, None]}}']
 CALLS = {
@@ -88,6 +116,13 @@ EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
     "flag": lambda b, module, v: setattr(b, "flag", v > 1),
     "rounds": lambda b, module, v: setattr(b, "rounds", int(2 * v) - 1),
     "function": lambda b, module, v: setattr(module, "helper", lambda z: z * v),
+    "layer": lambda b, module, v: setattr(b, "dense", fixed_dense(v)),
+    "activation": lambda b, module, v: setattr(b, "act", nn.Activation("sigmoid" if v > 1 else "tanh")),
+    "scale": lambda b, module, v: setattr(b, "scale", (lambda z: z * v) if v > 0.5 else None),
+    "late": lambda b, module, v: setattr(b, "late", v),
+    "copy": lambda b, module, v: copy.deepcopy(b),
+    "weights": lambda b, module, v: b.inner.dense.weight.set_data(b.inner.dense.weight.data() * v),
+    "restored": lambda b, module, v: hook_of(b) and mxmp.convert(mxmp.restore(b), "float16"),
     "grad_req": lambda b, module, v: setattr(b.dense.weight, "grad_req", "null" if v < 1 else "write"),
     # Only of the converted net: what MXNet's own graph makes of the code is not asked.
     "hybridized": lambda b, module, v: hook_of(b) and b.hybridize(static_alloc=v > 1, static_shape=v > 1),
@@ -113,16 +148,22 @@ def programs(draw: Any) -> Program:
         lines += draw(st.sampled_from(LINES)).replace("\\n", "\n").format(**used).split("\n")
         names.append(f"v{number}")
     lines.append(draw(st.sampled_from(ENDS)).format(a=names[-1], c=draw(st.sampled_from(names))))
-    code = "def compute(b, F, x, y, w):\n" + textwrap.indent("\n".join(lines), "    ")
+    code = "def compute(b, F, x, y, w):\n    global K\n" + textwrap.indent("\n".join(lines), "    ")
     event = st.tuples(st.sampled_from([*EVENTS]), st.sampled_from(VALUES))
     call = st.tuples(st.lists(event, max_size=2).map(tuple), st.sampled_from([*CALLS]), st.booleans())
     return Program(code, tuple(draw(st.lists(call, min_size=2, max_size=6))))
 
 
+def fixed_dense(value: float) -> nn.Dense:
+    layer = nn.Dense(3, in_units=3, prefix="later_", weight_initializer=mx.init.Constant(value / 3))
+    layer.initialize()
+    return layer
+
+
 class Inner(nn.HybridBlock):
     def __init__(self):
         super().__init__()
-        self.k = 1.0
+        self.k, self.last = 1.0, None
         with self.name_scope():
             self.dense = nn.Dense(3, in_units=3)
 
@@ -136,7 +177,8 @@ _numbers = itertools.count()
 def made(code: str) -> tuple[nn.HybridBlock, ModuleType]:
     """Return a net of this code, not initialized, and the module of the code."""
     module = ModuleType(f"drawn{next(_numbers)}")
-    vars(module).update(autograd=autograd, K=1.0, TALLY={}, settings=ModuleType("settings"))
+    vars(module).update(autograd=autograd, math=math, np=np, functools=functools)
+    vars(module).update(K=1.0, TALLY={}, settings=ModuleType("settings"))
     module.settings.k = 1.0
     module.helper = lambda z: z * 0.5
     exec(code, vars(module))
@@ -146,15 +188,28 @@ def made(code: str) -> tuple[nn.HybridBlock, ModuleType]:
 
         def __init__(self):
             super().__init__()
-            self.k, self.flag, self.rounds, self.count, self.aux = 1.0, False, 1, 0, None
+            self.k, self.flag, self.rounds, self.count, self.aux, self.scale = 1.0, False, 1, 0, None, None
             self.options, self.items, self.config, self.names = {"k": 1.0}, [1.0, 0.5], SimpleNamespace(k=1.0), None
             with self.name_scope():
-                self.dense, self.norm = nn.Dense(3, in_units=3), nn.BatchNorm(in_channels=3)
-                self.inner, self.drop = Inner(), nn.Dropout(0.9)
+                # Statistics that stay: a graph updates those of a layer that reaches no loss, too, as MXNet's own does.
+                self.dense, self.norm = nn.Dense(3, in_units=3), nn.BatchNorm(in_channels=3, momentum=1)
+                self.inner, self.drop, self.act = Inner(), nn.Dropout(0.9), nn.Activation("relu")
                 self.w = self.params.get("w", shape=(1, 3), init=mx.init.Uniform(1))
 
         def method(self, x, op):
             return op.sigmoid(x) * self.k
+
+        @staticmethod
+        def fixed(x, k):
+            return x * k + module.K
+
+        @classmethod
+        def twice(cls, x):
+            return x * 2 * cls.factor
+
+        @property
+        def doubled(self):
+            return self.k * 2
 
         def of_class(self, x):
             return x * self.factor

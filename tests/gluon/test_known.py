@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLoss
 from kit.known import takes
+from kit.takes import Takes
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.gluon import tracing
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
 
@@ -151,3 +154,33 @@ def test_gluoncv_s_segmentation_losses_train_as_in_fp32_converted_or_not(loss, c
         runs.append(losses)
     np.testing.assert_allclose(runs[1], runs[0], rtol=0.02)
     assert runs[0][-1] < 0.9 * runs[0][0]
+
+
+class Counting(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(count=0)
+
+    def hybrid_forward(self, op, x):
+        self.config.count += 1
+        return counted(x, self.config)
+
+
+def counted(x, config):
+    return x * x.shape[0] * config.count
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+def test_code_that_asks_runs_once_so_that_what_it_changes_in_an_object_is_changed_once():
+    net = mxmp.convert(Counting(), "bfloat16")
+    with pytest.warns(UserWarning, match="changes 'config' in place"):
+        outs = [net(X).asnumpy() for _ in range(3)]
+    assert net.config.count == 3
+    np.testing.assert_allclose(outs, [X.asnumpy() * 4 * count for count in (1, 2, 3)], rtol=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(tracing.ASKED))
+def test_what_is_looked_for_in_code_is_what_symbols_know(name):
+    net = Takes(lambda block, op, x: x if getattr(x, name) is not None else None)
+    net.initialize()
+    assert mxmp.convert(net, "bfloat16")(X).shape == (4, 3)
