@@ -313,15 +313,12 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
         return _trace_once(trace, args, constants, knowledge)
     except UntraceableError as error:
         first = error
-    if knowledge is not None or not _mxnet.arrays_in(args):
-        raise first
     from .known import asks_for_more
 
-    try:
-        again = Trace(block, _mxnet.copied(block), blocks_of(block))
-        return _trace_once(again, args, constants, _knowledge_of(block, args))
-    except UntraceableError as error:
-        raise (error if asks_for_more(first.args[1]) else first) from None
+    if knowledge is not None or not (asks_for_more(first.args[1]) and _mxnet.arrays_in(args)):
+        raise first
+    again = Trace(block, _mxnet.copied(block), blocks_of(block))
+    return _trace_once(again, args, constants, _knowledge_of(block, args))
 
 
 def _knowledge_of(block: HybridBlock, args: tuple) -> Any:

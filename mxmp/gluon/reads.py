@@ -156,6 +156,21 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     return _Same(value)
 
 
+def has_symbol(value: Any, depth: int = _DEPTH) -> bool:
+    """Return whether there is a Symbol in a value: in containers and objects of the user's inside each other."""
+    if isinstance(value, mx.sym.Symbol) or depth == 0:
+        return isinstance(value, mx.sym.Symbol)
+    if isinstance(value, Mapping):
+        inside: Any = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        inside = value
+    elif isinstance(value, (type, Block, Parameter, ModuleType)) or is_of_library(type(value)):
+        return False
+    else:
+        inside = getattr(value, "__dict__", {}).values()
+    return any(has_symbol(each, depth - 1) for each in list(inside))
+
+
 def _slots(kind: type) -> list[str]:
     found = vars(kind).get("__slots__", ())
     return [name for name in ([found] if isinstance(found, str) else found) if name[:2] != "__"]

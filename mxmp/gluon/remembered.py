@@ -23,7 +23,7 @@ from ..messages.callers import warn_user
 from . import _mxnet
 from .nesting import Nesting, nesting_of
 from .reachable import Reachable, of_classes
-from .reads import MISSING, Reads, is_of_library, of_class, state_of
+from .reads import MISSING, Reads, has_symbol, is_of_library, of_class, state_of
 
 # Global: the trace that runs on this thread, if any, for the blocks that note what is read of them.
 _local = threading.local()
@@ -198,12 +198,10 @@ class Left:
 
 
 def _refuse_symbols(name: str, value: Any) -> None:
-    found: list[mx.sym.Symbol] = []
-    _nesting(value, found)
-    if any(isinstance(each, mx.sym.Symbol) for each in found):
+    if has_symbol(value):
         raise ValueError(
-            f"it puts a result into {name!r}, a {type(value).__name__} that was there before: assign a new one, "
-            f"self.{name} = ..., or return the result as an output"
+            f"it puts a result into {name!r}, which would hold a Symbol after the call: assign it to an attribute of "
+            "the block in each call, self.aux = ..., or return it as an output"
         )
 
 

@@ -123,7 +123,7 @@ EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
     "copy": lambda b, module, v: copy.deepcopy(b),
     "weights": lambda b, module, v: b.inner.dense.weight.set_data(b.inner.dense.weight.data() * v),
     "restored": lambda b, module, v: hook_of(b) and mxmp.convert(mxmp.restore(b), "float16"),
-    "grad_req": lambda b, module, v: setattr(b.dense.weight, "grad_req", "null" if v < 1 else "write"),
+    "grad_req": lambda b, module, v: setattr(b.w, "grad_req", "null" if v < 1 else "write"),
     # Only of the converted net: what MXNet's own graph makes of the code is not asked.
     "hybridized": lambda b, module, v: hook_of(b) and b.hybridize(static_alloc=v > 1, static_shape=v > 1),
 }

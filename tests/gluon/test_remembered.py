@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import deque
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -202,12 +204,38 @@ def test_exports_and_tools_have_the_outputs_alone(tmp_path):
     assert isinstance(copy.deepcopy(nets[1])(X), mx.nd.NDArray)
 
 
-def test_a_result_in_a_list_or_dict_of_before_is_refused_in_words():
-    for keep in (lambda b, op, x: (b.kept.append(x), x)[1], lambda b, op, x: (b.table.update(a=x), x)[1]):
-        nets, _ = pair(lambda keep=keep: Takes(keep, kept=[], table={}), "float16")
-        with pytest.raises(ValueError, match=r"puts a result into '(kept|table)'.*assign a new one.*as an output"):
-            nets[1](X)
-        assert (nets[1].kept, nets[1].table) == ([], {})
+GLOBAL, FEATURES, LATEST = SimpleNamespace(), deque(maxlen=3), None
+
+
+def keep_as_global(block, op, x):
+    global LATEST
+    LATEST = x
+
+
+KEEPS = {
+    "kept": lambda b, op, x: b.kept.append(x),
+    "table": lambda b, op, x: b.table.update(a=x),
+    "config": lambda b, op, x: setattr(b.config, "feature", x),
+    "of": lambda b, op, x: b.of["config"].inner.append({"feature": [x]}),
+    "GLOBAL": lambda b, op, x: setattr(GLOBAL, "feature", x),
+    "FEATURES": lambda b, op, x: FEATURES.append(x * 2),
+    "LATEST": keep_as_global,
+}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_a_result_in_what_was_there_before_is_refused_in_words(name):
+    def compute(block, op, x):
+        KEEPS[name](block, op, x)
+        return x
+
+    inside = {"kept": [], "table": {}, "config": SimpleNamespace(), "of": {"config": SimpleNamespace(inner=[])}}
+    net = pair(lambda: Takes(compute, **inside), "float16")[0][1]
+    with pytest.raises(
+        ValueError, match=rf"puts a result into '{name}'.*self\.aux = \.\.\., or return it as an output"
+    ):
+        net(X)
+    assert (net.kept, net.table) == ([], {})
 
 
 def test_code_that_fails_leaves_attributes_as_they_were():
