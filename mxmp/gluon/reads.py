@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Iterator, Mapping
+from typing import AbstractSet, Any, Callable, Collection, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -242,6 +242,13 @@ class Reads:
     def note(self, owner: Any, name: str) -> None:
         if (id(owner), name) not in self._read:
             self._read[id(owner), name] = owner, name, _token_of(owner, name, _Places())
+
+    def note_class(self, kind: type, names: AbstractSet[str]) -> None:
+        """Note the values of a class of blocks and of its bases, which code with these names may read of the class."""
+        for each in kind.__mro__:
+            if not is_of_library(each):
+                for name in names & vars(each).keys() & _values_in(each).keys():
+                    self.note(each, name)
 
     def replace(self, clone: Block, block: Block) -> None:
         """Compare the attributes of ``block`` in place of those of ``clone``."""

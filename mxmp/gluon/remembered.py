@@ -140,6 +140,8 @@ class Trace:
             calls.append((name, block, _nesting(given, arrays)))
             if self._are_inner(arrays[kept:], args):
                 raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
+        for kind in {type(each) for each in (self.block, *self._inside)}:
+            self.reads.note_class(kind, self.names())
         self.reads.replace(self.clone, self.block)
         for name, value in self.reads.differences():
             _refuse_symbols(name, value)

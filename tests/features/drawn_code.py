@@ -83,6 +83,8 @@ K = 0.5 if K > 0.5 else 1.5\n{new} = {a} * K
 {new} = {a}.astype("float16").astype("float32")
 {new} = {a}\nwhile {new} is {a}:\n    {new} = F.tanh({a})
 {new} = b.twice({a})
+{new} = {a} * type(b).factor
+{new} = {a} * b.__class__.factor
 {new} = b.fixed({a}, b.k)
 {new} = b.doubled * {a}
 {new} = b.scale({a}) if b.scale else {a}

@@ -46,6 +46,27 @@ class OfClass(Takes):
         return self.helper(self.dense(x))
 
 
+class OfClassAlone(Takes):
+    """Reads a value of its class, in one of several ways, which an instance does not see."""
+
+    tau = 1.0
+
+    def __init__(self, read):
+        super().__init__(None)
+        self.read = read
+
+    @classmethod
+    def of_class(cls):
+        return cls.tau
+
+    def hybrid_forward(self, op, x):
+        return self.dense(x) * self.read(self)
+
+
+class OfItsBase(OfClassAlone):
+    pass
+
+
 class Settings:
     tau = 1.0
 
@@ -129,6 +150,16 @@ CHANGES = {
         lambda: Takes(lambda b, op, x: x * float(b.c[0]), c=np.ones(2)),
         lambda b, v: b.c.__setitem__(0, v),
     ),
+    "by a class method": (
+        lambda: OfClassAlone(lambda b: b.of_class()),
+        lambda b, v: setattr(OfClassAlone, "tau", v),
+    ),
+    "by type": (lambda: OfItsBase(lambda b: type(b).tau), lambda b, v: setattr(OfClassAlone, "tau", v)),
+    "by __class__": (lambda: OfItsBase(lambda b: b.__class__.tau), lambda b, v: setattr(OfClassAlone, "tau", v)),
+    "by the name of the class": (
+        lambda: OfItsBase(lambda b: OfClassAlone.tau),
+        lambda b, v: setattr(OfClassAlone, "tau", v),
+    ),
     "of a class": (lambda: OfClass(None), lambda b, v: setattr(type(b), "tau", v)),
     "global": (lambda: Takes(lambda b, op, x: x * FACTOR), set_factor),
     "function of the module": (
@@ -172,7 +203,9 @@ def test_a_value_that_the_code_reads_may_change_between_calls(kind, nested, dtyp
         assert_alike(nets)
         assert_alike(nets, training=True)
     set_factor(None, 1.0)
-    OfClass.tau = Settings.tau = factor.value = module.tau = module.of["tau"] = module.inner.tau = 1.0
+    OfClass.tau = OfClassAlone.tau = Settings.tau = factor.value = module.tau = module.of["tau"] = module.inner.tau = (
+        1.0
+    )
 
 
 def test_an_iterator_that_the_code_reads_goes_on_in_each_call_and_is_said():
