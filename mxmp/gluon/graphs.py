@@ -30,6 +30,7 @@ from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .as_arrays import reading_as_arrays
 from .blocks import blocks_of
+from .broadcasting import broadcast
 from .conversion import NetConversion, requested_gradient
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
 from .parameter import overridden
@@ -351,16 +352,18 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
         return answer if is_plain(nestings[-1]) and not lefts[-1].arrays else arrays
 
     try:
-        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
         for param in block.collect_params().values():
             param.var()  # one that is made in a scope would keep its marks
         scopes = Scopes()
-        with tracing(knowledge), trace.noting(), reading_as_arrays(), mx.name.NameManager(), scopes:
+        # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
+        with BUILDING, tracing(knowledge), trace.noting(), reading_as_arrays(), mx.name.NameManager(), scopes:
             is_traced = _mxnet.trace(clone, args, called)
         if scopes.has_marked:
             from .following import follow  # loaded where a scope was met
 
             follow(clone, scopes.recording)
+        if is_traced:
+            broadcast(clone, args)
         if constants and not is_traced:
             raise ValueError("a SymbolBlock takes arrays alone")
     except Exception as error:

@@ -177,6 +177,16 @@ class Hook:
         conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
         with inputs_explained(inputs):
+            try:
+                return built.run(inputs, _mxnet.monitor(block))
+            except mx.MXNetError as error:
+                from ..messages.inputs import unequal  # shapes of another call, of which some did not differ
+
+                if unequal(str(error)) is None:
+                    raise
+            with BUILDING:
+                built = self._build(args, constants)
+                graphs.add(built, *call)
             return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable
+from typing import Any, Iterable, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -13,18 +13,32 @@ from ..host.callbacks import last_line
 _UNEQUAL = re.compile(r"Incompatible attr in node (\S*) at \d+-th input: expected \[([\d,]+)\], got \[([\d,]+)\]")
 
 
-def _broadcasting(said: str) -> str:
-    """Return what to write where MXNet refuses an operator between Symbols that arrays broadcast; empty if it is not
-    that."""
+class Unequal(NamedTuple):
+    """An operator of two Symbols whose shapes differ, and would broadcast as arrays."""
+
+    operator: str
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+def unequal(said: str) -> Unequal | None:
+    """Return the operator that MXNet refuses in ``said``, if arrays of its shapes would broadcast."""
     found = _UNEQUAL.search(said)
     if found is None:
-        return ""
-    first, second = ([int(size) for size in text.split(",")] for text in found.groups()[1:])
-    if len(first) != len(second) or any(a != b and 1 not in (a, b) for a, b in zip(first, second)):
+        return None
+    first, second = (tuple(int(size) for size in text.split(",")) for text in found.groups()[1:])
+    fits = all(a == b or 1 in (a, b) for a, b in zip(reversed(first), reversed(second)))
+    return Unequal(found[1], first, second) if fits else None
+
+
+def _broadcasting(said: str) -> str:
+    """Return what to write where MXNet refuses an operator of Symbols that arrays broadcast; empty elsewhere."""
+    found = unequal(said)
+    if found is None:
         return ""
     return (
         f"an operator such as x - y broadcasts arrays, but not Symbols, which a graph is made of: for "
-        f"{found[1]!r}, of {tuple(first)} and {tuple(second)}, write F.broadcast_add(x, y), broadcast_sub, "
+        f"{found.operator!r}, of {found.first} and {found.second}, write F.broadcast_add(x, y), broadcast_sub, "
         "broadcast_mul, broadcast_div, broadcast_power or the like"
     )
 
@@ -46,11 +60,10 @@ def explained(error: RuntimeError, inputs: Iterable[Any]) -> mx.MXNetError | Non
 
 def of_deferred_shapes(error: ValueError) -> ValueError:
     """Return MXNet's error for Parameters whose shapes it cannot infer, with what to do about it."""
-    hint = _broadcasting(str(error)) or (
-        "a graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or make its layers "
-        "with in_units or in_channels"
+    return ValueError(
+        f"{error}. A graph does not call infer_shape of blocks inside: call the net once before mxmp.convert, or make "
+        "its layers with in_units or in_channels"
     )
-    return ValueError(f"{error}. {hint[0].upper()}{hint[1:]}")
 
 
 def of_no_child(block: str, param: str) -> ValueError:

@@ -54,6 +54,8 @@ LINES = r"""
 {new} = {a} * (1 / {a}.shape[0])
 {new} = {a}.slice_axis(axis=0, begin=0, end={c}.shape[0])
 {new} = {a}.T.T
+{new} = {a} - {a}.mean(axis=1, keepdims=True)
+{new} = {a} * {c}.max() + ({a} > {c}.mean())
 {new} = F.contrib.foreach(lambda row, s: (row * b.k + s, s), {a}, F.zeros((3,)))[0]
 p, q, r = F.split({a}, num_outputs=3, axis=1)\n{new} = F.concat(q, p, r, dim=1)
 for _ in range(b.rounds):\n    {a} = F.sigmoid({a})\n{new} = {a}
