@@ -48,7 +48,7 @@ HOUSE = {
         "__init__",
     ],
     "gluon": [
-        *("_mxnet", "nesting", "tracing", "known", "as_arrays", "scopes", "following", "broadcasting", "reads"),
+        *("_mxnet", "nesting", "tracing", "broadcasting", "known", "as_arrays", "scopes", "following", "reads"),
         *(
             "reachable",
             "remembered",

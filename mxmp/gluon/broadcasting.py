@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
@@ -25,20 +27,25 @@ def broadcast(clone: HybridBlock, args: tuple) -> None:
     data, symbol = traced.graph
     shapes = {name: param.shape for name, param in clone.collect_params().items() if param.shape}
     shapes.update({each.name: array.shape for each, array in zip(data, _mxnet.arrays_in(args))})
+    broadcasting = with_broadcasting(symbol, shapes)
+    if broadcasting is not symbol:
+        _mxnet.set_traced_graph(clone, traced._replace(graph=(data, broadcasting)))
+
+
+def with_broadcasting(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> mx.sym.Symbol:
+    """Return a Symbol whose operators broadcast where their shapes differ, as far as they follow from ``shapes``."""
     known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
     graph = None
     while True:
         try:
             symbol.infer_shape_partial(**known)
-            break
         except mx.MXNetError as error:
             found = unequal(str(error))
             graph = graph or Graph.from_symbol(symbol)
-            if found is None or not _replaced(graph, found.operator):
-                break  # MXNet will say so again
-            symbol = graph.to_symbol()
-    if graph is not None:
-        _mxnet.set_traced_graph(clone, traced._replace(graph=(data, symbol)))
+            if found is not None and _replaced(graph, found.operator):
+                symbol = graph.to_symbol()
+                continue
+        return symbol  # MXNet says again what no operator can mend
 
 
 def _replaced(graph: Graph, name: str) -> bool:

@@ -16,6 +16,7 @@ from mxnet.gluon import HybridBlock
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
+from .broadcasting import with_broadcasting
 from .tracing import present_knowledge
 
 
@@ -87,7 +88,7 @@ def _shape(symbol: mx.sym.Symbol) -> tuple[int, ...]:
     if isinstance(array, NDArray):
         return array.shape
     shapes = {name: found[name].shape for name in symbol.list_inputs() if name in found and found[name].shape}
-    shape = symbol.infer_shape_partial(**shapes)[1][0]
+    shape = with_broadcasting(symbol, shapes).infer_shape_partial(**shapes)[1][0]
     # MXNet writes () for a shape of which it knows nothing, and 0 for such a size. With np_shape these are a scalar's
     # and an empty array's, and it writes None and -1.
     unknown = None if mx.util.is_np_shape() else ()

@@ -65,7 +65,7 @@ with autograd.pause():\n    {new} = F.tanh({a})
 with autograd.pause():\n    {new} = b.dense({a})
 with autograd.pause():\n    aside = F.tanh({a}) * b.k\n{new} = {c} * aside
 with autograd.predict_mode():\n    {new} = b.drop({a})
-with autograd.predict_mode():\n    {new} = b.drop(b.inner({a}))
+with autograd.predict_mode():\n    {new} = b.drop(b.act({a}))
 b.aux = {a}\n{new} = b.aux * 0.5
 b.aux = {{"a": {a}, "n": b.k}}\n{new} = {c}
 b.count += 1\n{new} = {a} * (b.count % 2)
@@ -91,13 +91,14 @@ K = 0.5 if K > 0.5 else 1.5\n{new} = {a} * K
 {new} = b.doubled * {a}
 {new} = b.scale({a}) if b.scale else {a}
 {new} = b.act({a})
-{new} = F.contrib.foreach(lambda row, s: (b.inner(F.expand_dims(row, 0)), s), {a}, F.zeros((3,)))[0].reshape(-3, 0)
+{new} = F.contrib.foreach(lambda row, s: (b.dense(F.expand_dims(row, 0)), s), {a}, F.zeros((3,)))[0].reshape(-3, 0)
 with autograd.pause():\n    b.aux = b.inner({a})\n{new} = {c} * 1
 with autograd.pause():\n    with autograd.train_mode():\n        {new} = F.sigmoid({a})
 with autograd.predict_mode():\n    {new} = {a} if autograd.is_training() else {a} * 0.5
 {new} = {{name: f({a}) for name, f in [("t", F.tanh), ("s", F.sigmoid)]}}["s"]
 {new} = functools.reduce(lambda p, q: p + q, [{a}, {c}, {a}])
 """.strip().split("\n")
+INSIDE = [line for line in LINES if "b.inner" not in line]
 ENDS = ["return {a}", "return {a}, {c}", "return [{a}, [{c}]]", 'return {{"x": {a}, "k": b.k, "more": [{c}, None]}}']
 CALLS = {
     "predict": autograd.predict_mode,
@@ -116,16 +117,15 @@ EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
     "global": lambda b, module, v: setattr(module, "K", v),
     "of a module": lambda b, module, v: setattr(module.settings, "k", v),
     "of the class": lambda b, module, v: setattr(type(b), "factor", v),
-    "of a block inside": lambda b, module, v: setattr(b.inner, "k", v),
     "flag": lambda b, module, v: setattr(b, "flag", v > 1),
     "rounds": lambda b, module, v: setattr(b, "rounds", int(2 * v) - 1),
     "function": lambda b, module, v: setattr(module, "helper", lambda z: z * v),
-    "layer": lambda b, module, v: setattr(b, "dense", fixed_dense(v)),
+    "layer": lambda b, module, v: setattr(b, "dense", fixed_dense(v, f"{b.prefix}later_")),
     "activation": lambda b, module, v: setattr(b, "act", nn.Activation("sigmoid" if v > 1 else "tanh")),
     "scale": lambda b, module, v: setattr(b, "scale", (lambda z: z * v) if v > 0.5 else None),
     "late": lambda b, module, v: setattr(b, "late", v),
     "copy": lambda b, module, v: copy.deepcopy(b),
-    "weights": lambda b, module, v: b.inner.dense.weight.set_data(b.inner.dense.weight.data() * v),
+    "weights": lambda b, module, v: b.dense.weight.set_data(b.dense.weight.data() * v),
     "restored": lambda b, module, v: hook_of(b) and mxmp.convert(mxmp.restore(b), "float16"),
     "grad_req": lambda b, module, v: setattr(b.w, "grad_req", "null" if v < 1 else "write"),
     # Only of the converted net: what MXNet's own graph makes of the code is not asked.
@@ -133,46 +133,43 @@ EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
 }
 
 
+OF_THE_NET = ("copy", "restored", "hybridized")
+
+
 @dataclass(frozen=True)
 class Program:
-    """Code of a net, and the calls of it, each after what happens first."""
+    """Code of a net and of a block inside, and the calls of it, each after what happens first, to which of both."""
 
     code: str
-    calls: tuple[tuple[tuple[tuple[str, float], ...], str, bool], ...]
+    calls: tuple[tuple[tuple[tuple[str, float, bool], ...], str, bool], ...]
 
     def __str__(self) -> str:
         return f"{self.code}\n{self.calls}"
 
 
 @st.composite
-def programs(draw: Any) -> Program:
+def functions(draw: Any, called: str, choices: list[str], most: int, ends: list[str]) -> str:
     names, lines = ["x"], []
-    for number in range(draw(st.integers(1, 7))):
+    for number in range(draw(st.integers(1, most))):
         used = {"a": draw(st.sampled_from(names)), "c": draw(st.sampled_from(names)), "new": f"v{number}"}
-        lines += draw(st.sampled_from(LINES)).replace("\\n", "\n").format(**used).split("\n")
+        lines += draw(st.sampled_from(choices)).replace("\\n", "\n").format(**used).split("\n")
         names.append(f"v{number}")
-    lines.append(draw(st.sampled_from(ENDS)).format(a=names[-1], c=draw(st.sampled_from(names))))
-    code = "def compute(b, F, x, y, w):\n    global K\n" + textwrap.indent("\n".join(lines), "    ")
-    event = st.tuples(st.sampled_from([*EVENTS]), st.sampled_from(VALUES))
+    lines.append(draw(st.sampled_from(ends)).format(a=names[-1], c=draw(st.sampled_from(names))))
+    return f"def {called}(b, F, x, y, w):\n    global K\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+@st.composite
+def programs(draw: Any) -> Program:
+    code = draw(functions("compute", LINES, 7, ENDS)) + draw(functions("inside", INSIDE, 3, ENDS[:1]))
+    event = st.tuples(st.sampled_from([*EVENTS]), st.sampled_from(VALUES), st.booleans())
     call = st.tuples(st.lists(event, max_size=2).map(tuple), st.sampled_from([*CALLS]), st.booleans())
     return Program(code, tuple(draw(st.lists(call, min_size=2, max_size=6))))
 
 
-def fixed_dense(value: float) -> nn.Dense:
-    layer = nn.Dense(3, in_units=3, prefix="later_", weight_initializer=mx.init.Constant(value / 3))
+def fixed_dense(value: float, prefix: str) -> nn.Dense:
+    layer = nn.Dense(3, in_units=3, prefix=prefix, weight_initializer=mx.init.Constant(value / 3))
     layer.initialize()
     return layer
-
-
-class Inner(nn.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.k, self.last = 1.0, None
-        with self.name_scope():
-            self.dense = nn.Dense(3, in_units=3)
-
-    def hybrid_forward(self, op, x):
-        return self.dense(x) * self.k
 
 
 _numbers = itertools.count()
@@ -190,14 +187,16 @@ def made(code: str) -> tuple[nn.HybridBlock, ModuleType]:
     class Drawn(nn.HybridBlock):
         factor = 1.0
 
-        def __init__(self):
+        def __init__(self, code):
             super().__init__()
+            self.code, self.last = code, None
             self.k, self.flag, self.rounds, self.count, self.aux, self.scale = 1.0, False, 1, 0, None, None
             self.options, self.items, self.config, self.names = {"k": 1.0}, [1.0, 0.5], SimpleNamespace(k=1.0), None
             with self.name_scope():
                 # Statistics that stay: a graph updates those of a layer that reaches no loss, too, as MXNet's own does.
                 self.dense, self.norm = nn.Dense(3, in_units=3), nn.BatchNorm(in_channels=3, momentum=1)
-                self.inner, self.drop, self.act = Inner(), nn.Dropout(0.9), nn.Activation("relu")
+                self.inner = Drawn("inside") if code == "compute" else None
+                self.drop, self.act = nn.Dropout(0.9), nn.Activation("relu")
                 self.w = self.params.get("w", shape=(1, 3), init=mx.init.Uniform(1))
 
         def method(self, x, op):
@@ -219,6 +218,7 @@ def made(code: str) -> tuple[nn.HybridBlock, ModuleType]:
             return x * self.factor
 
         def hybrid_forward(self, op, x, y=None, w=None):
-            return module.compute(self, op, x, y, w)
+            compute = module.compute if self.code == "compute" else module.inside
+            return compute(self, op, x, y, w)
 
-    return Drawn(), module
+    return Drawn("compute"), module

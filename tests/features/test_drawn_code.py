@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 
 import mxmp
 
-from .drawn_code import CALLS, EVENTS, SHAPE, Program, made, programs
+from .drawn_code import CALLS, EVENTS, OF_THE_NET, SHAPE, Program, made, programs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*it is traced anew:UserWarning"),
@@ -54,8 +54,8 @@ def runs(program: Program, how: str | None) -> list[dict[str, Any]]:
         mxmp.convert(net, how)
     found = []
     for events, mode, has_label in program.calls:
-        for event, value in events:
-            made_anew = EVENTS[event](net, module, value)
+        for event, value, is_inside in events:
+            made_anew = EVENTS[event](net.inner if is_inside and event not in OF_THE_NET else net, module, value)
             net = made_anew if isinstance(made_anew, gluon.Block) else net
         found.append(called(net, x, y, mode, has_label))
     return found
@@ -66,9 +66,9 @@ def called(net: Any, x: Any, y: Any, mode: str, has_label: bool) -> dict[str, An
     with CALLS[mode]():
         out = net(x, y) if has_label else net(x)
         arrays: list[mx.nd.NDArray] = []
-        found = {"out": flat(out, arrays), "count": net.count}
+        found = {"out": flat(out, arrays), "counts": [net.count, net.inner.count]}
         loss = sum((each * (i + 1)).sum() for i, each in enumerate(arrays))
-    for name, value in (("aux", net.aux), ("names", net.names), ("last", net.inner.last)):
+    for name, value in left_in(net).items():
         left: list[mx.nd.NDArray] = []
         found[name] = flat(value, left)
         found.update({f"{name}{i}": each.asnumpy() for i, each in enumerate(left)})
@@ -91,6 +91,11 @@ def called(net: Any, x: Any, y: Any, mode: str, has_label: bool) -> dict[str, An
             found[short] = param.data().asnumpy()
     found.pop("backward", None)
     return found
+
+
+def left_in(net: Any) -> dict[str, Any]:
+    both = {"": net, "inner ": net.inner}
+    return {f"{of}{name}": getattr(b, name) for of, b in both.items() for name in ("aux", "names", "last")}
 
 
 def flat(value: Any, arrays: list) -> Any:

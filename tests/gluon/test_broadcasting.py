@@ -24,6 +24,7 @@ OPERATORS = {
     "in a loop": lambda block, op, x: op.contrib.foreach(
         lambda row, state: (row - op.max(row), state), x, op.zeros((1,))
     )[0],
+    "asked for its shape": lambda block, op, x: (x - x.mean(axis=1, keepdims=True)) / (x - x.max()).shape[0],
     "behind others": lambda block, op, x: (x + x) * (x - x.mean(axis=1, keepdims=True)) - (x * x).sum(),
 }
 
