@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Mapping
 
 from mxnet.gluon import HybridBlock
 
@@ -22,12 +22,34 @@ def follow(clone: HybridBlock, recording: bool) -> None:
     _mxnet.set_traced_graph(clone, traced._replace(graph=(data, graph.to_symbol())))
 
 
+def marked(block: HybridBlock, marks: Mapping[str, str]) -> HybridBlock:
+    """Return a copy of a SymbolBlock, whose operators were made before the trace, with ``marks`` on them."""
+    clone = _mxnet.copied(block)
+    traced = _mxnet.traced_graph(clone)
+    data, symbol = traced.graph
+    graph = Graph.from_symbol(symbol)
+    _mark(graph, marks)
+    _mxnet.set_traced_graph(clone, traced._replace(graph=(data, graph.to_symbol())))
+    return clone
+
+
+def _mark(graph: Graph, marks: Mapping[str, str]) -> None:
+    for node in graph.nodes():
+        node.attrs.update(marks)
+        inner = [body.graph for body in bodies(node)]
+        for each in inner:
+            _mark(each, marks)
+        set_bodies(node, inner)
+
+
 def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: bool = False) -> None:
     for node in graph.nodes():
         inner = [body.graph for body in bodies(node)]
         for each in inner:
             _follow(each, recording, is_body=True, is_paused=PAUSED in node.attrs)
         set_bodies(node, inner)
+        if PAUSED in node.attrs and node.op in _NORMS:
+            node.attrs["momentum"] = "1"  # its backward would move the running statistics
         if TRAINING in node.attrs and node.op in _IN_MODE:
             training = node.attrs[TRAINING] == "1"
             is_inside = recording or is_body
@@ -46,18 +68,23 @@ def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: 
 def _stop_gradients(graph: Graph) -> None:
     """Pass on no gradient to what was computed in ``pause``, in place."""
     stopped: dict[Entry, Entry] = {}
+    statistics = set(graph.to_symbol().list_auxiliary_states())
 
-    def behind(entry: Entry) -> Entry:
-        if PAUSED not in entry.node.attrs or entry.node.is_variable:
-            return entry
+    def stop(entry: Entry) -> Entry:
         if entry not in stopped:
             name = f"{entry.node.name}_paused{entry.index or ''}"
             stopped[entry] = Entry(Node("BlockGrad", name, {PAUSED: "1"}, [entry]))
         return stopped[entry]
 
+    def behind(entry: Entry) -> Entry:
+        return entry if PAUSED not in entry.node.attrs or entry.node.is_variable else stop(entry)
+
     for node in graph.nodes():
         if PAUSED not in node.attrs and any(behind(each) is not each for each in node.inputs):
             node.inputs = map(behind, node.inputs)
+        elif PAUSED in node.attrs and node.subgraphs:
+            # Where heads are zero, MXNet's gradients of control flow may be what was in memory.
+            node.inputs = [each if each.node.name in statistics else stop(each) for each in node.inputs]
     graph.heads = list(map(behind, graph.heads))
 
 

@@ -36,7 +36,7 @@ from .parameter import overridden
 from .reads import ANY, Reads
 from .remembered import Left, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
-from .scopes import Scopes
+from .scopes import Scopes, marks_now
 from .static_shape import RecordedCalls
 from .tracing import ASKED, present_knowledge, tracing
 
@@ -306,6 +306,12 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
     innermost block that failed."""
     _mxnet.refuse_contrib_amp()
+    with BUILDING:  # what a trace changes in MXNet, such as ``Symbol.reshape``, all threads see
+        return _trace_either_way(block, args, constants)
+
+
+def _trace_either_way(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
+    """Do what ``trace_block`` does, with Symbols that know and with plain ones, whichever the code works with."""
     trace = Trace(block, _mxnet.copied(block), blocks_of(block))
     # What a failed trace has changed in objects of the user's stays changed, so knowledge comes first where code asks.
     knowledge = _knowledge_of(block, args) if trace.names() & ASKED else None
@@ -313,15 +319,16 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
         return _trace_once(trace, args, constants, knowledge)
     except UntraceableError as error:
         first = error
-    if knowledge is not None or not _mxnet.arrays_in(args):
+    if not _mxnet.arrays_in(args):
         raise first
     from .known import asks_for_more
 
+    # Code may ask arrays alone, and tell Symbols from them in a way (``F is mx.sym``) that misses those that know.
+    other = None if knowledge is not None else _knowledge_of(block, args)
     try:
-        again = Trace(block, _mxnet.copied(block), blocks_of(block))
-        return _trace_once(again, args, constants, _knowledge_of(block, args))
+        return _trace_once(Trace(block, _mxnet.copied(block), blocks_of(block)), args, constants, other)
     except UntraceableError as error:
-        raise (error if asks_for_more(first.args[1]) else first) from None
+        raise (error if other is not None and asks_for_more(first.args[1]) else first) from None
 
 
 def _knowledge_of(block: HybridBlock, args: tuple) -> Any:
@@ -378,6 +385,10 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
 
 def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
     """Call the ``forward`` of the block's class in a trace; the Symbols in its output know what mxmp's trace knows."""
+    if _mxnet.own_symbol(block) is not None and (marks := marks_now()):
+        from .following import marked
+
+        block = marked(block, marks)
     if present_knowledge() is None:
         return _mxnet.forward(block, args)
     from .known import called_with_symbols
