@@ -12,14 +12,17 @@ from . import _mxnet
 from .scopes import PAUSED, TRAINING
 
 
-def follow(clone: HybridBlock, recording: bool) -> None:
+def follow(clone: HybridBlock, recording: bool) -> frozenset[str]:
     """Let the graph of a traced block compute what its code says, called while autograd is ``recording``, or not.
-    Raises ``ValueError`` where no graph can."""
+    Return the names of variables that the code reads in ``pause`` alone. Raises ``ValueError`` where no graph can."""
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     graph = Graph.from_symbol(symbol)
     _follow(graph, recording)
+    paused = frozenset(node.name for node in graph.nodes() if node.is_variable) - _reached(graph)
+    _unmark(graph)
     _mxnet.set_traced_graph(clone, traced._replace(graph=(data, graph.to_symbol())))
+    return paused
 
 
 def marked(block: HybridBlock, marks: Mapping[str, str]) -> HybridBlock:
@@ -42,6 +45,34 @@ def _mark(graph: Graph, marks: Mapping[str, str]) -> None:
         set_bodies(node, inner)
 
 
+def _unmark(graph: Graph) -> None:
+    for node in graph.nodes():
+        for mark in (PAUSED, TRAINING):
+            node.attrs.pop(mark, None)
+        inner = [body.graph for body in bodies(node)]
+        for each in inner:
+            _unmark(each)
+        set_bodies(node, inner)
+
+
+def _reached(graph: Graph) -> set[str]:
+    """Return the names of the variables that a backward from the outputs reaches."""
+    found: set[str] = set()
+    seen: set[Node] = set()
+    todo = [entry.node for entry in graph.heads]
+    while todo:
+        node = todo.pop()
+        if node in seen or (node.op == "BlockGrad" and PAUSED in node.attrs):
+            continue
+        seen.add(node)
+        if node.is_variable:
+            found.add(node.name)
+        inner = [(body.positions, _reached(body.graph)) for body in bodies(node) if not body.steers]
+        read = {at for positions, names in inner for each, at in positions.items() if each.name in names}
+        todo += [entry.node for at, entry in enumerate(node.inputs) if at in read or not inner]
+    return found
+
+
 def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: bool = False) -> None:
     for node in graph.nodes():
         inner = [body.graph for body in bodies(node)]
@@ -60,9 +91,6 @@ def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: 
                 )
     if not is_paused:  # of such a loop MXNet could not compute any gradient
         _stop_gradients(graph)
-    for node in graph.nodes():
-        for mark in (PAUSED, TRAINING):
-            node.attrs.pop(mark, None)
 
 
 def _stop_gradients(graph: Graph) -> None:

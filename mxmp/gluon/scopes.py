@@ -24,9 +24,9 @@ class _Marks(dict):
     def __bool__(self) -> bool:
         return True  # MXNet copies no empty ones
 
-    def copy(self) -> _Marks:
+    def copy(self) -> dict[str, str]:
         kept = {name: text for name, text in self.items() if name not in (PAUSED, TRAINING)}
-        return _Marks({**kept, **self._around.marks()}, self._around)
+        return kept if self._around.is_over else _Marks({**kept, **self._around.marks()}, self._around)
 
     def remove(self) -> None:
         for name in (PAUSED, TRAINING):
@@ -48,7 +48,7 @@ class Scopes(mx.AttrScope):
         self.recording, self.has_marked = autograd.is_recording(), False
         self._training = autograd.is_training()
         self.made: list[_Marks] = []
-        self._is_over = False
+        self.is_over = False
 
     def __enter__(self) -> Scopes:
         super().__enter__()
@@ -61,12 +61,11 @@ class Scopes(mx.AttrScope):
         # A scope of the user's keeps its attributes, also to enter it again after the trace.
         for each in self.made:
             each.remove()
-        self._is_over = True
+        self.made.clear()
+        self.is_over = True
 
     def marks(self) -> dict[str, str]:
         """Return the marks of an operator that is made now."""
-        if self._is_over:
-            return {}
         training = autograd.is_training()
         found = {TRAINING: str(int(training))} if training != self._training else {}
         if self.recording and not autograd.is_recording():

@@ -240,6 +240,67 @@ def test_layers_in_a_scope_compute_in_its_mode(compute, dtype):
         np.testing.assert_allclose(low, full, rtol=0.03, atol=0.08)
 
 
+def layer_in_a_loop(block, op, x):
+    def body(row, state):
+        with autograd.pause():
+            factor = op.tanh(block.layer(op.expand_dims(row, 0)))
+        return op.broadcast_mul(row, op.sum(factor)), state
+
+    return op.contrib.foreach(body, x, op.zeros((1,)))[0]
+
+
+def layer_used_twice(block, op, x):
+    with autograd.pause():
+        factor = op.tanh(block.layer(x))
+    return block.layer(x) * factor
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compute", [paused_layer, layer_in_a_loop, while_in_pause, layer_used_twice])
+def test_weight_decay_leaves_what_is_read_in_pause_alone(compute, dtype, flags):
+    found = []
+    for how in (None, dtype):
+        net = made(compute, how, False)
+        if how:
+            net.hybridize(**flags)
+        options = {"learning_rate": 0.1, "wd": 0.5, "momentum": 0.9}
+        params = net.collect_params()
+        trainer = mxmp.Trainer(params, "sgd", options, loss_scale=128) if how else gluon.Trainer(params, "sgd", options)
+        for _ in range(3):
+            with autograd.record():
+                loss = net(X)
+            (trainer.backward if how else autograd.backward)(loss)
+            trainer.step(4, ignore_stale_grad=True)
+        found.append([param.data().asnumpy() for param in net.collect_params().values()])
+        before = made(compute, None, False).layer.weight.data().asnumpy()
+        assert (compute is layer_used_twice) == bool(np.abs(net.layer.weight.data().asnumpy() - before).max())
+    for full, low in zip(*found):
+        np.testing.assert_allclose(low, full, rtol=0.03, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_input_that_is_read_in_pause_alone_gets_no_gradient(dtype):
+    x = X.copy()
+    x.attach_grad()
+    x.grad[:] = 3
+
+    class Reads(nn.HybridBlock):
+        def hybrid_forward(self, op, x, y):
+            with autograd.pause():
+                factor = op.tanh(x)
+            return factor * y
+
+    low = mxmp.convert(Reads(), dtype)
+    y = X.copy()
+    y.attach_grad()
+    with autograd.record():
+        out = low(x, y)
+    out.backward()
+    assert y.grad.asnumpy().all()
+    np.testing.assert_array_equal(x.grad.asnumpy(), 3)
+
+
 def normed_in_pause(block, op, x):
     with autograd.pause(train_mode=True):
         factor = block.bn(x)
