@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Mapping
 
 from mxnet.gluon import HybridBlock
 
@@ -12,14 +12,65 @@ from . import _mxnet
 from .scopes import PAUSED, TRAINING
 
 
-def follow(clone: HybridBlock, recording: bool) -> None:
+def follow(clone: HybridBlock, recording: bool) -> frozenset[str]:
     """Let the graph of a traced block compute what its code says, called while autograd is ``recording``, or not.
-    Raises ``ValueError`` where no graph can."""
+    Return the names of variables that the code reads in ``pause`` alone. Raises ``ValueError`` where no graph can."""
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
     graph = Graph.from_symbol(symbol)
     _follow(graph, recording)
+    paused = frozenset(node.name for node in graph.nodes() if node.is_variable) - _reached(graph)
+    _unmark(graph)
     _mxnet.set_traced_graph(clone, traced._replace(graph=(data, graph.to_symbol())))
+    return paused
+
+
+def marked(block: HybridBlock, marks: Mapping[str, str]) -> HybridBlock:
+    """Return a copy of a SymbolBlock, whose operators were made before the trace, with ``marks`` on them."""
+    clone = _mxnet.copied(block)
+    traced = _mxnet.traced_graph(clone)
+    data, symbol = traced.graph
+    graph = Graph.from_symbol(symbol)
+    _mark(graph, marks)
+    _mxnet.set_traced_graph(clone, traced._replace(graph=(data, graph.to_symbol())))
+    return clone
+
+
+def _mark(graph: Graph, marks: Mapping[str, str]) -> None:
+    for node in graph.nodes():
+        node.attrs.update(marks)
+        inner = [body.graph for body in bodies(node)]
+        for each in inner:
+            _mark(each, marks)
+        set_bodies(node, inner)
+
+
+def _unmark(graph: Graph) -> None:
+    for node in graph.nodes():
+        for mark in (PAUSED, TRAINING):
+            node.attrs.pop(mark, None)
+        inner = [body.graph for body in bodies(node)]
+        for each in inner:
+            _unmark(each)
+        set_bodies(node, inner)
+
+
+def _reached(graph: Graph) -> set[str]:
+    """Return the names of the variables that a backward from the outputs reaches."""
+    found: set[str] = set()
+    seen: set[Node] = set()
+    todo = [entry.node for entry in graph.heads]
+    while todo:
+        node = todo.pop()
+        if node in seen or (node.op == "BlockGrad" and PAUSED in node.attrs):
+            continue
+        seen.add(node)
+        if node.is_variable:
+            found.add(node.name)
+        inner = [(body.positions, _reached(body.graph)) for body in bodies(node) if not body.steers]
+        read = {at for positions, names in inner for each, at in positions.items() if each.name in names}
+        todo += [entry.node for at, entry in enumerate(node.inputs) if at in read or not inner]
+    return found
 
 
 def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: bool = False) -> None:
@@ -28,6 +79,8 @@ def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: 
         for each in inner:
             _follow(each, recording, is_body=True, is_paused=PAUSED in node.attrs)
         set_bodies(node, inner)
+        if PAUSED in node.attrs and node.op in _NORMS:
+            node.attrs["momentum"] = "1"  # its backward would move the running statistics
         if TRAINING in node.attrs and node.op in _IN_MODE:
             training = node.attrs[TRAINING] == "1"
             is_inside = recording or is_body
@@ -38,26 +91,28 @@ def _follow(graph: Graph, recording: bool, *, is_body: bool = False, is_paused: 
                 )
     if not is_paused:  # of such a loop MXNet could not compute any gradient
         _stop_gradients(graph)
-    for node in graph.nodes():
-        for mark in (PAUSED, TRAINING):
-            node.attrs.pop(mark, None)
 
 
 def _stop_gradients(graph: Graph) -> None:
     """Pass on no gradient to what was computed in ``pause``, in place."""
     stopped: dict[Entry, Entry] = {}
+    statistics = set(graph.to_symbol().list_auxiliary_states())
 
-    def behind(entry: Entry) -> Entry:
-        if PAUSED not in entry.node.attrs or entry.node.is_variable:
-            return entry
+    def stop(entry: Entry) -> Entry:
         if entry not in stopped:
             name = f"{entry.node.name}_paused{entry.index or ''}"
             stopped[entry] = Entry(Node("BlockGrad", name, {PAUSED: "1"}, [entry]))
         return stopped[entry]
 
+    def behind(entry: Entry) -> Entry:
+        return entry if PAUSED not in entry.node.attrs or entry.node.is_variable else stop(entry)
+
     for node in graph.nodes():
         if PAUSED not in node.attrs and any(behind(each) is not each for each in node.inputs):
             node.inputs = map(behind, node.inputs)
+        elif PAUSED in node.attrs and node.subgraphs:
+            # Where heads are zero, MXNet's gradients of control flow may be what was in memory.
+            node.inputs = [each if each.node.name in statistics else stop(each) for each in node.inputs]
     graph.heads = list(map(behind, graph.heads))
 
 

@@ -37,10 +37,12 @@ from .parameter import overridden
 from .reads import ANY, Reads
 from .remembered import Left, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
-from .scopes import Scopes
+from .scopes import Scopes, marks_now
 from .static_shape import RecordedCalls
 from .tracing import ASKED, present_knowledge, tracing
 
+# Names by which code tells Symbols from arrays.
+_TELLING = frozenset({"sym", "symbol", "Symbol", "__name__"})
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
 
@@ -230,7 +232,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     """Trace ``block`` for a call, and return its low-precision graph, for training or inference as autograd is set now.
     ``args`` and ``constants`` are as ``nesting.split`` returns them. Parameters become ``LowParameter``, or get their
     shape. Raises ``UntraceableError``, and what ``NetConversion.build_graph`` and ``refuse_contrib_amp`` raise."""
-    clone, nesting, needs, reads, left = trace_block(block, args, constants)
+    clone, nesting, needs, reads, left, paused = trace_block(block, args, constants)
     _mxnet.infer_shapes(clone, args)
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
@@ -261,7 +263,8 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     # With static_shape, MXNet may run what reads a loop's outputs before the loop.
     flags = [flag for flag in _mxnet.flags(block) if not (has_loops and flag[0] == "static_shape")]
     sources = dict(zip(symbol.list_inputs(), traced.op_args))
-    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, has_unscaled_heads=has_heads and not is_scaled)
+    is_unscaled = has_heads and not is_scaled
+    op = _LowPrecisionOp(graph.to_symbol(), plan, sources, flags, paused, has_unscaled_heads=is_unscaled)
     # A user's Plan stays, whatever the shapes are.
     has_few_rows = conversion.plan is None and any(each.reason == FEW_ROWS for each in plan.decisions.values())
     few = tuple(array.size for array in inputs.values()) if has_few_rows else ()
@@ -300,6 +303,8 @@ class _Traced(NamedTuple):
     reads: Reads
     # What it left behind; its arrays are the last outputs of the clone's graph.
     left: Left
+    # The names of variables that the code reads in ``pause`` alone.
+    paused: frozenset[str]
 
 
 def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
@@ -307,6 +312,12 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
     innermost block that failed."""
     _mxnet.refuse_contrib_amp()
+    with BUILDING:  # what a trace changes in MXNet, such as ``Symbol.reshape``, all threads see
+        return _trace_either_way(block, args, constants)
+
+
+def _trace_either_way(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
+    """Do what ``trace_block`` does, with Symbols that know and with plain ones, whichever the code works with."""
     trace = Trace(block, _mxnet.copied(block), blocks_of(block))
     # What a failed trace has changed in objects of the user's stays changed, so knowledge comes first where code asks.
     knowledge = _knowledge_of(block, args) if trace.names() & ASKED else None
@@ -314,12 +325,21 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
         return _trace_once(trace, args, constants, knowledge)
     except UntraceableError as error:
         first = error
+    if not _mxnet.arrays_in(args):
+        raise first
     from .known import asks_for_more
 
-    if knowledge is not None or not (asks_for_more(first.args[1]) and _mxnet.arrays_in(args)):
+    other = None
+    if knowledge is None and asks_for_more(first.args[1]):
+        other = _knowledge_of(block, args)
+    elif knowledge is None or not trace.names() & _TELLING:
         raise first
+    # Code may ask arrays alone, and tell Symbols from them in a way (``F is mx.sym``) that misses those that know.
     again = Trace(block, _mxnet.copied(block), blocks_of(block))
-    return _trace_once(again, args, constants, _knowledge_of(block, args))
+    try:
+        return _trace_once(again, args, constants, other)
+    except UntraceableError as error:
+        raise (first if other is None else error) from None
 
 
 def _knowledge_of(block: HybridBlock, args: tuple) -> Any:
@@ -356,12 +376,13 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
             param.var()  # one that is made in a scope would keep its marks
         scopes = Scopes()
         # A plan is by name: operators that the user's code does not name are numbered from 0 in every trace.
-        with BUILDING, tracing(knowledge), trace.noting(), reading_as_arrays(), mx.name.NameManager(), scopes:
+        with tracing(knowledge), trace.noting(), reading_as_arrays(), mx.name.NameManager(), scopes:
             is_traced = _mxnet.trace(clone, args, called)
+        paused: frozenset[str] = frozenset()
         if scopes.has_marked:
             from .following import follow  # loaded where a scope was met
 
-            follow(clone, scopes.recording)
+            paused = follow(clone, scopes.recording)
         if is_traced:
             broadcast(clone, args)
         if constants and not is_traced:
@@ -373,11 +394,15 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
         raise UntraceableError([block, *blocks][-1], error) from error
     needs = frozenset(knowledge.needs if knowledge else ())
-    return _Traced(clone, nestings[-1] if is_traced else None, needs, trace.reads, lefts[-1])
+    return _Traced(clone, nestings[-1] if is_traced else None, needs, trace.reads, lefts[-1], paused)
 
 
 def call_on_symbols(block: HybridBlock, args: tuple) -> Any:
     """Call the ``forward`` of the block's class in a trace; the Symbols in its output know what mxmp's trace knows."""
+    if _mxnet.own_symbol(block) is not None and (marks := marks_now()):
+        from .following import marked
+
+        block = marked(block, marks)
     if present_knowledge() is None:
         return _mxnet.forward(block, args)
     from .known import called_with_symbols
@@ -441,6 +466,7 @@ class _LowPrecisionOp:
         plan: Plan,
         sources: dict[str, tuple[bool, Any]],
         flags: list,
+        paused: frozenset[str],
         *,
         has_unscaled_heads: bool,
     ) -> None:
@@ -452,6 +478,8 @@ class _LowPrecisionOp:
         self._sources = [sources.get(name, (True, -1)) for name in names]  # the loss scale is the last array
         # The ``data`` of a user's own class may compute what the net reads, such as a weight with dropout.
         self._computed = frozenset(at for is_input, at in self._sources if not is_input and "data" in overridden(at))
+        # No gradient is written of these: the Trainer leaves them as they are, without weight decay.
+        self._paused = [i for i, name in enumerate(names) if name in paused]
         data = [i for i, (is_input, _) in enumerate(self._sources) if is_input]
         params = [i for i, (is_input, _) in enumerate(self._sources) if not is_input]
         self._flags = [("data_indices", data), ("param_indices", params), *flags]
@@ -459,7 +487,8 @@ class _LowPrecisionOp:
         self._is_fused = plan.device == "gpu" and bool(dict(flags).get("static_alloc"))
         # Where the arrays are weights that a CachedOp with ``static_shape`` remembers.
         is_static = bool(dict(flags).get("static_shape"))
-        self._static = [i for i in params if is_static and self._sources[i][1] not in self._computed]
+        remembered = [i for i in params if self._sources[i][1] not in self._computed and i not in self._paused]
+        self._static = remembered if is_static else []
         self._shared: mx.nd.CachedOp | None = None
         self._recording: dict[int, RecordedCalls] = {}  # by a thread's number
         self._monitored: Any = None  # MonitoredOps, from the first call with an op hook on
@@ -486,6 +515,8 @@ class _LowPrecisionOp:
                 inputs[at] if is_input else at.data() if at in self._computed else _mxnet.data(at)
                 for is_input, at in self._sources
             ]
+            for at in self._paused:
+                values[at] = values[at].detach()
             monitored = None if monitor is None else self._monitored_op(monitor)
             if monitored is not None:
                 with hold_interrupts():

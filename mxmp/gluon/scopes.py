@@ -5,6 +5,8 @@ MXNet drops them in a trace: what was computed in ``pause`` gets gradients, and 
 
 from __future__ import annotations
 
+from typing import Any
+
 import mxnet as mx
 from mxnet import autograd
 
@@ -17,13 +19,24 @@ class _Marks(dict):
     def __init__(self, attrs: dict[str, str], around: Scopes) -> None:
         super().__init__(attrs)
         self._around = around
+        around.made.append(self)
 
     def __bool__(self) -> bool:
         return True  # MXNet copies no empty ones
 
-    def copy(self) -> _Marks:
+    def copy(self) -> dict[str, str]:
         kept = {name: text for name, text in self.items() if name not in (PAUSED, TRAINING)}
-        return _Marks({**kept, **self._around.marks()}, self._around)
+        return kept if self._around.is_over else _Marks({**kept, **self._around.marks()}, self._around)
+
+    def remove(self) -> None:
+        for name in (PAUSED, TRAINING):
+            self.pop(name, None)
+
+
+def marks_now() -> dict[str, str]:
+    """Return the marks that an operator would get that is made now."""
+    found = mx.sym.var("operator").list_attr()
+    return {name: found[name] for name in (PAUSED, TRAINING) if name in found}
 
 
 class Scopes(mx.AttrScope):
@@ -34,12 +47,22 @@ class Scopes(mx.AttrScope):
         # Whether autograd records around the block, and whether an operator has a mark.
         self.recording, self.has_marked = autograd.is_recording(), False
         self._training = autograd.is_training()
+        self.made: list[_Marks] = []
+        self.is_over = False
 
     def __enter__(self) -> Scopes:
         super().__enter__()
         # MXNet's ``foreach`` has a scope of its own inside, with a copy of these.
         self._attr: dict[str, str] = _Marks(self._attr, self)
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        # A scope of the user's keeps its attributes, also to enter it again after the trace.
+        for each in self.made:
+            each.remove()
+        self.made.clear()
+        self.is_over = True
 
     def marks(self) -> dict[str, str]:
         """Return the marks of an operator that is made now."""

@@ -36,7 +36,7 @@ def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool
     args, constants = split(args)
     try:
         with autograd.record() if training else autograd.pause():
-            clone, nesting, _, _, left = trace_block(block, args, constants)
+            clone, nesting, _, _, left, _ = trace_block(block, args, constants)
     except UntraceableError as error:
         culprit, reason = error.args
         policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]

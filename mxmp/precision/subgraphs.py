@@ -89,7 +89,7 @@ def wrongly_differentiated(graph: Graph, grad_req: Mapping[str, str]) -> list[st
     found = []
     for node in graph.nodes():
         positions = {at for at, entry in enumerate(node.inputs) if entry.node in trained}
-        if positions:
+        if positions and node.op != "BlockGrad":
             trained.add(node)
         # A _while_loop adds gradients to memory that it never clears. A _cond does not write the gradient of what only
         # the branch reads that did not run: it is what was in memory.

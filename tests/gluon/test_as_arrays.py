@@ -88,6 +88,44 @@ def test_what_the_words_say_reverses_a_gradient_and_a_function_runs_in_a_block_l
         np.testing.assert_allclose(net.dense.bias.grad().asnumpy(), -4)
 
 
+METHODS = ("reshape", "__getitem__", "__iter__", "__len__")
+
+
+@pytest.mark.filterwarnings("ignore:the code of .* changes 'compute' in place")
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+def test_a_trace_without_a_call_waits_for_that_of_another_thread():
+    events = begun, other_begun, ended = [threading.Event() for _ in range(3)]
+    before = [getattr(mx.sym.Symbol, name) for name in METHODS]
+
+    def first(block, op, x):
+        begun.set()
+        other_begun.wait(0.5)
+        return x * 2
+
+    def second(block, op, x):
+        other_begun.set()
+        ended.wait(1)
+        return x * 2
+
+    def plan():
+        begun.wait()
+        plans.append(mxmp.tune(pair(lambda: Takes(second), "bfloat16")[0][0], X, measure=False))
+
+    plans = []
+    thread = threading.Thread(target=plan)
+    thread.start()
+    try:
+        pair(lambda: Takes(first), "bfloat16")[0][1](X)
+        ended.set()
+        thread.join()
+        assert plans
+        assert all(each.is_set() for each in events)
+        assert before == [getattr(mx.sym.Symbol, name) for name in METHODS]
+    finally:
+        for name, method in zip(METHODS, before):
+            setattr(mx.sym.Symbol, name, method)
+
+
 @pytest.mark.filterwarnings("ignore:the code of .* changes 'compute' in place")
 def test_symbols_mean_what_they_did_after_a_trace_and_in_other_threads():
     found, other = [], mx.sym.var("other")
@@ -101,11 +139,11 @@ def test_symbols_mean_what_they_did_after_a_trace_and_in_other_threads():
         thread.join()
         return x * 2
 
-    methods = [getattr(mx.sym.Symbol, name) for name in ("reshape", "__getitem__", "__iter__", "__len__")]
+    methods = [getattr(mx.sym.Symbol, name) for name in METHODS]
     nets, _ = pair(lambda: Takes(meanwhile), "bfloat16")
     nets[1](X)
     assert found == [(True, 1)]
-    assert methods == [getattr(mx.sym.Symbol, name) for name in ("reshape", "__getitem__", "__iter__", "__len__")]
+    assert methods == [getattr(mx.sym.Symbol, name) for name in METHODS]
     with pytest.raises(ValueError, match="x\\[i\\]"):
         pair(lambda: Takes(ROWS["an index"]), "bfloat16")[0][1](X)
     assert methods[0] is mx.sym.Symbol.reshape

@@ -179,6 +179,36 @@ def test_code_that_asks_runs_once_so_that_what_it_changes_in_an_object_is_change
     np.testing.assert_allclose(outs, [X.asnumpy() * 4 * count for count in (1, 2, 3)], rtol=0.01)
 
 
+class OfArraysAlone(nn.HybridBlock):
+    """Asks arrays for their shape, and tells Symbols from them."""
+
+    def __init__(self, tells):
+        super().__init__()
+        self.tells = tells
+
+    def hybrid_forward(self, op, x):
+        if self.tells(op, x):
+            return op.tanh(x)
+        return mx.nd.tanh(x) * (x.shape[0] / 4)
+
+
+TELLS = {
+    "F is mx.sym": lambda op, x: op is mx.sym,
+    "type(x)": lambda op, x: type(x) is mx.sym.Symbol,
+    "F == mx.sym": lambda op, x: op == mx.sym,
+    "isinstance": lambda op, x: isinstance(x, mx.sym.Symbol),
+    "F.__name__": lambda op, x: op.__name__ == "mxnet.symbol",
+}
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.parametrize("kind", TELLS)
+def test_code_that_asks_arrays_alone_may_tell_them_from_symbols_in_any_way(kind):
+    net = OfArraysAlone(TELLS[kind])
+    low = mxmp.convert(OfArraysAlone(TELLS[kind]), "bfloat16")
+    np.testing.assert_allclose(low(X).asnumpy(), net(X).asnumpy(), rtol=0.01)
+
+
 @pytest.mark.parametrize("name", sorted(tracing.ASKED))
 def test_what_is_looked_for_in_code_is_what_symbols_know(name):
     net = Takes(lambda block, op, x: x if getattr(x, name) is not None else None)

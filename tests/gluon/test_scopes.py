@@ -78,6 +78,33 @@ def loop_in_pause(block, op, x):
     return x * factor
 
 
+def cond_in_pause(block, op, x):
+    with autograd.pause():
+        factor = op.contrib.cond(op.sum(x) > 0, lambda: op.tanh(x), lambda: x * x)
+    return x * factor
+
+
+def while_in_pause(block, op, x):
+    def step(i, state):
+        return state, (i + 1, block.layer(state))
+
+    with autograd.pause():
+        start = (op.zeros((1,)), x)
+        factor = op.contrib.while_loop(lambda i, state: i < 2, step, start, max_iterations=3)[1][1]
+    return x * op.tanh(factor)
+
+
+def symbols_in_pause(block, op, x):
+    with autograd.pause():
+        factor = block.symbols(x)
+    return x * factor + block.symbols(x) * 0
+
+
+def symbols_predicting(block, op, x):
+    with autograd.predict_mode():
+        return block.symbols(x)
+
+
 def predicting(block, op, x):
     with autograd.predict_mode():
         return block.drop(x)
@@ -103,6 +130,7 @@ def asking(block, op, x):
 
 
 ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_left, paused_around, paused_while_training]
+ALIKE += [cond_in_pause, while_in_pause, symbols_in_pause, symbols_predicting]
 ALIKE += [in_loop, loop_in_pause, predicting, predicting_by_setting, predicting_in_loop, asking]
 MODES = {
     "record": autograd.record,
@@ -112,13 +140,29 @@ MODES = {
 }
 
 
+def symbol_block():
+    """Operators that were made before any trace, one of them in a loop."""
+
+    def body(row, state):
+        return mx.sym.Dropout(mx.sym.tanh(row), p=0.9), state
+
+    x = mx.sym.var("data", dtype="float32")
+    dense = mx.sym.FullyConnected(x, mx.sym.var("symbols_weight", shape=(3, 3)), num_hidden=3, no_bias=True)
+    rows = mx.sym.contrib.foreach(body, dense, mx.sym.zeros((1,)))[0]
+    return gluon.SymbolBlock(mx.sym.Dropout(rows, p=0.9), x)
+
+
 def made(compute, how, nested):
     net = Takes(compute, layer=nn.Dense(3, in_units=3), drop=nn.Dropout(0.9), aux=None)
+    if compute.__name__.startswith("symbols"):
+        net.symbols = symbol_block()
     if nested:
         inner, net = net, nn.HybridSequential()
         net.add(nn.Dense(3, in_units=3), inner)
     mx.random.seed(3)
     net.initialize(mx.init.Xavier())
+    for param in net.collect_params("symbols_weight").values():
+        param.set_data(mx.nd.array([[0.4, -0.3, 0.2], [0.1, 0.5, -0.4], [-0.2, 0.3, 0.6]]))
     return mxmp.convert(net, how) if how else net
 
 
@@ -126,7 +170,7 @@ def results(net, mode):
     with MODES[mode]():
         out = net(X)
     out = list(out) if isinstance(out, (list, tuple)) else [out]
-    params = net.collect_params().values()
+    params = [param for param in net.collect_params().values() if param.grad_req != "null"]
     for param in params:
         param.zero_grad()
     if mode.startswith("record"):
@@ -194,6 +238,111 @@ def test_layers_in_a_scope_compute_in_its_mode(compute, dtype):
         with scope():
             full, low = (net(X).asnumpy() for net in nets)
         np.testing.assert_allclose(low, full, rtol=0.03, atol=0.08)
+
+
+def layer_in_a_loop(block, op, x):
+    def body(row, state):
+        with autograd.pause():
+            factor = op.tanh(block.layer(op.expand_dims(row, 0)))
+        return op.broadcast_mul(row, op.sum(factor)), state
+
+    return op.contrib.foreach(body, x, op.zeros((1,)))[0]
+
+
+def layer_used_twice(block, op, x):
+    with autograd.pause():
+        factor = op.tanh(block.layer(x))
+    return block.layer(x) * factor
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compute", [paused_layer, layer_in_a_loop, while_in_pause, layer_used_twice])
+def test_weight_decay_leaves_what_is_read_in_pause_alone(compute, dtype, flags):
+    found = []
+    for how in (None, dtype):
+        net = made(compute, how, False)
+        if how:
+            net.hybridize(**flags)
+        options = {"learning_rate": 0.1, "wd": 0.5, "momentum": 0.9}
+        params = net.collect_params()
+        trainer = mxmp.Trainer(params, "sgd", options, loss_scale=128) if how else gluon.Trainer(params, "sgd", options)
+        for _ in range(3):
+            with autograd.record():
+                loss = net(X)
+            (trainer.backward if how else autograd.backward)(loss)
+            trainer.step(4, ignore_stale_grad=True)
+        found.append([param.data().asnumpy() for param in net.collect_params().values()])
+        before = made(compute, None, False).layer.weight.data().asnumpy()
+        assert (compute is layer_used_twice) == bool(np.abs(net.layer.weight.data().asnumpy() - before).max())
+    for full, low in zip(*found):
+        np.testing.assert_allclose(low, full, rtol=0.03, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_input_that_is_read_in_pause_alone_gets_no_gradient(dtype):
+    x = X.copy()
+    x.attach_grad()
+    x.grad[:] = 3
+
+    class Reads(nn.HybridBlock):
+        def hybrid_forward(self, op, x, y):
+            with autograd.pause():
+                factor = op.tanh(x)
+            return factor * y
+
+    low = mxmp.convert(Reads(), dtype)
+    y = X.copy()
+    y.attach_grad()
+    with autograd.record():
+        out = low(x, y)
+    out.backward()
+    assert y.grad.asnumpy().all()
+    np.testing.assert_array_equal(x.grad.asnumpy(), 3)
+
+
+def normed_in_pause(block, op, x):
+    with autograd.pause(train_mode=True):
+        factor = block.bn(x)
+    return x * factor
+
+
+def normed_in_pause_in_a_loop(block, op, x):
+    with autograd.pause(train_mode=True):
+        rows = op.contrib.foreach(lambda row, state: (block.bn(row), state), op.stack(x, x), op.zeros((1,)))[0]
+    return x * op.sum(rows, axis=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compute", [normed_in_pause, normed_in_pause_in_a_loop])
+def test_batch_norm_in_pause_leaves_its_running_statistics(compute, dtype):
+    nets = [with_layers(compute, how) for how in (None, dtype)]
+    for _ in range(2):
+        for full, low in zip(*[results(net, "record") for net in nets]):
+            np.testing.assert_allclose(low, full, rtol=0.03, atol=0.08)
+    for net in nets:
+        np.testing.assert_array_equal(net.bn.running_mean.data().asnumpy(), 0)
+        np.testing.assert_array_equal(net.bn.running_var.data().asnumpy(), 1)
+
+
+@pytest.mark.parametrize("compute", [cond_in_pause, while_in_pause])
+def test_control_flow_in_pause_has_no_gradients_of_which_to_warn(compute, caplog):
+    results(made(compute, "bfloat16", False), "record")
+    assert "wrong gradients" not in caplog.text
+
+
+def test_a_scope_of_attributes_that_is_entered_again_has_no_mark():
+    own = mx.AttrScope(ctx_group="one")
+
+    def compute(block, op, x):
+        with autograd.pause(), own:
+            factor = op.tanh(x)
+        return x * factor
+
+    results(made(compute, "bfloat16", False), "record")
+    with own:
+        assert mx.sym.var("x").attr("ctx_group") == "one"
+        assert not [name for name in mx.sym.var("x").list_attr() if "mxmp" in name]
 
 
 def test_batch_norm_in_predict_mode_has_the_gradient_of_its_running_statistics():
