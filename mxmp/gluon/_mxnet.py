@@ -237,6 +237,23 @@ def hybrid_forward(block: HybridBlock, functions: Any, args: tuple, prepare: Cal
         return block.hybrid_forward(functions, *args, **prepare({n: p.var() for n, p in block._reg_params.items()}))
 
 
+def known_shapes(clone: HybridBlock, args: tuple) -> dict[str, tuple]:
+    """Return the shapes of the variables in the graph of a traced copy, of Parameters as far as they are known."""
+    data, symbol = clone._cached_graph
+    shapes = {name: param.shape for name, param in clone.collect_params().items() if param.shape}
+    shapes.update({each.name: array.shape for each, array in zip(data, arrays_in(args))})
+    return {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
+
+
+def shapes_fit(clone: HybridBlock, args: tuple) -> bool:
+    """Return whether no operator in the graph of a traced copy refuses the shapes of a call."""
+    try:
+        clone._cached_graph[1].infer_shape_partial(**known_shapes(clone, args))
+    except mx.MXNetError:
+        return False
+    return True
+
+
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Fill in ``op_args`` of a traced copy, and initialize the Parameters that wait for their shape.
     Raises ``ValueError`` if the graph and the inputs do not tell a shape."""

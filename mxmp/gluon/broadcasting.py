@@ -25,11 +25,8 @@ def broadcast(clone: HybridBlock, args: tuple) -> None:
     """Let operators of two Symbols broadcast in the graph of a traced block where their shapes in this call differ."""
     traced = _mxnet.traced_graph(clone)
     data, symbol = traced.graph
-    shapes = {name: param.shape for name, param in clone.collect_params().items() if param.shape}
-    shapes.update({each.name: array.shape for each, array in zip(data, _mxnet.arrays_in(args))})
-    broadcasting = with_broadcasting(symbol, shapes)
-    if broadcasting is not symbol:
-        _mxnet.set_traced_graph(clone, traced._replace(graph=(data, broadcasting)))
+    broadcasting = with_broadcasting(symbol, _mxnet.known_shapes(clone, args))
+    _mxnet.set_traced_graph(clone, traced._replace(graph=(data, broadcasting)))
 
 
 def with_broadcasting(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple]) -> mx.sym.Symbol:

@@ -30,7 +30,6 @@ from ..precision.subgraphs import has_control_flow
 from . import _mxnet
 from .as_arrays import reading_as_arrays
 from .blocks import blocks_of
-from .broadcasting import broadcast
 from .conversion import NetConversion, requested_gradient
 from .nesting import Constants, Nesting, is_plain, joined, nested, nesting_of
 from .parameter import overridden
@@ -383,7 +382,9 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
             from .following import follow  # loaded where a scope was met
 
             paused = follow(clone, scopes.recording)
-        if is_traced:
+        if is_traced and not _mxnet.shapes_fit(clone, args):
+            from .broadcasting import broadcast
+
             broadcast(clone, args)
         if constants and not is_traced:
             raise ValueError("a SymbolBlock takes arrays alone")
