@@ -153,7 +153,8 @@ def symbol_block():
 
 
 def made(compute, how, nested):
-    net = Takes(compute, layer=nn.Dense(3, in_units=3), drop=nn.Dropout(0.9), aux=None)
+    layers = {} if compute in (paused_around, in_loop) else {"layer": nn.Dense(3, in_units=3)}
+    net = Takes(compute, drop=nn.Dropout(0.9), aux=None, **layers)
     if compute.__name__.startswith("symbols"):
         net.symbols = symbol_block()
     if nested:
