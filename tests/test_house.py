@@ -49,7 +49,17 @@ HOUSE = {
     ],
     "gluon": [
         *("_mxnet", "nesting", "tracing", "known", "as_arrays", "scopes", "following", "reads", "reachable"),
-        *("remembered", "blocks", "parameter", "conversion", "record", "scaling", "scaled_heads", "scaled_reads"),
+        *(
+            "changes",
+            "remembered",
+            "blocks",
+            "parameter",
+            "conversion",
+            "record",
+            "scaling",
+            "scaled_heads",
+            "scaled_reads",
+        ),
         *("unconverted_heads", "static_shape", "monitored", "graphs", "symbols", "untraceable", "hook", "convert"),
         *("backward", "trainer", "estimator", "weights", "__init__"),
     ],

@@ -209,16 +209,16 @@ class BuiltGraph(NamedTuple):
         """Run the graph on the call's arrays, without None; return the output, nested as the block nests it.
         Sets the attributes that the block's code sets, and runs the hooks of blocks inside."""
         out = self.op(inputs, monitor)
-        flat = [out] if isinstance(out, NDArray) else out
-        if self.nesting is None or not self.left.nestings:
-            return as_nested(flat, self.nesting, self.traced)
-        answer, *values = nested(Nesting(list, [self.nesting, *self.left.nestings]), flat)
-        self.left.repeat(values)
-        return answer
+        return answered([out] if isinstance(out, NDArray) else out, self.nesting, self.left, self.traced)
 
 
-def as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
-    return _mxnet.regroup(flat, traced.out_format) if nesting is None else nested(nesting, flat)
+def answered(flat: list, nesting: Nesting | None, left: Left, traced: _mxnet.TracedGraph) -> Any:
+    """Return what the code returns, of a graph's outputs; sets the attributes that it sets, and runs hooks inside."""
+    if nesting is None:
+        return _mxnet.regroup(flat, traced.out_format)
+    answer, *values = nested(Nesting(list, [nesting, *left.nestings]), flat)
+    left.repeat(values)
+    return answer
 
 
 class UntraceableError(Exception):
@@ -301,16 +301,17 @@ class _Traced(NamedTuple):
     left: Left
 
 
-def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
+def trace_block(block: HybridBlock, args: tuple, constants: Constants, *, undone: bool = False) -> _Traced:
     """Trace a copy of ``block``; return it, and what is known of its output and its code.
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
-    innermost block that failed."""
+    innermost block that failed. With ``undone``, what the code has changed in place is as before."""
     _mxnet.refuse_contrib_amp()
     trace = Trace(block, _mxnet.copied(block), blocks_of(block))
-    # What a failed trace has changed in objects of the user's stays changed, so knowledge comes first where code asks.
+    # What a failed trace has changed in some objects of the user's stays changed, so knowledge comes first where code
+    # asks.
     knowledge = _knowledge_of(block, args) if trace.names() & ASKED else None
     try:
-        return _trace_once(trace, args, constants, knowledge)
+        return _trace_once(trace, args, constants, knowledge, undone)
     except UntraceableError as error:
         first = error
     if knowledge is not None or not _mxnet.arrays_in(args):
@@ -319,7 +320,7 @@ def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Trace
 
     try:
         again = Trace(block, _mxnet.copied(block), blocks_of(block))
-        return _trace_once(again, args, constants, _knowledge_of(block, args))
+        return _trace_once(again, args, constants, _knowledge_of(block, args), undone)
     except UntraceableError as error:
         raise (error if asks_for_more(first.args[1]) else first) from None
 
@@ -333,7 +334,7 @@ def _knowledge_of(block: HybridBlock, args: tuple) -> Any:
     return Knowledge({**block.collect_params(), **named}, arrays[0].ctx) if arrays else None
 
 
-def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any) -> _Traced:
+def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any, undone: bool) -> _Traced:
     """Do what ``trace_block`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
     block, clone = trace.block, trace.clone
     nestings: list[Nesting] = []
@@ -372,6 +373,8 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
         owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
         raise UntraceableError([block, *blocks][-1], error) from error
+    if undone:
+        trace.undo_changes()
     needs = frozenset(knowledge.needs if knowledge else ())
     return _Traced(clone, nestings[-1] if is_traced else None, needs, trace.reads, lefts[-1])
 

@@ -22,7 +22,7 @@ from .nesting import is_constant
 # In place of the value of a name that there is not.
 MISSING = object()
 # How deep values are compared, in containers and objects inside each other; what is deeper, by identity.
-_DEPTH = 6
+DEPTH = 6
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
@@ -109,7 +109,7 @@ class _Live:
         return iter(self._read())
 
 
-def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
+def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     """Return what equals the token of another value if code that makes a graph reads the same from both."""
     if isinstance(value, type):
         return _Same(value), _token_of_class(value, places, depth)

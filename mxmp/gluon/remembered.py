@@ -6,7 +6,6 @@ call of the graph; what it writes, such as a second result in an attribute, is w
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from mxnet.gluon import Block
 
 from ..messages.callers import warn_user
 from . import _mxnet
+from .changes import Before
 from .nesting import Nesting, nesting_of
 from .reachable import Reachable, of_classes
 from .reads import MISSING, Reads, is_of_library, of_class, state_of
@@ -44,11 +44,12 @@ class Trace:
         self._inside = [each for each in inside if each is not block]
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
-        # Lists and dicts that the code has read from attributes, with what they had in them.
-        self._containers: list[tuple[list | dict, list | dict]] = []
+        self._before = Before()
+        # The states of random numbers before the code drew some.
+        self._drawn: tuple[Any, Any] | None = None
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
-        self._reachable = Reachable(self.reads.note)
+        self._reachable = Reachable(self._note)
         for each in (self.block, *self._inside):
             self._reachable.reach(*of_classes(type(each), _CALLED))
 
@@ -65,19 +66,31 @@ class Trace:
             return  # they get arrays
         value = vars(block).get(name)
         self._reachable.reach(value)
-        if isinstance(value, (list, dict)):
-            self._containers.append((value, copy.copy(value)))
         if name not in vars(block):
             found = of_class(block, name)
             self._reachable.reach(*of_classes(type(block), [name]))
             # The code of a method or property is noted itself. One of the user's may be replaced on the instance.
             if hasattr(type(found), "__get__") and (not isinstance(found, FunctionType) or is_of_library(found)):
                 return
-        self.reads.note(block, name)
+        self._note(block, name)
+
+    def _note(self, owner: Block | dict, name: str) -> None:
+        if isinstance(owner, dict):
+            self._before.keep_name(owner, name)
+        self._before.keep(owner.get(name) if isinstance(owner, dict) else vars(owner).get(name))
+        self.reads.note(owner, name)
 
     def note_write(self, block: Block, name: str) -> None:
         if not self._paused and name not in _mxnet.BOOKKEEPING:
             self._written.setdefault((id(block), name), (block, name, vars(block).get(name, MISSING)))
+
+    def note_class(self, kind: type, name: str, *, is_written: bool) -> None:
+        """Note that code has read or writes an attribute of the class of a block, as ``type(self).name``."""
+        if is_written:
+            self._before.keep_name(kind, name)
+        owner = next((each for each in (self.clone, *self._inside) if issubclass(type(each), kind)), None)
+        if owner is not None and name not in vars(owner):
+            self.note_read(owner, name)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -95,7 +108,7 @@ class Trace:
         kinds: list[tuple[Any, Any]] = [(each, type(each)) for each in (self.clone, *self._inside)]
         hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
         outer, _local.trace = getattr(_local, "trace", None), self
-        states = state_of(random), state_of(np.random)
+        states, full = (state_of(random), state_of(np.random)), (random.getstate(), np.random.get_state())
         try:
             for each, kind in kinds:
                 each.__class__ = _noting_class(kind)
@@ -110,7 +123,7 @@ class Trace:
             for each, kind in kinds:
                 each.__class__ = kind
             if (state_of(random), state_of(np.random)) != states:
-                self.reads.always_anew = "draws random numbers in Python (random, numpy.random)"
+                self.reads.always_anew, self._drawn = "draws random numbers in Python (random, numpy.random)", full
             elif _VALUES & self.names():
                 self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy)"
 
@@ -159,9 +172,14 @@ class Trace:
         """Give all blocks back what the code of a failed trace has written."""
         for block, name, before in self._written.values():
             vars(block).pop(name, None) if before is MISSING else vars(block).update({name: before})
-        for container, before in reversed(self._containers):
-            container.clear()
-            container.extend(before) if isinstance(container, list) else container.update(before)
+        self.undo_changes()
+
+    def undo_changes(self) -> None:
+        """Undo what the code has changed in place, and give Python's random numbers the state that they had."""
+        self._before.restore()
+        if self._drawn is not None:
+            random.setstate(self._drawn[0])
+            np.random.set_state(self._drawn[1])
 
 
 class Left:
@@ -255,6 +273,25 @@ def _noting_class(kind: Any) -> Any:
 
     if hasattr(kind, _NOTING):
         return kind
+
+    class Noting(type(kind)):  # type: ignore[misc]
+        """Passes what code reads and sets of ``type(self)`` on to the class that it means."""
+
+        def __getattribute__(cls, name: str) -> Any:
+            trace = getattr(_local, "trace", None)
+            if trace is not None and name[:2] != "__" and name != _NOTING:
+                trace.note_class(kind, name, is_written=False)
+            return super().__getattribute__(name)
+
+        def __setattr__(cls, name: str, value: Any) -> None:
+            trace = getattr(_local, "trace", None)
+            if trace is not None:
+                trace.note_class(kind, name, is_written=True)
+            setattr(kind, name, value)
+
+        def __delattr__(cls, name: str) -> None:
+            delattr(kind, name)
+
     # One base, so that blocks of either class have the same layout.
     methods = {"__getattribute__": get, "__setattr__": set_, "__module__": kind.__module__, _NOTING: True}
-    return type(kind.__name__, (kind,), methods)
+    return Noting(kind.__name__, (kind,), methods)
