@@ -49,19 +49,9 @@ HOUSE = {
     ],
     "gluon": [
         *("_mxnet", "nesting", "tracing", "broadcasting", "known", "as_arrays", "scopes", "following", "reads"),
-        *(
-            "reachable",
-            "remembered",
-            "blocks",
-            "parameter",
-            "conversion",
-            "record",
-            "scaling",
-            "scaled_heads",
-            "scaled_reads",
-        ),
-        *("unconverted_heads", "static_shape", "monitored", "graphs", "symbols", "untraceable", "hook", "convert"),
-        *("backward", "trainer", "estimator", "weights", "__init__"),
+        *("changes", "reachable", "remembered", "blocks", "parameter", "conversion", "record", "scaling"),
+        *("scaled_heads", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs", "symbols"),
+        *("untraceable", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
     ],
     "symbolic": [
         "_mxnet",

@@ -38,10 +38,8 @@ from .remembered import Left, Trace, apart
 from .scaling import call_with_scale, needs_scale, remember_converted_call
 from .scopes import Scopes, marks_now
 from .static_shape import RecordedCalls
-from .tracing import ASKED, present_knowledge, tracing
+from .tracing import present_knowledge, tracing
 
-# Names by which code tells Symbols from arrays.
-_TELLING = frozenset({"sym", "symbol", "Symbol", "__name__"})
 # Global: one lock for building graphs, since nets of several conversions may share blocks and Parameters.
 BUILDING = threading.RLock()
 
@@ -211,16 +209,16 @@ class BuiltGraph(NamedTuple):
         """Run the graph on the call's arrays, without None; return the output, nested as the block nests it.
         Sets the attributes that the block's code sets, and runs the hooks of blocks inside."""
         out = self.op(inputs, monitor)
-        flat = [out] if isinstance(out, NDArray) else out
-        if self.nesting is None or not self.left.nestings:
-            return as_nested(flat, self.nesting, self.traced)
-        answer, *values = nested(Nesting(list, [self.nesting, *self.left.nestings]), flat)
-        self.left.repeat(values)
-        return answer
+        return answered([out] if isinstance(out, NDArray) else out, self.nesting, self.left, self.traced)
 
 
-def as_nested(flat: list, nesting: Nesting | None, traced: _mxnet.TracedGraph) -> Any:
-    return _mxnet.regroup(flat, traced.out_format) if nesting is None else nested(nesting, flat)
+def answered(flat: list, nesting: Nesting | None, left: Left, traced: _mxnet.TracedGraph) -> Any:
+    """Return what the code returns, of a graph's outputs; sets the attributes that it sets, and runs hooks inside."""
+    if nesting is None:
+        return _mxnet.regroup(flat, traced.out_format)
+    answer, *values = nested(Nesting(list, [nesting, *left.nestings]), flat)
+    left.repeat(values)
+    return answer
 
 
 class UntraceableError(Exception):
@@ -306,53 +304,33 @@ class _Traced(NamedTuple):
     paused: frozenset[str]
 
 
-def trace_block(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
+def trace_block(block: HybridBlock, args: tuple, constants: Constants, *, undone: bool = False) -> _Traced:
     """Trace a copy of ``block``; return it, and what is known of its output and its code.
     The nesting is None for a SymbolBlock, which has a graph already. Raises ``UntraceableError``, which names the
-    innermost block that failed."""
+    innermost block that failed. With ``undone``, what the code has changed in place is as before."""
     _mxnet.refuse_contrib_amp()
     with BUILDING:  # what a trace changes in MXNet, such as ``Symbol.reshape``, all threads see
-        return _trace_either_way(block, args, constants)
+        try:
+            return _trace_once(block, args, constants, None, undone)
+        except UntraceableError as error:
+            first = error
+        arrays = _mxnet.arrays_in(args)
+        if not arrays:
+            raise first
+        from .known import Knowledge, asks_for_more
+
+        named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
+        knowledge = Knowledge({**block.collect_params(), **named}, arrays[0].ctx)
+        try:
+            return _trace_once(block, args, constants, knowledge, undone)
+        except UntraceableError as error:
+            raise (error if asks_for_more(first.args[1]) else first) from None
 
 
-def _trace_either_way(block: HybridBlock, args: tuple, constants: Constants) -> _Traced:
-    """Do what ``trace_block`` does, with Symbols that know and with plain ones, whichever the code works with."""
-    trace = Trace(block, _mxnet.copied(block), blocks_of(block))
-    # What a failed trace has changed in objects of the user's stays changed, so knowledge comes first where code asks.
-    knowledge = _knowledge_of(block, args) if trace.names() & ASKED else None
-    try:
-        return _trace_once(trace, args, constants, knowledge)
-    except UntraceableError as error:
-        first = error
-    if not _mxnet.arrays_in(args):
-        raise first
-    from .known import asks_for_more
-
-    other = None
-    if knowledge is None and asks_for_more(first.args[1]):
-        other = _knowledge_of(block, args)
-    elif knowledge is None or not trace.names() & _TELLING:
-        raise first
-    # Code may ask arrays alone, and tell Symbols from them in a way (``F is mx.sym``) that misses those that know.
-    again = Trace(block, _mxnet.copied(block), blocks_of(block))
-    try:
-        return _trace_once(again, args, constants, other)
-    except UntraceableError as error:
-        raise (first if other is None else error) from None
-
-
-def _knowledge_of(block: HybridBlock, args: tuple) -> Any:
-    """Return what Symbols can know in a trace for these arguments; None without an array."""
-    from .known import Knowledge
-
-    arrays = _mxnet.arrays_in(args)
-    named = dict(zip(["data"] if len(arrays) == 1 else [f"data{i}" for i in range(len(arrays))], arrays))
-    return Knowledge({**block.collect_params(), **named}, arrays[0].ctx) if arrays else None
-
-
-def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any) -> _Traced:
+def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge: Any, undone: bool) -> _Traced:
     """Do what ``trace_block`` does, with Symbols that know what ``knowledge`` has, or plain ones if it is None."""
-    block, clone = trace.block, trace.clone
+    clone = _mxnet.copied(block)
+    trace = Trace(block, clone, blocks_of(block))
     nestings: list[Nesting] = []
     lefts = [Left([], [], [])]
 
@@ -394,6 +372,8 @@ def _trace_once(trace: Trace, args: tuple, constants: Constants, knowledge: Any)
         owners = [f.f_locals.get("self") for f in frames if f.f_code.co_name in ("hybrid_forward", "forward")]
         blocks = [block if each is clone else each for each in owners if isinstance(each, Block)]
         raise UntraceableError([block, *blocks][-1], error) from error
+    if undone:
+        trace.undo_changes()
     needs = frozenset(knowledge.needs if knowledge else ())
     return _Traced(clone, nestings[-1] if is_traced else None, needs, trace.reads, lefts[-1], paused)
 

@@ -12,16 +12,18 @@ from typing import AbstractSet, Any, Callable, Collection, Iterable, Mapping
 
 from mxnet.gluon import Block
 
-from .reads import content_of, is_of_library
+from .reads import content_of, is_of_library, is_value
 
 _INSTALLED = os.path.dirname(os.__file__)
 
 
 class Reachable:
-    """The functions that code may call. ``note`` gets each name that these read, and whose it is."""
+    """The functions that code may call. ``note`` gets each name that these read, and whose it is: a dict of globals or
+    of a function's attributes, or one of ``classes``, whose own values code reads as ``type(self).name``."""
 
-    def __init__(self, note: Callable[[dict, str], None]) -> None:
+    def __init__(self, classes: Iterable[type], note: Callable[[Any, str], None]) -> None:
         self._note = note
+        self._classes = [each for each in classes if not is_of_library(each)]
         # Functions that may be called, the names in their code, and the classes and objects whose methods these may be.
         self._functions: dict[int, FunctionType] = {}
         self._names: set[str] = set()
@@ -57,6 +59,10 @@ class Reachable:
         self._names |= names
         for name in names & vars(function).keys():
             self._note(vars(function), name)
+        for kind in self._classes:
+            for name in names & vars(kind).keys():
+                if is_value(name, vars(kind)[name]):
+                    self._note(kind, name)
         values = [*map(content_of, function.__closure__ or ()), *(function.__defaults__ or ())]
         for module in [each for each in values if isinstance(each, ModuleType)]:
             self._read_module(module, names, values, set())

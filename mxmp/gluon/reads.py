@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import AbstractSet, Any, Callable, Collection, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +22,7 @@ from .nesting import is_constant
 # In place of the value of a name that there is not.
 MISSING = object()
 # How deep values are compared, in containers and objects inside each other; what is deeper, by identity.
-_DEPTH = 6
+DEPTH = 6
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
@@ -109,7 +109,7 @@ class _Live:
         return iter(self._read())
 
 
-def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
+def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     """Return what equals the token of another value if code that makes a graph reads the same from both."""
     if isinstance(value, type):
         return _Same(value), _token_of_class(value, places, depth)
@@ -156,7 +156,7 @@ def _token(value: Any, places: _Places, depth: int = _DEPTH) -> Any:
     return _Same(value)
 
 
-def has_symbol(value: Any, depth: int = _DEPTH) -> bool:
+def has_symbol(value: Any, depth: int = DEPTH) -> bool:
     """Return whether there is a Symbol in a value: in containers and objects of the user's inside each other."""
     if isinstance(value, mx.sym.Symbol) or depth == 0:
         return isinstance(value, mx.sym.Symbol)
@@ -190,7 +190,12 @@ def _values_in(kind: type) -> dict[str, Any]:
     """Return the values of a class of the user's that are no methods, and the like, by name."""
     own = [vars(each) for each in reversed(kind.__mro__) if not is_of_library(each)]
     held = {name: value for each in own for name, value in each.items()}
-    return {name: value for name, value in held.items() if name[:2] != "__" and not hasattr(type(value), "__get__")}
+    return {name: value for name, value in held.items() if is_value(name, value)}
+
+
+def is_value(name: str, value: Any) -> bool:
+    """Return whether an attribute of a class is no method, property or the like."""
+    return name[:2] != "__" and not hasattr(type(value), "__get__")
 
 
 def _key(key: Any) -> Any:
@@ -242,13 +247,6 @@ class Reads:
     def note(self, owner: Any, name: str) -> None:
         if (id(owner), name) not in self._read:
             self._read[id(owner), name] = owner, name, _token_of(owner, name, _Places())
-
-    def note_class(self, kind: type, names: AbstractSet[str]) -> None:
-        """Note the values of a class of blocks and of its bases, which code with these names may read of the class."""
-        for each in kind.__mro__:
-            if not is_of_library(each):
-                for name in names & vars(each).keys() & _values_in(each).keys():
-                    self.note(each, name)
 
     def replace(self, clone: Block, block: Block) -> None:
         """Compare the attributes of ``block`` in place of those of ``clone``."""

@@ -6,7 +6,6 @@ call of the graph; what it writes, such as a second result in an attribute, is w
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from mxnet.gluon import Block
 
 from ..messages.callers import warn_user
 from . import _mxnet
+from .changes import Before
 from .nesting import Nesting, nesting_of
 from .reachable import Reachable, of_classes
 from .reads import MISSING, Reads, has_symbol, is_of_library, of_class, state_of
@@ -44,11 +44,13 @@ class Trace:
         self._inside = [each for each in inside if each is not block]
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
-        # Lists and dicts that the code has read from attributes, with what they had in them.
-        self._containers: list[tuple[list | dict, list | dict]] = []
+        self._before = Before()
+        # The states of random numbers before the code drew some.
+        self._drawn: tuple[Any, Any] | None = None
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
-        self._reachable = Reachable(self.reads.note)
+        classes = dict.fromkeys(chain.from_iterable(type(each).__mro__ for each in (block, *inside)))
+        self._reachable = Reachable(classes, self._note)
         for each in (self.block, *self._inside):
             self._reachable.reach(*of_classes(type(each), _CALLED))
 
@@ -65,19 +67,26 @@ class Trace:
             return  # they get arrays
         value = vars(block).get(name)
         self._reachable.reach(value)
-        if isinstance(value, (list, dict)):
-            self._containers.append((value, copy.copy(value)))
         if name not in vars(block):
             found = of_class(block, name)
             self._reachable.reach(*of_classes(type(block), [name]))
             # The code of a method or property is noted itself. One of the user's may be replaced on the instance.
             if hasattr(type(found), "__get__") and (not isinstance(found, FunctionType) or is_of_library(found)):
                 return
-        self.reads.note(block, name)
+        self._note(block, name)
+
+    def _note(self, owner: Block | type | dict, name: str) -> None:
+        if not isinstance(owner, Block):
+            self._before.keep_name(owner, name)
+        self._before.keep(owner.get(name) if isinstance(owner, dict) else vars(owner).get(name))
+        self.reads.note(owner, name)
 
     def note_write(self, block: Block, name: str) -> None:
         if not self._paused and name not in _mxnet.BOOKKEEPING:
             self._written.setdefault((id(block), name), (block, name, vars(block).get(name, MISSING)))
+
+    def note_class_write(self, kind: type, name: str) -> None:
+        self._before.keep_name(kind, name)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -95,7 +104,7 @@ class Trace:
         kinds: list[tuple[Any, Any]] = [(each, type(each)) for each in (self.clone, *self._inside)]
         hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
         outer, _local.trace = getattr(_local, "trace", None), self
-        states = state_of(random), state_of(np.random)
+        states, full = (state_of(random), state_of(np.random)), (random.getstate(), np.random.get_state())
         try:
             for each, kind in kinds:
                 each.__class__ = _noting_class(kind)
@@ -110,7 +119,7 @@ class Trace:
             for each, kind in kinds:
                 each.__class__ = kind
             if (state_of(random), state_of(np.random)) != states:
-                self.reads.always_anew = "draws random numbers in Python (random, numpy.random)"
+                self.reads.always_anew, self._drawn = "draws random numbers in Python (random, numpy.random)", full
             elif _VALUES & self.names():
                 self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy)"
 
@@ -140,8 +149,6 @@ class Trace:
             calls.append((name, block, _nesting(given, arrays)))
             if self._are_inner(arrays[kept:], args):
                 raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
-        for kind in {type(each) for each in (self.block, *self._inside)}:
-            self.reads.note_class(kind, self.names())
         self.reads.replace(self.clone, self.block)
         for name, value in self.reads.differences():
             _refuse_symbols(name, value)
@@ -161,9 +168,14 @@ class Trace:
         """Give all blocks back what the code of a failed trace has written."""
         for block, name, before in self._written.values():
             vars(block).pop(name, None) if before is MISSING else vars(block).update({name: before})
-        for container, before in reversed(self._containers):
-            container.clear()
-            container.extend(before) if isinstance(container, list) else container.update(before)
+        self.undo_changes()
+
+    def undo_changes(self) -> None:
+        """Undo what the code has changed in place, and give Python's random numbers the state that they had."""
+        self._before.restore()
+        if self._drawn is not None:
+            random.setstate(self._drawn[0])
+            np.random.set_state(self._drawn[1])
 
 
 class Left:
@@ -255,6 +267,19 @@ def _noting_class(kind: Any) -> Any:
 
     if hasattr(kind, _NOTING):
         return kind
+
+    class Noting(type(kind)):  # type: ignore[misc]
+        """Passes on what code sets of ``type(self)`` to the class that it means."""
+
+        def __setattr__(cls, name: str, value: Any) -> None:
+            trace = getattr(_local, "trace", None)
+            if trace is not None:
+                trace.note_class_write(kind, name)
+            setattr(kind, name, value)
+
+        def __delattr__(cls, name: str) -> None:
+            delattr(kind, name)
+
     # One base, so that blocks of either class have the same layout.
     methods = {"__getattribute__": get, "__setattr__": set_, "__module__": kind.__module__, _NOTING: True}
-    return type(kind.__name__, (kind,), methods)
+    return Noting(kind.__name__, (kind,), methods)

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from ..messages.shapes import as_shape
 from ..policy import is_policy_text
 from . import _mxnet
-from .graphs import UntraceableError, as_nested, named_inputs, trace_block, without_last_outputs
+from .graphs import UntraceableError, answered, named_inputs, trace_block, without_last_outputs
 from .nesting import split
 
 _INPUTS = (NDArray, list, tuple, type(None))
@@ -25,8 +25,8 @@ class TracedCall(NamedTuple):
     # The arrays of the call, by the names of the graph's variables.
     inputs: dict[str, NDArray]
     params: dict[str, Parameter]
-    # Takes the flat list of the graph's outputs, and returns them as the block nests them.
-    nested: Callable[[list[NDArray]], Any]
+    # Takes the flat list of the graph's outputs, does what the call would with them, and returns what it would.
+    answered: Callable[[list[NDArray]], Any]
 
 
 def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool = False) -> TracedCall:
@@ -36,7 +36,7 @@ def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool
     args, constants = split(args)
     try:
         with autograd.record() if training else autograd.pause():
-            clone, nesting, _, _, left, _ = trace_block(block, args, constants)
+            clone, nesting, _, _, left, _ = trace_block(block, args, constants, undone=True)
     except UntraceableError as error:
         culprit, reason = error.args
         policies = [each for each in constants.values() if isinstance(each, str) and is_policy_text(each)]
@@ -49,7 +49,7 @@ def traced_call(block: HybridBlock, args: tuple, training: bool, *, served: bool
     names = set(symbol.list_inputs())
     params = {param.name: param for param in block.collect_params().values() if param.name in names}
     inputs = {name: array for name, array in named_inputs(data, args).items() if name in names}
-    return TracedCall(symbol, inputs, params, lambda outs: as_nested(outs, nesting, traced))
+    return TracedCall(symbol, inputs, params, lambda outs: answered(outs, nesting, left, traced))
 
 
 def read_inputs(inputs: Sequence[Any]) -> tuple[tuple, list[NDArray]]:

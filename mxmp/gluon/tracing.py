@@ -6,8 +6,6 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-# What code asks of arrays, and Symbols do not have, unless they know it (``known.py``).
-ASKED = frozenset({"shape", "dtype", "ndim", "size", "context", "ctx", "stype", "T"})
 # Global: whether a trace runs on this thread, and what it knows, for attributes of Symbols, which hold nothing.
 _local = threading.local()
 

@@ -76,6 +76,9 @@ b.inner.k = 0.5\n{new} = b.inner({a})\nb.inner.k = 1.5\n{new} = b.inner({new})
 b.inner.last = {a}\n{new} = b.inner.last + {c}
 b.config.k = 0.5 if b.config.k > 0.5 else 1.5\n{new} = {a} * b.config.k
 type(b).factor = 0.5\n{new} = b.of_class({a})
+{new} = {a} * type(b).factor
+{new} = b.of_class({a})\ntype(b).factor = 1.5 if b.factor < 1 else 0.5
+b.__class__.factor += 0.25\n{new} = {c}
 setattr(b, "late", 2 * b.k)\n{new} = {a} * b.late
 {new} = {a} * getattr(b, "late", 1) if hasattr(b, "late") else {c}
 try:\n    {new} = {a} * b.absent\nexcept AttributeError:\n    {new} = {a} * 2

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLoss
 from kit.known import takes
-from kit.takes import Takes
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import tracing
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
 
@@ -207,10 +205,3 @@ def test_code_that_asks_arrays_alone_may_tell_them_from_symbols_in_any_way(kind)
     net = OfArraysAlone(TELLS[kind])
     low = mxmp.convert(OfArraysAlone(TELLS[kind]), "bfloat16")
     np.testing.assert_allclose(low(X).asnumpy(), net(X).asnumpy(), rtol=0.01)
-
-
-@pytest.mark.parametrize("name", sorted(tracing.ASKED))
-def test_what_is_looked_for_in_code_is_what_symbols_know(name):
-    net = Takes(lambda block, op, x: x if getattr(x, name) is not None else None)
-    net.initialize()
-    assert mxmp.convert(net, "bfloat16")(X).shape == (4, 3)

@@ -121,6 +121,57 @@ def test_a_net_that_is_python_outside_its_graphs_is_audited_whole():
     assert audit(net, BCE, binary()).findings[0].op == "sigmoid"
 
 
+class Balanced(nn.HybridBlock):
+    """Leaves the sizes of its features behind for the loss, and returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.calls = None, 0
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=8)
+
+    def hybrid_forward(self, op, x):
+        self.sizes = op.mean(op.square(x), axis=0)
+        self.calls += 1
+        return {"scores": self.dense(x), "more": [None]}
+
+
+class Whole(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.inner = nn.Dense(8, in_units=8), Balanced()
+
+    def forward(self, x):
+        return self.inner(self.first(x))["scores"] * self.inner.sizes.sum()
+
+
+def test_a_loss_that_reads_what_the_net_leaves_in_attributes_is_audited_and_they_stay():
+    (x, y), net = binary(), Balanced()
+    net.initialize()
+    for policy in ("bfloat16", None):
+        read = []
+        if policy is None:
+            mxmp.convert(net, "bfloat16")
+
+        def loss(out, y, read=read):
+            read.append(net.sizes.shape)
+            return gluon.loss.L2Loss()(out["scores"].sum(axis=1, keepdims=True), y) + net.sizes.mean()
+
+        found = audit(net, loss, (x, y), policy=policy)
+        assert len(read) == found.replays
+        assert set(read) == {(8,)}
+        assert (net.sizes, net.calls) == (None, 0)
+
+
+def test_a_net_whose_python_code_reads_what_its_graphs_leave_is_audited():
+    net = Whole()
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    assert audit(net, None, binary()[0]).candidates == 2
+    assert net.inner.sizes is None
+
+
 def test_without_a_loss_the_outputs_of_inference_are_compared():
     net, (x, _) = saturating(), binary()
     found = audit(net, None, x)

@@ -64,6 +64,29 @@ def test_training_goes_on_as_if_nobody_had_asked(flags):
     assert trained(True) == trained(False)
 
 
+class Counts(nn.Dense):
+    calls, last = 0, None
+
+    def hybrid_forward(self, op, x, *params, **more):
+        self.calls += 1
+        self.last = x * 2
+        return super().hybrid_forward(op, x, *params, **more)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.filterwarnings("ignore:.*it is traced anew:UserWarning")
+def test_attributes_that_the_code_sets_stay(called):
+    net, (x, y) = Counts(4, in_units=6), batch()
+    net.initialize()
+    mxmp.convert(net, "float16")
+    trainer = gluon_run(net)
+    if called:
+        gluon_step(net, trainer, x, y)
+    before = net.calls, net.last
+    blame(net, trainer, x, loss=lambda out: LOSS(out, y))
+    assert (net.calls, net.last) == before
+
+
 @pytest.mark.parametrize("inside", [True, False], ids=["in record", "after record"])
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
 def test_between_a_forward_and_its_backward_it_changes_neither(flags, inside):

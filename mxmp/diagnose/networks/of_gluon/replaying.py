@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, ContextManager, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -12,7 +13,7 @@ from mxnet.ndarray import NDArray
 from ....gluon import _mxnet
 from ....gluon.blocks import blocks_of
 from ....gluon.hook import Hook, hooks, standing_in
-from ....gluon.nesting import key_of, split
+from ....gluon.nesting import key_of, nesting_of, split
 from ....gluon.parameter import weight_of
 from ....gluon.symbols import TracedCall, traced_call
 from ....kernels.fit import device_of
@@ -22,7 +23,7 @@ from ....precision.graph import Graph
 from ....precision.plan import Plan
 from ....step.gradients import listed
 from ..protocol import GraphRunner, ReplayedGraph, unchanged
-from .training import check_exclusion, exclude_operators, trainers_of
+from .training import attributes_kept, check_exclusion, exclude_operators, trainers_of
 
 
 class ReplayedNet:
@@ -57,13 +58,15 @@ class ReplayedNet:
     def replay(self, run: GraphRunner) -> tuple[list[NDArray], list[NDArray]]:
         def stand_in(block: HybridBlock, hook: Hook | None, args: tuple) -> Any:
             call, graph = self._graph(block, hook, args)
-            return call.nested(run(graph, call.inputs))
+            return call.answered(run(graph, call.inputs))
 
         mode = autograd.record() if self.training else autograd.pause(train_mode=False)
         with standing_in(stand_in), mode:
             out = self._net(*self._data) if self._given is None else stand_in(self._net, None, tuple(self._data))
             found = self._loss(out, *self._labels) if self._loss is not None else []
-        return _mxnet.arrays_in((out,)), listed(found)
+        outputs: list[NDArray] = []
+        nesting_of(out, outputs)
+        return outputs, listed(found)
 
     def _graph(self, block: HybridBlock, hook: Hook | None, args: tuple) -> tuple[TracedCall, ReplayedGraph]:
         """Return the graph of one call with the arrays of this call; trace it at the first such call."""
@@ -106,12 +109,14 @@ class ReplayedNet:
         self._known[key] = call, graph
         return call, graph
 
-    def unchanged(self) -> ContextManager[None]:
-        """Return a context manager that restores running statistics of blocks that run as Python, and of the loss."""
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Restore attributes that the code of net and loss sets, and running statistics of blocks run as Python."""
         blocks = [self._net, *([self._loss] if isinstance(self._loss, Block) else [])]
         params = [param for block in blocks for param in block.collect_params().values()]
         frozen = [param for param in params if param.grad_req == "null" and _mxnet.is_initialized(param)]
-        return unchanged([], [array for param in frozen for array in _mxnet.arrays(param)])
+        with attributes_kept(blocks), unchanged([], [array for param in frozen for array in _mxnet.arrays(param)]):
+            yield
 
     def check_excludable(self) -> None:
         if self._given is not None:

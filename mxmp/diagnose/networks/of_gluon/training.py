@@ -32,6 +32,19 @@ from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unc
 from ._mxnet import set_monitor
 
 
+@contextmanager
+def attributes_kept(nets: Iterable[Block]) -> Iterator[None]:
+    """Restore, when the ``with`` block ends, the attributes that the code of these nets has set in it."""
+    before = [(block, dict(vars(block))) for net in nets for block in blocks_of(net)]
+    try:
+        yield
+    finally:
+        for block, held in before:
+            for name in vars(block).keys() - _mxnet.BOOKKEEPING - held.keys():
+                del vars(block)[name]
+            vars(block).update({name: value for name, value in held.items() if name not in _mxnet.BOOKKEEPING})
+
+
 class TrainedNet:
     """A converted net and the mxmp.Trainer that updates it; implements ``protocol.TrainedNetwork``.
     A place, an object that runs graphs, is the hook of a converted block."""
@@ -83,8 +96,8 @@ class TrainedNet:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Set all gradients to zero; after the block restore them, MXNet's fresh marks, and the other parameters.
-        Waits for the device before and after the block."""
+        """Set all gradients to zero; after the block restore them, MXNet's fresh marks, the other parameters and what
+        the net's code sets. Waits for the device before and after the block."""
         trained = [array for p in self._params() if p.grad_req != "null" for array in _mxnet.arrays(p)]
         running = [array for p in self._params() if p.grad_req == "null" for array in _mxnet.arrays(p)]
         stale = [array for array in trained if not _mxnet.is_fresh(array)]
@@ -96,7 +109,7 @@ class TrainedNet:
             return _mxnet.recorded_name(array) in self._read
 
         try:
-            with restored(of_others, is_read), unchanged(gradients, running):
+            with attributes_kept([self._net]), restored(of_others, is_read), unchanged(gradients, running):
                 yield
         finally:
             for array in stale:
@@ -110,7 +123,7 @@ class TrainedNet:
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
         # Makes graphs, and so the float16 arrays that ``unchanged`` is to restore.
         if not any(hook.graphs for _, hook in self._hooks):
-            with autograd.pause(train_mode=False):
+            with attributes_kept([self._net]), autograd.pause(train_mode=False):
                 self._net(*batch)
         if any(map(_mxnet.is_deferred, _all_trained())):
             # In training mode, where the output may be nested in another way; recorded, since a loss may need that.

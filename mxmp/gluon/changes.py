@@ -1,0 +1,69 @@
+"""What a trace changes in place in objects of the user's, to be undone where no call was asked for."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from itertools import chain
+from operator import is_
+from typing import Any, Iterator
+
+import numpy as np
+from mxnet.gluon import Block, Parameter
+
+from .reads import DEPTH, MISSING, is_of_library
+
+
+class Before:
+    """What was in containers, objects, classes and globals before code changed it."""
+
+    def __init__(self) -> None:
+        # By id: a container or the attributes of an object, and a copy; the ids stay theirs while these live here.
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        # Names of globals and of classes, and what they had.
+        self._named: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+
+    def keep_name(self, owner: dict | type, name: str) -> None:
+        """Keep a name of globals or of a class, before it is changed, and what is in its value."""
+        value = (owner if isinstance(owner, dict) else vars(owner)).get(name, MISSING)
+        self._named.setdefault((id(owner), name), (owner, name, value))
+
+    def keep(self, value: Any) -> None:
+        """Keep what is in a value, as deep as values are compared."""
+        level = [value]
+        for _ in range(DEPTH):
+            found = {id(held): held for each in level if (held := _held_by(each)) is not None}
+            new = [held for number, held in found.items() if number not in self._contents]
+            self._contents.update({id(held): (held, copy.copy(held)) for held in new})
+            level = list(chain.from_iterable(map(_inside, new)))
+
+    def restore(self) -> None:
+        for owner, name, value in self._named.values():
+            if isinstance(owner, dict):
+                owner.pop(name, None) if value is MISSING else owner.update({name: value})
+            elif vars(owner).get(name, MISSING) is not value:
+                delattr(owner, name) if value is MISSING else setattr(owner, name, value)
+        for held, before in self._contents.values():
+            if isinstance(held, np.ndarray):
+                if held.tobytes() != before.tobytes():
+                    held[...] = before
+            elif len(held) != len(before) or not all(map(is_, _parts(held), _parts(before))):
+                held.clear()
+                held.extend(before) if isinstance(held, (list, deque)) else held.update(before)
+
+
+def _inside(held: Any) -> Any:
+    return () if isinstance(held, np.ndarray) else held.values() if isinstance(held, dict) else held
+
+
+def _parts(held: Any) -> Iterator[Any]:
+    return chain(held, held.values()) if isinstance(held, dict) else iter(held)
+
+
+def _held_by(value: Any) -> Any:
+    """Return what of a value code may change: itself, or the dict of its attributes; None if that is of no user's."""
+    if isinstance(value, (list, tuple, dict, set, deque, np.ndarray)):
+        return value
+    if isinstance(value, (type, Block, Parameter)) or is_of_library(type(value)):
+        return None
+    return getattr(value, "__dict__", None)

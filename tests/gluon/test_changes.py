@@ -1,0 +1,144 @@
+"""Code that changes Python objects in place: a call changes them as in FP32, and tools that only trace leave them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit.takes import DTYPES, Takes, X
+
+import mxmp
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*it is traced anew:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation"),
+]
+RATE, TALLY = 1.0, {}
+
+
+def made(compute, dtype=None):
+    """A net of a class of its own."""
+    net = type("Own", (Takes,), {"rate": 1.0})(compute, **changeable())
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier())
+    return mxmp.convert(net, dtype) if dtype else net
+
+
+def changeable():
+    config = SimpleNamespace(rate=1.0, inside=[{"calls": 0}])
+    return {"rates": [1.0], "config": config, "buffer": np.ones(2), "recent": deque([1.0], 3), "seen": {0}}
+
+
+def set_after(block, op, x):
+    x = x * block.rate
+    type(block).rate = 0.5
+    return x
+
+
+def grows(block, op, x):
+    type(block).rate += 0.5
+    return x * block.rate
+
+
+def by_class(block, op, x):
+    x = x * block.__class__.rate
+    block.__class__.rate = block.rate / 2
+    return x
+
+
+def deletes(block, op, x):
+    type(block).late = 2
+    del type(block).late
+    return x
+
+
+@pytest.mark.parametrize("compute", [set_after, grows, by_class, deletes])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_code_sets_of_the_class_of_its_block_is_set(compute, dtype):
+    low, full = made(compute, dtype), made(compute)
+    for _ in range(3):
+        np.testing.assert_allclose(low(X).asnumpy(), full(X).asnumpy(), rtol=0.03, atol=0.02)
+        assert type(low).rate == type(full).rate
+    assert not hasattr(type(low), "late")
+
+
+def test_what_code_reads_of_the_class_of_its_block_is_that_of_each_call():
+    net = made(lambda block, op, x: x * type(block).rate, "bfloat16")
+    first = net(X).asnumpy()
+    type(net).rate = 3.0
+    np.testing.assert_allclose(net(X).asnumpy(), 3 * first, rtol=0.01)
+
+
+def rebinds(block, op, x):
+    global RATE
+    RATE = RATE / 2
+    return x * RATE
+
+
+def counts(block, op, x):
+    TALLY["calls"] = TALLY.get("calls", 0) + 1
+    return x
+
+
+def appends(block, op, x):
+    block.rates.append(0.5)
+    return x * block.rates[-1]
+
+
+def in_object(block, op, x):
+    block.config.rate /= 2
+    block.config.inside[0]["calls"] += 1
+    block.config.late = 1
+    return x
+
+
+def in_others(block, op, x):
+    block.buffer[:] = 3
+    block.recent.append(2.0)
+    block.seen.add(len(block.seen))
+    return x
+
+
+def draws(block, op, x):
+    return x * random.random() + np.random.uniform()
+
+
+def state(net):
+    held = [getattr(net, name) for name in ("rates", "config", "buffer", "recent", "seen")]
+    return repr((type(net).rate, RATE, TALLY, held, random.getstate(), np.random.get_state()))
+
+
+TOOLS = {
+    "tune": lambda net: mxmp.tune(net, X, measure=False),
+    "advise": lambda net: mxmp.diagnose.advise(net, X, policy="float16"),
+    "audit": lambda net: mxmp.diagnose.audit(net, None, X, policy="float16"),
+    "optimize": lambda net: mxmp.optimize_for_inference(net, [X], dtypes=()),
+}
+
+
+@pytest.mark.parametrize(
+    "compute", [set_after, rebinds, counts, appends, in_object, in_others, draws], ids=lambda each: each.__name__
+)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_that_does_not_call_the_net_leaves_what_its_code_changes(compute, tool):
+    net = made(compute)
+    net.dense(X)  # with shapes
+    before = state(net)
+    TOOLS[tool](net)
+    assert state(net) == before
+
+
+def test_a_failed_trace_leaves_what_its_code_changes():
+    def fails(block, op, x):
+        in_object(block, op, in_others(block, op, rebinds(block, op, x)))
+        return op.dot(x, "no array")
+
+    net = made(fails, "bfloat16")
+    before = state(net)
+    with pytest.raises(ValueError, match="cannot be traced"):
+        net(X)
+    assert state(net) == before
