@@ -275,7 +275,13 @@ def _noting_class(kind: Any) -> Any:
         return kind
 
     class Noting(type(kind)):  # type: ignore[misc]
-        """Passes what code reads and sets of ``type(self)`` on to the class that it means."""
+        """Passes what code reads and sets of ``type(self)`` on to the class that it means, which it equals."""
+
+        def __eq__(cls, other: Any) -> bool:
+            return other is cls or other is kind
+
+        def __hash__(cls) -> int:
+            return hash(kind)
 
         def __getattribute__(cls, name: str) -> Any:
             trace = getattr(_local, "trace", None)
