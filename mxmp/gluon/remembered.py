@@ -269,7 +269,13 @@ def _noting_class(kind: Any) -> Any:
         return kind
 
     class Noting(type(kind)):  # type: ignore[misc]
-        """Passes on what code sets of ``type(self)`` to the class that it means."""
+        """Passes on what code sets of ``type(self)`` to the class that it means, which it equals."""
+
+        def __eq__(cls, other: Any) -> bool:
+            return other is cls or other is kind
+
+        def __hash__(cls) -> int:
+            return hash(kind)
 
         def __setattr__(cls, name: str, value: Any) -> None:
             trace = getattr(_local, "trace", None)

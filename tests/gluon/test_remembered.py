@@ -314,3 +314,19 @@ def test_hooks_of_children_get_the_arrays_of_each_call(flags, late):
         handle.detach()
     assert_alike(nets)
     assert len(found[1]) == 18
+
+
+ACTS = {nn.Dense: "tanh", nn.BatchNorm: "sigmoid"}
+BY_TYPE = {
+    "equal": lambda layer, op, x: op.tanh(x) if type(layer) == nn.Dense else x,  # noqa: E721
+    "in a tuple": lambda layer, op, x: op.tanh(x) if type(layer) in (nn.Dense, nn.Flatten) else x,
+    "in a dict": lambda layer, op, x: getattr(op, ACTS[type(layer)])(x),
+    "an instance": lambda layer, op, x: op.tanh(x) if isinstance(layer, nn.Dense) else x,
+}
+
+
+@pytest.mark.parametrize("how", BY_TYPE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_code_that_asks_for_the_type_of_a_layer_gets_its_class(how, dtype):
+    nets, _ = pair(lambda: Takes(lambda block, op, x: BY_TYPE[how](block.dense, op, x)), dtype)
+    assert_alike(nets)
