@@ -79,7 +79,7 @@ class Scopes(mx.AttrScope):
         return found
 
     def _marked_custom(self, *args: Any, **kwargs: Any) -> mx.sym.Symbol:
-        """Make a custom operator. MXNet hands its attributes to a class of the user's, so copies of it have the marks."""
+        """Make a custom operator, whose attributes MXNet hands to a class of the user's: its copies have the marks."""
         marks = marks_now()
         before, self._is_marking = self._is_marking, False
         try:
