@@ -38,11 +38,15 @@ def marked(block: HybridBlock, marks: Mapping[str, str]) -> HybridBlock:
 
 def _mark(graph: Graph, marks: Mapping[str, str]) -> None:
     for node in graph.nodes():
-        node.attrs.update(marks)
+        if node.op != "Custom":
+            node.attrs.update(marks)
         inner = [body.graph for body in bodies(node)]
         for each in inner:
             _mark(each, marks)
         set_bodies(node, inner)
+    for position, head in enumerate(graph.heads):
+        if head.node.op == "Custom":
+            graph.heads[position] = Entry(Node("_copy", f"{head.node.name}_{position}", {**marks}, [head]))
 
 
 def _unmark(graph: Graph) -> None:

@@ -49,15 +49,18 @@ class Scopes(mx.AttrScope):
         self._training = autograd.is_training()
         self.made: list[_Marks] = []
         self.is_over = False
+        self._is_marking, self._custom = True, mx.sym.Custom
 
     def __enter__(self) -> Scopes:
         super().__enter__()
+        mx.sym.Custom = self._marked_custom
         # MXNet's ``foreach`` has a scope of its own inside, with a copy of these.
         self._attr: dict[str, str] = _Marks(self._attr, self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        mx.sym.Custom = self._custom
         # A scope of the user's keeps its attributes, also to enter it again after the trace.
         for each in self.made:
             each.remove()
@@ -66,9 +69,24 @@ class Scopes(mx.AttrScope):
 
     def marks(self) -> dict[str, str]:
         """Return the marks of an operator that is made now."""
+        if not self._is_marking:
+            return {}
         training = autograd.is_training()
         found = {TRAINING: str(int(training))} if training != self._training else {}
         if self.recording and not autograd.is_recording():
             found[PAUSED] = "1"
         self.has_marked |= bool(found)
         return found
+
+    def _marked_custom(self, *args: Any, **kwargs: Any) -> mx.sym.Symbol:
+        """Make a custom operator, whose attributes MXNet hands to a class of the user's: its copies have the marks."""
+        marks = marks_now()
+        before, self._is_marking = self._is_marking, False
+        try:
+            made = self._custom(*args, **kwargs)
+        finally:
+            self._is_marking = before
+        if not marks:
+            return made
+        copies = [mx.sym.identity(made[i]) for i in range(len(made.list_outputs()))]
+        return copies[0] if len(copies) == 1 else mx.sym.Group(copies)

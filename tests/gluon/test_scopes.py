@@ -105,6 +105,44 @@ def symbols_predicting(block, op, x):
         return block.symbols(x)
 
 
+class Doubled(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        for each, kind in zip(out_data, req):
+            self.assign(each, kind, in_data[0] * 2)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("scopes_doubled")
+class DoubledProp(mx.operator.CustomOpProp):
+    def __init__(self, outputs="1"):
+        super().__init__(need_top_grad=True)
+        self._outputs = int(outputs)
+
+    def list_outputs(self):
+        return [f"output{i}" for i in range(self._outputs)]
+
+    def infer_shape(self, in_shape):
+        return in_shape, in_shape * self._outputs, []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Doubled()
+
+
+def custom_in_pause(block, op, x):
+    with autograd.pause():
+        factor = op.Custom(x, op_type="scopes_doubled")
+        one, other = op.Custom(x, op_type="scopes_doubled", outputs=2)
+    return x * (factor + one * other)
+
+
+def symbols_of_custom_in_pause(block, op, x):
+    with autograd.pause():
+        factor = block.symbols(x)
+    return x * factor
+
+
 def predicting(block, op, x):
     with autograd.predict_mode():
         return block.drop(x)
@@ -131,6 +169,7 @@ def asking(block, op, x):
 
 ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_left, paused_around, paused_while_training]
 ALIKE += [cond_in_pause, while_in_pause, symbols_in_pause, symbols_predicting]
+ALIKE += [custom_in_pause, symbols_of_custom_in_pause]
 ALIKE += [in_loop, loop_in_pause, predicting, predicting_by_setting, predicting_in_loop, asking]
 MODES = {
     "record": autograd.record,
@@ -155,7 +194,10 @@ def symbol_block():
 def made(compute, how, nested):
     layers = {} if compute in (paused_around, in_loop) else {"layer": nn.Dense(3, in_units=3)}
     net = Takes(compute, drop=nn.Dropout(0.9), aux=None, **layers)
-    if compute.__name__.startswith("symbols"):
+    if "of_custom" in compute.__name__:
+        x = mx.sym.var("data", dtype="float32")
+        net.symbols = gluon.SymbolBlock(mx.sym.Custom(mx.sym.tanh(x), op_type="scopes_doubled"), x)
+    elif compute.__name__.startswith("symbols"):
         net.symbols = symbol_block()
     if nested:
         inner, net = net, nn.HybridSequential()
