@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from types import FunctionType
-from typing import AbstractSet, Any, Iterator, Sequence
+from typing import AbstractSet, Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -29,7 +29,6 @@ from .reads import MISSING, Reads, has_symbol, is_of_library, of_class, state_of
 _local = threading.local()
 # Names by which code reads the values of arrays, as no Symbol lets it.
 _VALUES = {"asscalar", "asnumpy"}
-_NOTING = "_mxmp_noting"
 # The code of blocks that MXNet calls.
 _CALLED = {"__call__", "forward", "hybrid_forward"}
 _NO_ARRAY = "within F.contrib.foreach, while_loop or cond a graph has no array for it"
@@ -58,7 +57,7 @@ class Trace:
         """Return the names of globals and attributes in the code that may run, as far as it is known by now."""
         return self._reachable.names()
 
-    # -- what blocks of ``_noting_class`` say --
+    # -- what blocks say in ``_noted`` --
 
     def note_read(self, block: Block, name: str) -> None:
         if self._paused or name in _mxnet.BOOKKEEPING or name.startswith("__") or (id(block), name) in self._written:
@@ -85,9 +84,6 @@ class Trace:
         if not self._paused and name not in _mxnet.BOOKKEEPING:
             self._written.setdefault((id(block), name), (block, name, vars(block).get(name, MISSING)))
 
-    def note_class_write(self, kind: type, name: str) -> None:
-        self._before.keep_name(kind, name)
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         before, self._paused = self._paused, True
@@ -101,23 +97,19 @@ class Trace:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Note what the code reads and writes in the ``with`` block; afterwards all blocks have what they had."""
-        kinds: list[tuple[Any, Any]] = [(each, type(each)) for each in (self.clone, *self._inside)]
         hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
         outer, _local.trace = getattr(_local, "trace", None), self
         states, full = (state_of(random), state_of(np.random)), (random.getstate(), np.random.get_state())
         try:
-            for each, kind in kinds:
-                each.__class__ = _noting_class(kind)
             for each, name, _ in hooks:
                 # ``__call__`` reads these; the user's hooks run on arrays, after each call.
                 vars(each)[name] = {0: partial(self._note_hook, name)}
-            yield
+            with _noted([self.clone, *self._inside]):
+                yield
         finally:
             _local.trace = outer
             for each, name, before in hooks:
                 vars(each)[name] = before
-            for each, kind in kinds:
-                each.__class__ = kind
             if (state_of(random), state_of(np.random)) != states:
                 self.reads.always_anew, self._drawn = "draws random numbers in Python (random, numpy.random)", full
             elif _VALUES & self.names():
@@ -246,46 +238,43 @@ def _nesting(value: Any, arrays: list) -> Nesting:
         return Nesting(None, value)
 
 
-@lru_cache(maxsize=None)
-def _noting_class(kind: Any) -> Any:
-    """Return a subclass of a class of blocks that tells the thread's trace what is read and written."""
+@contextmanager
+def _noted(blocks: Sequence[Block]) -> Iterator[None]:
+    """Tell the thread's trace what code reads and writes of these blocks in the ``with`` block.
+    Their classes stay theirs, as code may compare them, and get other methods as long."""
+    watched, kinds = set(map(id, blocks)), set(map(type, blocks))
+    names = ("__getattribute__", "__setattr__")
+    # All of them before any is replaced: a class inherits from another.
+    methods = {kind: [getattr(kind, name) for name in names] for kind in kinds}
+    own = {kind: [vars(kind).get(name) for name in names] for kind in kinds}
+    try:
+        for kind, replaced in methods.items():
+            for name, noting in zip(names, _noting(watched, *replaced)):
+                setattr(kind, name, noting)
+        yield
+    finally:
+        for kind, before in own.items():
+            for name, method in zip(names, before):
+                if method is not None:
+                    setattr(kind, name, method)
+                elif name in vars(kind):
+                    delattr(kind, name)
 
+
+def _noting(watched: AbstractSet[int], read: Callable, write: Callable) -> tuple[Callable, Callable]:
     def get(self: Any, name: str) -> Any:
         trace = getattr(_local, "trace", None)
-        if trace is not None:
+        if trace is not None and id(self) in watched:
             trace.note_read(self, name)
-        return kind.__getattribute__(self, name)
+        return read(self, name)
 
     def set_(self: Any, name: str, value: Any) -> None:
         trace = getattr(_local, "trace", None)
-        if trace is None:
-            kind.__setattr__(self, name, value)
+        if trace is None or id(self) not in watched:
+            write(self, name, value)
             return
         trace.note_write(self, name)
         with trace.paused():  # Block.__setattr__ reads what it replaces
-            kind.__setattr__(self, name, value)
+            write(self, name, value)
 
-    if hasattr(kind, _NOTING):
-        return kind
-
-    class Noting(type(kind)):  # type: ignore[misc]
-        """Passes on what code sets of ``type(self)`` to the class that it means, which it equals."""
-
-        def __eq__(cls, other: Any) -> bool:
-            return other is cls or other is kind
-
-        def __hash__(cls) -> int:
-            return hash(kind)
-
-        def __setattr__(cls, name: str, value: Any) -> None:
-            trace = getattr(_local, "trace", None)
-            if trace is not None:
-                trace.note_class_write(kind, name)
-            setattr(kind, name, value)
-
-        def __delattr__(cls, name: str) -> None:
-            delattr(kind, name)
-
-    # One base, so that blocks of either class have the same layout.
-    methods = {"__getattribute__": get, "__setattr__": set_, "__module__": kind.__module__, _NOTING: True}
-    return Noting(kind.__name__, (kind,), methods)
+    return get, set_

@@ -321,6 +321,8 @@ BY_TYPE = {
     "equal": lambda layer, op, x: op.tanh(x) if type(layer) == nn.Dense else x,  # noqa: E721
     "in a tuple": lambda layer, op, x: op.tanh(x) if type(layer) in (nn.Dense, nn.Flatten) else x,
     "in a dict": lambda layer, op, x: getattr(op, ACTS[type(layer)])(x),
+    "is": lambda layer, op, x: op.tanh(x) if type(layer) is nn.Dense else x,
+    "by __class__": lambda layer, op, x: op.tanh(x) if layer.__class__ is nn.Dense else x,
     "an instance": lambda layer, op, x: op.tanh(x) if isinstance(layer, nn.Dense) else x,
 }
 
@@ -330,3 +332,12 @@ BY_TYPE = {
 def test_code_that_asks_for_the_type_of_a_layer_gets_its_class(how, dtype):
     nets, _ = pair(lambda: Takes(lambda block, op, x: BY_TYPE[how](block.dense, op, x)), dtype)
     assert_alike(nets)
+
+
+def test_classes_have_their_methods_again_after_a_trace_that_fails_too():
+    names = ("__getattribute__", "__setattr__")
+    before = [vars(kind).get(name) for kind in (Takes, nn.Dense, gluon.HybridBlock) for name in names]
+    pair(lambda: Takes(left, aux=0), "bfloat16")[0][1](X)
+    with pytest.raises(ValueError, match="cannot be traced"):
+        pair(lambda: Takes(lambda block, op, x: x.asscalar()), "bfloat16")[0][1](X)
+    assert before == [vars(kind).get(name) for kind in (Takes, nn.Dense, gluon.HybridBlock) for name in names]
