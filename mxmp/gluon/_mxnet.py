@@ -264,9 +264,9 @@ def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     except AssertionError as error:
         if "Unknown input to HybridBlock: " not in str(error):
             raise
-        from ..messages.inputs import of_no_child  # what is said is loaded where it is needed
+        from ..messages.converted import no_part_without_child  # what is said is loaded where it is needed
 
-        raise of_no_child(clone.name, str(error).rpartition(" ")[2]) from error
+        raise no_part_without_child(clone.name, str(error).rpartition(" ")[2]) from error
     except ValueError as error:
         if "Deferred initialization failed" not in str(error):
             raise

@@ -28,7 +28,7 @@ def reading_as_arrays() -> Iterator[None]:
 
 def _reshaping(reshape: Callable) -> Callable:
     def called(symbol: Any, *shape: Any, **kwargs: Any) -> Any:
-        # MXNet takes the second size for ``reverse``, and reads a fourth from memory that is not there.
+        # MXNet takes the second size for ``reverse``, the third for ``target_shape``, and then may crash.
         is_spread = len(shape) > 1 and all(isinstance(size, int) for size in shape)
         return reshape(symbol, shape, **kwargs) if is_spread else reshape(symbol, *shape, **kwargs)
 

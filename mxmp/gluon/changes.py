@@ -6,8 +6,9 @@ import copy
 from collections import deque
 from itertools import chain
 from operator import is_
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, Parameter
 
@@ -50,6 +51,14 @@ class Before:
             elif len(held) != len(before) or not all(map(is_, _parts(held), _parts(before))):
                 held.clear()
                 held.extend(before) if isinstance(held, (list, deque)) else held.update(before)
+
+
+def has_symbol(value: Any, depth: int = DEPTH) -> bool:
+    """Return whether there is a Symbol in a value: in containers and objects of the user's inside each other."""
+    if isinstance(value, mx.sym.Symbol) or depth == 0:
+        return isinstance(value, mx.sym.Symbol)
+    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, frozenset) else _held_by(value)
+    return held is not None and any(has_symbol(each, depth - 1) for each in list(_inside(held)))
 
 
 def _inside(held: Any) -> Any:

@@ -172,8 +172,7 @@ class Hook:
                 built = graphs.find(*call)
                 if built is None:
                     with inputs_explained(inputs):
-                        built = self._build(args, constants)
-                    graphs.add(built, *call)
+                        built = self._add(call, args, constants)
         conversion.warn_of_unscaled_training(built.plan, built.requested)
         self._set_exported(built, graphs)
         with inputs_explained(inputs):
@@ -185,8 +184,7 @@ class Hook:
                 if unequal(str(error)) is None:
                     raise
             with BUILDING:
-                built = self._build(args, constants)
-                graphs.add(built, *call)
+                built = self._add(call, args, constants)
             return built.run(inputs, _mxnet.monitor(block))
 
     def _set_exported(self, built: BuiltGraph, graphs: Graphs) -> None:
@@ -199,6 +197,12 @@ class Hook:
         if shown.graph and all(shown.graph is not each.traced.graph for each in list(graphs.values())):
             _undo_load(self._block)
         _mxnet.set_traced_graph(self._block, built.traced)
+
+    def _add(self, call: tuple, args: tuple, constants: Constants) -> BuiltGraph:
+        """Build the graph of a call and store it for ``Graphs.find(*call)``; the caller holds ``BUILDING``."""
+        built = self._build(args, constants)
+        self.graphs.add(built, *call)
+        return built
 
     def _build(self, args: tuple, constants: Constants) -> BuiltGraph:
         """Trace the block and return its graph; the error of a block that cannot be traced names it."""

@@ -88,7 +88,10 @@ def _shape(symbol: mx.sym.Symbol) -> tuple[int, ...]:
     if isinstance(array, NDArray):
         return array.shape
     shapes = {name: found[name].shape for name in symbol.list_inputs() if name in found and found[name].shape}
-    shape = with_broadcasting(symbol, shapes).infer_shape_partial(**shapes)[1][0]
+    try:
+        shape = symbol.infer_shape_partial(**shapes)[1][0]
+    except mx.MXNetError:
+        shape = with_broadcasting(symbol, shapes).infer_shape_partial(**shapes)[1][0]
     # MXNet writes () for a shape of which it knows nothing, and 0 for such a size. With np_shape these are a scalar's
     # and an empty array's, and it writes None and -1.
     unknown = None if mx.util.is_np_shape() else ()

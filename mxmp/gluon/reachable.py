@@ -30,7 +30,7 @@ class Reachable:
         self._holders: dict[int, Any] = {}
 
     def names(self) -> AbstractSet[str]:
-        """Return the names of all globals and attributes in the code of these functions."""
+        """Return the names of all globals and attributes in the code of these functions, as far as they are known."""
         return self._names
 
     def reach(self, *values: Any) -> None:

@@ -68,7 +68,7 @@ class _Places:
         self._dicts.append(value)
         return bool(value)
 
-    def addcontent_of(self, read: Callable[[], Any]) -> Any:
+    def add_content(self, read: Callable[[], Any]) -> Any:
         self._contents.append((read, read()))
         return self._contents[-1][1]
 
@@ -118,7 +118,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     if isinstance(value, (NDArray, mx.sym.Symbol)):
         return NDArray  # whose values no trace reads, but by ``_VALUES``
     if isinstance(value, np.ndarray):
-        return places.addcontent_of(lambda: (value.dtype.str, value.shape, value.tobytes()))
+        return places.add_content(lambda: (value.dtype.str, value.shape, value.tobytes()))
     if isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
         return _Same(value), state_of(value)
     if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType)):
@@ -129,7 +129,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
             places.add(value)
         return type(value), tuple(map(inside, value))
     if isinstance(value, (bytearray, array)):
-        return type(value), places.addcontent_of(lambda: bytes(value))
+        return type(value), places.add_content(lambda: bytes(value))
     if isinstance(value, abc.Iterator):
         return _Same(object())  # to read it is to change it
     if isinstance(value, Mapping):
@@ -146,7 +146,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
         return inside(value.func), inside(value.args), inside(value.keywords)
     if is_of_library(type(value)):
         rates = [name for name in ("learning_rate", "base_lr") if hasattr(value, name)]  # of Trainers and schedules
-        return _Same(value), [places.addcontent_of(partial(getattr, value, name)) for name in rates]
+        return _Same(value), [places.add_content(partial(getattr, value, name)) for name in rates]
     slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     held = _Live(lambda: [getattr(value, name, MISSING) for name in slots])
     if slots:
@@ -154,21 +154,6 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     if hasattr(value, "__dict__") or slots:
         return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
     return _Same(value)
-
-
-def has_symbol(value: Any, depth: int = DEPTH) -> bool:
-    """Return whether there is a Symbol in a value: in containers and objects of the user's inside each other."""
-    if isinstance(value, mx.sym.Symbol) or depth == 0:
-        return isinstance(value, mx.sym.Symbol)
-    if isinstance(value, Mapping):
-        inside: Any = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        inside = value
-    elif isinstance(value, (type, Block, Parameter, ModuleType)) or is_of_library(type(value)):
-        return False
-    else:
-        inside = getattr(value, "__dict__", {}).values()
-    return any(has_symbol(each, depth - 1) for each in list(inside))
 
 
 def _slots(kind: type) -> list[str]:

@@ -20,10 +20,10 @@ from mxnet.gluon import Block
 
 from ..messages.callers import warn_user
 from . import _mxnet
-from .changes import Before
+from .changes import Before, has_symbol
 from .nesting import Nesting, nesting_of
 from .reachable import Reachable, of_classes
-from .reads import MISSING, Reads, has_symbol, is_of_library, of_class, state_of
+from .reads import MISSING, Reads, is_of_library, of_class, state_of
 
 # Global: the trace that runs on this thread, if any, for the blocks that note what is read of them.
 _local = threading.local()
@@ -39,7 +39,7 @@ class Trace:
 
     def __init__(self, block: Block, clone: Block, inside: Sequence[Block]) -> None:
         self.reads = Reads()
-        self.block, self.clone = block, clone
+        self._block, self._clone = block, clone
         self._inside = [each for each in inside if each is not block]
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
@@ -50,19 +50,15 @@ class Trace:
         self._paused = False
         classes = dict.fromkeys(chain.from_iterable(type(each).__mro__ for each in (block, *inside)))
         self._reachable = Reachable(classes, self._note)
-        for each in (self.block, *self._inside):
+        for each in (self._block, *self._inside):
             self._reachable.reach(*of_classes(type(each), _CALLED))
-
-    def names(self) -> AbstractSet[str]:
-        """Return the names of globals and attributes in the code that may run, as far as it is known by now."""
-        return self._reachable.names()
 
     # -- what blocks say in ``_noted`` --
 
     def note_read(self, block: Block, name: str) -> None:
         if self._paused or name in _mxnet.BOOKKEEPING or name.startswith("__") or (id(block), name) in self._written:
             return
-        if name in _mxnet.HOOKS and block is self.clone:
+        if name in _mxnet.HOOKS and block is self._clone:
             return  # they get arrays
         value = vars(block).get(name)
         self._reachable.reach(value)
@@ -104,7 +100,7 @@ class Trace:
             for each, name, _ in hooks:
                 # ``__call__`` reads these; the user's hooks run on arrays, after each call.
                 vars(each)[name] = {0: partial(self._note_hook, name)}
-            with _noted([self.clone, *self._inside]):
+            with _noted([self._clone, *self._inside]):
                 yield
         finally:
             _local.trace = outer
@@ -112,7 +108,7 @@ class Trace:
                 vars(each)[name] = before
             if (state_of(random), state_of(np.random)) != states:
                 self.reads.always_anew, self._drawn = "draws random numbers in Python (random, numpy.random)", full
-            elif _VALUES & self.names():
+            elif _VALUES & self._reachable.names():
                 self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy)"
 
     def _note_hook(self, name: str, block: Block, *given: Any) -> None:
@@ -134,14 +130,14 @@ class Trace:
                 del arrays[kept:]
                 _warn_of_inner(block, name)
             elif value is not MISSING:
-                writes.append((self.block if block is self.clone else block, name, nesting))
+                writes.append((self._block if block is self._clone else block, name, nesting))
         calls = []
         for name, block, given in self._hooked:
             kept = len(arrays)
             calls.append((name, block, _nesting(given, arrays)))
             if self._are_inner(arrays[kept:], args):
                 raise ValueError(f"take off the forward hook of {block.name!r}: {_NO_ARRAY}")
-        self.reads.replace(self.clone, self.block)
+        self.reads.replace(self._clone, self._block)
         for name, value in self.reads.differences():
             _refuse_symbols(name, value)
             self.reads.always_anew = f"changes {name!r} in place"
@@ -153,7 +149,7 @@ class Trace:
             return False
         inputs: list[mx.sym.Symbol] = []
         nesting_of(list(args), inputs)
-        known = {*self.block.collect_params(), *chain.from_iterable(each.list_inputs() for each in inputs)}
+        known = {*self._block.collect_params(), *chain.from_iterable(each.list_inputs() for each in inputs)}
         return not all(known.issuperset(each.list_inputs()) for each in symbols)
 
     def undo(self) -> None:

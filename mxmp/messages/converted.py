@@ -41,6 +41,14 @@ def no_two_devices(block: str, contexts: Any) -> ValueError:
     return ValueError(f"{block!r} was given arrays on {sorted(map(str, contexts))}: a graph runs on one device")
 
 
+def no_part_without_child(block: str, param: str) -> ValueError:
+    return ValueError(
+        f"{param!r} is a Parameter of a layer that {block!r} calls and that is no child of it, as one in a list, dict "
+        "or plain object: no Trainer, file and conversion of the net has it. Call self.register_child(layer) in "
+        "__init__, or put the layers into a gluon.nn.HybridSequential"
+    )
+
+
 def no_own_graph_call(block: str, kind: str) -> ValueError:
     return ValueError(
         f"{block!r} ({kind}) overrides _call_cached_op, by which MXNet calls the FP32 graph, and a converted block "

@@ -66,15 +66,6 @@ def of_deferred_shapes(error: ValueError) -> ValueError:
     )
 
 
-def of_no_child(block: str, param: str) -> ValueError:
-    """Return the error of a block that calls a layer, of which ``param`` is, without having it as a child."""
-    return ValueError(
-        f"{param!r} is a Parameter of a layer that {block!r} calls and that is no child of it, as one in a list, dict "
-        "or plain object: no Trainer, file and conversion of the net has it. Call self.register_child(layer) in "
-        "__init__, or put the layers into a gluon.nn.HybridSequential"
-    )
-
-
 def no_inputs_of_graphs(name: str, error: ValueError) -> ValueError:
     """Return the error of a call of a block with something that is no input of a graph, which ``error`` names."""
     return ValueError(
