@@ -44,9 +44,9 @@ def _of_rows(said: str) -> Callable[[Callable], Callable]:
             is_users = is_tracing() and is_called_by_user(through=_KNOWN) and not (args and isinstance(args[0], str))
             if is_users and len(symbol.list_outputs()) == 1:
                 raise TypeError(
-                    f"{said} of an array, and of a Symbol, which graphs are made of, its outputs, of which this one "
-                    "has one: write F.slice_axis, F.take or F.split, and x.shape[0] for the number of rows; or x alone "
-                    "where all of it is meant"
+                    f"{said} of an array, and of a Symbol the outputs. A graph is made of Symbols, and this one has "
+                    "one output. Write F.slice_axis, F.take or F.split for rows, x.shape[0] for their number, or x "
+                    "alone if you mean all of it"
                 )
             return method(symbol, *args)
 

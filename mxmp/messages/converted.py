@@ -44,8 +44,8 @@ def no_two_devices(block: str, contexts: Any) -> ValueError:
 def no_part_without_child(block: str, param: str) -> ValueError:
     return ValueError(
         f"{param!r} is a Parameter of a layer that {block!r} calls and that is no child of it, as one in a list, dict "
-        "or plain object: no Trainer, file and conversion of the net has it. Call self.register_child(layer) in "
-        "__init__, or put the layers into a gluon.nn.HybridSequential"
+        "or plain object. No Trainer, no file and no conversion of the net knows it: call self.register_child(layer) "
+        "in __init__, or put the layers into a gluon.nn.HybridSequential"
     )
 
 
