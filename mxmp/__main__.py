@@ -141,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
     find = add(_tune, "find the plan that is fast on this machine", "bfloat16")
     find.add_argument("--out", required=True, metavar="PLAN.json", help="the plan to write, as JSON")
     find.add_argument("--inference", action="store_true", help="for a forward alone, not a training step")
+    find.add_argument("--optimizer", default="sgd", metavar="NAME", help="of the training (default: %(default)s)")
     find.add_argument("--bytes", action="store_true", help="measure nothing: cast the fewest bytes")
     find.add_argument("--no-cache", action="store_true", help="neither read nor keep times of earlier runs")
     for command in (cast, find):
@@ -280,6 +281,7 @@ def _tune(args: argparse.Namespace) -> None:
         exclude=args.exclude,
         ctx=mx.Context(args.device),
         training=not args.inference,
+        optimizer=args.optimizer,
         measure=not args.bytes,
         cache=not args.no_cache,
         **shapes,

@@ -50,7 +50,7 @@ class Tuned:
         Whether training was timed; otherwise inference.
     steps : mapping of str to float
         The median time of a step in seconds, for each candidate that was timed. A step copies a batch from NumPy and
-        runs a forward; in training it also runs a backward, checks the gradients, and updates by SGD with momentum.
+        runs a forward; in training it also runs a backward, checks the gradients, and updates the weights.
     gains : mapping of str to (float, float, float)
         How many times as fast as ``"float32"`` each candidate in ``steps`` was: lower quartile, median and upper
         quartile over the rounds of timing. All three are 1 for ``"float32"`` itself.

@@ -85,6 +85,7 @@ class Arrays:
         values: Mapping[str, NDArray],
         shapes: Mapping[str, tuple[int, ...]],
         large_inputs: bool = False,
+        optimizer: str = "sgd",
     ) -> None:
         symbol = with_stand_ins(graph).to_symbol()
         known = {**shapes, **{name: value.shape for name, value in values.items()}}
@@ -113,7 +114,8 @@ class Arrays:
         self._batch = {name: self.arguments[name].asnumpy() for name in shapes.keys() | values.keys()}
         # What updates write: the arguments keep the values that all plans are timed on.
         self.updated = {name: self.arguments[name].copy() for name in self.gradients}
-        self.momenta: dict[int, Any] = {}
+        self.optimizer = optimizer
+        self.optimizer_states: dict[int, Any] = {}
         self.synced: dict[int, bool] = {}
 
     def feed(self) -> None:
@@ -127,7 +129,7 @@ def arrays_of(job: Job, graph: Graph) -> Arrays:
     # A converted block has another graph for large inputs; a cast Symbol has one for all.
     large = LargeInputs(with_stand_ins(graph), list(job.inputs), job.policy.compute)
     large_inputs = job.parameters is not None and bool(large) and large.at(list(job.inputs.values()))
-    return Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs)
+    return Arrays(graph, job.ctx, job.grad_req, job.values, drawn, large_inputs, job.optimizer)
 
 
 def _read_exactly(graph: Graph) -> set[str]:
@@ -148,11 +150,13 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.RandomState, exactl
 
 
 class _TrainersStep:
-    """What a Trainer's step does after the backward: it checks the gradients, and updates by SGD with momentum."""
+    """What a Trainer's step does after the backward: it checks the gradients, and updates the weights."""
 
     def __init__(self, arguments: Mapping[str, NDArray], gradients: Mapping[str, NDArray], arrays: Arrays) -> None:
-        self._updaters = Updaters(mx.optimizer.SGD(learning_rate=0.0, momentum=0.9), 1)
-        self._updaters[0].states, self._updaters[0].states_synced = arrays.momenta, arrays.synced
+        options = {"momentum": 0.9} if arrays.optimizer == "sgd" else {}
+        # Weights that stay what they are; SGLD draws from a normal distribution, and refuses a rate of 0.
+        self._updaters = Updaters(mx.optimizer.create(arrays.optimizer, learning_rate=1e-20, **options), 1)
+        self._updaters[0].states, self._updaters[0].states_synced = arrays.optimizer_states, arrays.synced
         self._updates = []
         for number, (name, gradient) in enumerate(gradients.items()):
             stored, master = arguments[name], arrays.updated[name]

@@ -19,7 +19,7 @@ from ..policy import Policy
 from ..precision._mxnet import is_numpy
 from .stand_ins import described
 
-_KEYWORDS = ("policy", "exclude", "training", "measure", "ctx", "cache", "progress")  # of ``tune``
+_KEYWORDS = ("policy", "exclude", "training", "optimizer", "measure", "ctx", "cache", "progress")  # of ``tune``
 
 
 class Crash(NamedTuple):
@@ -39,6 +39,7 @@ class Job:
     policy: Policy
     ctx: mx.Context
     training: bool  # a step has a backward
+    optimizer: str  # by which a step updates the weights then
     inputs: Mapping[str, tuple[int, ...]]
     values: Mapping[str, NDArray]  # of the inputs that were given as arrays: the user's own
     grad_req: Mapping[str, str]  # what is missing has no gradient
@@ -72,6 +73,7 @@ def job_of(
     ctx: mx.Context,
     training: bool,
     measure: bool,
+    optimizer: str = "sgd",
 ) -> Job:
     """Return one call of ``tune`` as data to be pickled; ``target`` is not changed, and no operator runs."""
     blocks: tuple[str, ...] = ()
@@ -113,6 +115,7 @@ def job_of(
         policy=policy,
         ctx=ctx,
         training=training,
+        optimizer=optimizer,
         inputs=shapes,
         values=values,
         grad_req=grad_req or {name: "write" for name in names if name not in shapes},

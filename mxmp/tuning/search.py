@@ -55,6 +55,8 @@ class PlanSearch:
         self._readers = task.graph.consumers()
         timed_as = "it computes in FP32, and was timed as a stand-in"
         self._notes = [f"only your process can run {each}: {timed_as}" for each in job.stand_ins]
+        if job.training and job.optimizer != "sgd":
+            self._notes.append(f"steps update the weights by {job.optimizer}")
         if job.policy.compute == "float16" and task.device == "cpu":
             self._notes.append(f"float16 is emulated on a CPU: {EMULATED}")
         rules = task.low_nodes(task.rules_plan)

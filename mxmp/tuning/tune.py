@@ -17,6 +17,7 @@ from ..messages.callers import warn_user
 from ..policy import Policy
 from ..precision.decide import check_policy
 from ..precision.plan import Plan, read_policy
+from ..step.updater import check_optimizer
 from .choices import fewest_bytes
 from .job import context_of, job_of
 from .machine import describe, kept_times, write
@@ -32,6 +33,7 @@ def tune(
     policy: str | Policy = "bfloat16",
     exclude: Iterable[str] = (),
     training: bool = True,
+    optimizer: str = "sgd",
     measure: bool = True,
     ctx: mx.Context | None = None,
     cache: bool | str | os.PathLike = True,
@@ -69,6 +71,10 @@ def tune(
         Patterns of operators or blocks to keep in FP32, added to those of the policy.
     training : bool
         True for the plan that is fastest for a forward and a backward, False for a forward in inference mode alone.
+    optimizer : str
+        The name of the optimizer that updates the weights in the whole steps of a training: that of your Trainer. An
+        update takes the same time under every plan, so the longer it takes, the less is gained. ``"sgd"`` has momentum;
+        others have MXNet's defaults.
     measure : bool
         False runs nothing. The plan is then the one whose casts move the fewest bytes, with all matrix operators in low
         precision for which that is safe. Fewer bytes need not be less time: on a CPU this plan computes ReLU6's
@@ -96,11 +102,11 @@ def tune(
     Raises
     ------
     TypeError
-        ``target`` is neither a Block nor a Symbol.
+        ``target`` is neither a Block nor a Symbol, or ``optimizer`` is no name.
     ValueError
         The inputs or their shapes do not fit the network; the block is no HybridBlock or cannot be traced; the policy
         is a Plan, is bfloat16 on a GPU, or names an operator that MXNet lacks or that cannot be in low precision; or an
-        operator has no rule. With ``measure=True`` also: ``ctx`` is a GPU that this machine lacks, or the body of a
+        operator has no rule, or MXNet has no such optimizer. With ``measure=True`` also: ``ctx`` is a GPU that this machine lacks, or the body of a
         loop or condition has a Custom operator or one of ``mx.library``.
     ImportError
         A package is missing that ``pip install 'mxmp[tune]'`` installs.
@@ -121,6 +127,7 @@ def tune(
     for name, value in {"training": training, "measure": measure}.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {value!r}")
+    _check_optimizer(optimizer)
     policy, plan = read_policy(policy, exclude)
     if plan is not None:
         raise ValueError(f"tune makes a Plan, and was given one: give it a policy, such as policy={str(policy)!r}")
@@ -132,7 +139,7 @@ def tune(
         raise ValueError(f"{ctx} is not here to measure on: tune where it is, or with measure=False")
     if measure and not on_gpu and policy.compute == "float16":
         logger.warning("float16 is emulated on a CPU: %s", EMULATED)
-    job = job_of(target, inputs, shapes, policy, ctx, training, measure)
+    job = job_of(target, inputs, shapes, policy, ctx, training, measure, optimizer.lower())
     if not measure:
         return fewest_bytes(job)
     machine = describe(ctx)
@@ -145,3 +152,15 @@ def tune(
         except OSError as error:
             warn_user(f"tune could not keep its times: {error}")
     return plan
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, str):
+        raise TypeError(f"optimizer must be a name, such as 'adam', got {type(optimizer).__name__}")
+    check_optimizer(optimizer, None)
+    made_by = mx.optimizer.Optimizer.opt_registry[optimizer.lower()].__module__
+    if not made_by.startswith("mxnet."):
+        raise ValueError(
+            f"{optimizer!r} is an optimizer of {made_by}, which the process that measures does not know: name the one "
+            "of MXNet's whose update takes about as long, such as 'adam'"
+        )

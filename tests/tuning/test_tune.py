@@ -58,6 +58,31 @@ def test_a_plan_is_read_as_it_was_written(tuned, tmp_path):
         Plan.from_json(json.dumps(broken))
 
 
+def test_a_plan_for_another_optimizer_says_so(tmp_path):
+    net = gluon.nn.Dense(4, in_units=8)
+    assert "steps update the weights by adam" in str(mxmp.tune(net, (2, 8), optimizer="Adam", cache=tmp_path))
+    assert "update the weights by" not in str(mxmp.tune(net, (2, 8), cache=tmp_path))
+    assert "update the weights by" not in str(mxmp.tune(net, (2, 8), optimizer="adam", training=False, cache=tmp_path))
+
+
+def test_an_optimizer_that_the_measuring_process_lacks_is_refused():
+    net = gluon.nn.Dense(4, in_units=8)
+    with pytest.raises(ValueError, match="Cannot find optimizer adamm; did you mean"):
+        mxmp.tune(net, (2, 8), optimizer="adamm")
+    with pytest.raises(TypeError, match="optimizer must be a name, such as 'adam', got Adam"):
+        mxmp.tune(net, (2, 8), optimizer=mx.optimizer.Adam())
+
+    class OfTheScript(mx.optimizer.SGD):
+        pass
+
+    mx.optimizer.Optimizer.register(OfTheScript)
+    try:
+        with pytest.raises(ValueError, match="'ofthescript' is an optimizer of .*test_tune, which the process that"):
+            mxmp.tune(net, (2, 8), optimizer="ofthescript")
+    finally:
+        del mx.optimizer.Optimizer.opt_registry["ofthescript"]
+
+
 def test_without_measuring_the_matrix_operators_are_low_and_nothing_is_timed():
     plan = mxmp.tune(a_net(), SHAPE, measure=False)
     low = {d.op for d in plan.decisions.values() if d.low}

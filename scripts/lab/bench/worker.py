@@ -43,7 +43,8 @@ def tune(net_of: Network, *, task: str, policy: str, batch: int, size: int, plan
     import mxmp
 
     started, net = time.perf_counter(), initialized(net_of)
-    made = mxmp.tune(net, *net_of.inputs(batch, size), policy=policy, training=task == "training", cache=False)
+    options = {"training": task == "training", "optimizer": net_of.optimizer}
+    made = mxmp.tune(net, *net_of.inputs(batch, size), policy=policy, cache=False, **options)
     made.save(plan)
     chosen, gains = made.tuned.chosen, made.tuned.gains
     found = {"operators": len(made.decisions), "chosen": chosen, "predicted": made.tuned.predicted.get(chosen, 1.0)}
