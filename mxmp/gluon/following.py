@@ -158,20 +158,20 @@ _IN_MODE: dict[str, Callable[[Node, bool], bool]] = {
 
 
 def _uses_statistics_of_batch(node: Node) -> bool:
-    """Give a BatchNorm, as running statistics that it uses, those of its batch; return whether the node was one.
-    No gradient passes through them."""
+    """Let a BatchNorm compute as an InstanceNorm does with the channels first; return whether the node was one."""
     if node.op not in _NORMS or "output_mean_var" in node.attrs:
         return False
-    x = node.inputs[0]
+    x, gamma, beta = node.inputs[:3]
     marks = {name: text for name, text in node.attrs.items() if name in (PAUSED, TRAINING)}
+    swap = {"dim1": "0", "dim2": node.attrs.get("axis", "1")}
 
     def made(op: str, name: str, *inputs: Entry, **attrs: str) -> Entry:
         return Entry(Node(op, f"{node.name}_{name}", {**attrs, **marks}, inputs))
 
-    over = {"axis": node.attrs.get("axis", "1"), "exclude": "True"}
-    mean = made("mean", "batch_mean", x, **over)
-    centered = made("broadcast_sub", "centered", x, made("mean", "batch_means", x, keepdims="True", **over))
-    var = made("mean", "batch_var", made("square", "squared", centered), **over)
-    node.inputs = (*node.inputs[:3], mean, var)
-    node.attrs["use_global_stats"] = "True"
+    if node.attrs.get("fix_gamma", "True") in ("True", "1"):
+        gamma = made("ones_like", "ones", gamma)
+    batch = made("expand_dims", "batch", made("SwapAxis", "channels_first", x, **swap), axis="0")
+    normed = made("InstanceNorm", "normed", batch, gamma, beta, eps=node.attrs.get("eps", "0.001"))
+    back = Node("SwapAxis", f"{node.name}_back", {**swap, **marks}, [made("squeeze", "squeezed", normed, axis="0")])
+    node.op, node.attrs, node.inputs = "relu" if "ReLU" in node.op else "_copy", marks, [Entry(back)]
     return True

@@ -405,6 +405,58 @@ def test_batch_norm_in_predict_mode_has_the_gradient_of_its_running_statistics()
         np.testing.assert_array_equal(one, other)
 
 
+class NormalizesByBatch(gluon.HybridBlock):
+    """In the way of a training, whatever the mode."""
+
+    def __init__(self, norm):
+        super().__init__()
+        with self.name_scope():
+            self.norm = norm
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        with autograd.train_mode():
+            return self.norm(x)
+
+
+NORMS = {
+    "plain": ((6, 3, 4, 4), lambda: nn.BatchNorm(in_channels=3)),
+    "of rows": ((6, 3), lambda: nn.BatchNorm(in_channels=3, epsilon=0.1)),
+    "channels last": ((6, 4, 4, 3), lambda: nn.BatchNorm(in_channels=3, axis=-1)),
+    "no scale": ((6, 3, 5), lambda: nn.BatchNorm(in_channels=3, scale=False)),
+    "with ReLU": ((6, 3, 4, 4), lambda: nn.BatchNormReLU(in_channels=3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("norm", NORMS)
+def test_batch_statistics_of_a_prediction_are_exported_and_have_gradients(norm, tmp_path):
+    shape, make = NORMS[norm]
+    x = mx.nd.random.normal(3, 2, shape=shape)
+    found = []
+    for is_converted in (False, True):
+        net = NormalizesByBatch(make())
+        net.initialize()
+        net.norm.gamma.set_data(mx.nd.array([0.5, 1, 2]))
+        net.norm.beta.set_data(mx.nd.array([1, 0, -1]))
+        if is_converted:
+            mxmp.convert(net, "float16")
+        found.append(net(x).asnumpy())
+    net.export(str(tmp_path / "net"))
+    again = gluon.SymbolBlock.imports(f"{tmp_path}/net-symbol.json", ["data"], f"{tmp_path}/net-0000.params")
+    x.attach_grad()
+    with autograd.record():
+        out = again(x)
+    out.backward(mx.nd.arange(x.size).reshape(shape) % 7)
+    found.append(out.asnumpy())
+    for each in found[1:]:
+        np.testing.assert_allclose(each, found[0], atol=1e-5)
+    gradient = x.grad.asnumpy()
+    with autograd.record():
+        other = net.norm(x)
+    other.backward(mx.nd.arange(x.size).reshape(shape) % 7)
+    np.testing.assert_allclose(gradient, x.grad.asnumpy(), atol=1e-4)
+
+
 def test_dropout_in_train_mode_drops_while_the_graph_predicts():
     net = with_layers(always_dropping, "bfloat16")
     assert 0 < (net(X).asnumpy() == 0).mean() < 1
