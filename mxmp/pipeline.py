@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 
+from .host import cpu
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
 from .messages.text import some
@@ -210,10 +211,9 @@ class Conversion:
 
 @lru_cache(maxsize=None)
 def _log_that_float16_is_emulated() -> None:
-    logger.warning(
-        "float16 is emulated on a CPU, to show how it trains, and is slower than FP32. The fast dtype of a CPU with "
-        "AVX512-BF16 or AMX is 'bfloat16'"
-    )
+    is_fast = not cpu.lacks("avx512_bf16") and not cpu.multiplies_bfloat16_slowly()
+    fast = ". The fast dtype of this CPU is 'bfloat16'" if is_fast else ""
+    logger.warning("float16 is emulated on a CPU, to show how it trains, and is slower than FP32%s", fast)
 
 
 def _check_device(plan: Plan, device: str) -> None:

@@ -18,6 +18,14 @@ def said(caplog):
     pipeline._log_that_float16_is_emulated()
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_the_log_recommends_bfloat16_where_it_is_fast(said, monkeypatch, is_slow):
+    monkeypatch.setattr(pipeline.cpu, "lacks", lambda *instructions: False)
+    monkeypatch.setattr(pipeline.cpu, "multiplies_bfloat16_slowly", lambda: is_slow)
+    pipeline._log_that_float16_is_emulated()
+    assert ("The fast dtype of this CPU is 'bfloat16'" in said()[0].getMessage()) is not is_slow
+
+
 def called(policy, **kwargs):
     net = gluon.nn.Dense(2)
     net.initialize()
@@ -29,7 +37,7 @@ def test_the_first_float16_net_of_a_process_says_that_a_cpu_emulates_it(said):
     called("float16")
     (line,) = said()
     assert line.levelname == "WARNING"
-    assert "'bfloat16'" in line.getMessage()
+    assert "is slower than FP32" in line.getMessage()
     called("float16-fast")
     assert len(said()) == 1
 

@@ -34,3 +34,19 @@ def test_instructions_are_missing_only_if_a_list_is_known_that_has_none_of_them(
 def test_another_system_has_platforms_model_and_lacks_nothing_that_is_known(linux):
     assert cpu.model() == (platform.processor() or platform.machine())
     assert not cpu.lacks("avx512_bf16")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "isa", "is_slow"),
+    [
+        ("GenuineIntel", "avx512_bf16 avx512_fp16 amx_bf16", "", True),  # Sapphire Rapids, Emerald Rapids
+        ("GenuineIntel", "avx512_bf16 avx512_fp16 amx_bf16", "AVX512_CORE_AMX", False),
+        ("GenuineIntel", "avx512_bf16", "", False),  # Cooper Lake
+        ("AuthenticAMD", "avx512_bf16", "", False),  # Zen 4
+        ("AuthenticAMD", "avx512_bf16 avx512_fp16", "", False),
+    ],
+)
+def test_intels_bfloat16_products_are_slow_from_sapphire_rapids_on(linux, monkeypatch, vendor, flags, isa, is_slow):
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", isa)
+    linux.write_text(f"processor : 0\nvendor_id : {vendor}\nflags : fpu {flags}\n\n" * 2)
+    assert cpu.multiplies_bfloat16_slowly() is is_slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.missing_kernels import missing_kernel
 from mxmp.precision.plan import PlannedGraph
+from mxmp.precision.tuned import Tuned
 
 
 def small() -> mx.sym.Symbol:
@@ -73,6 +76,17 @@ def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(monkeypatch):
     monkeypatch.setattr(cpu, "lacks", lambda *instructions: False)
     fit._warn_of_slow_bfloat16.cache_clear()
     fit._warn_of_slow_bfloat16()
+
+
+def test_bfloat16_warns_where_fp32_is_faster_but_not_of_a_plan_that_was_measured(monkeypatch):
+    monkeypatch.setattr(cpu, "lacks", lambda *instructions: False)
+    monkeypatch.setattr(cpu, "multiplies_bfloat16_slowly", lambda: True)
+    full = Graph.from_symbol(S.FullyConnected(S.var("data"), num_hidden=4))
+    plan = decide(full, Policy("bfloat16"), "cpu")
+    fit._warn_of_slow_bfloat16.cache_clear()
+    emitted(full, replace(plan, tuned=Tuned("rules", True)))
+    with pytest.warns(UserWarning, match="half the speed of FP32, as MXNet uses no AMX: train in FP32, or let mxmp"):
+        emitted(full, plan)
 
 
 @pytest.mark.parametrize("times", [5, 1000])
