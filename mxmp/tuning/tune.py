@@ -106,8 +106,8 @@ def tune(
     ValueError
         The inputs or their shapes do not fit the network; the block is no HybridBlock or cannot be traced; the policy
         is a Plan, is bfloat16 on a GPU, or names an operator that MXNet lacks or that cannot be in low precision; or an
-        operator has no rule, or MXNet has no such optimizer. With ``measure=True`` also: ``ctx`` is a GPU that this machine lacks, or the body of a
-        loop or condition has a Custom operator or one of ``mx.library``.
+        operator has no rule, or MXNet has no such optimizer. With ``measure=True`` also: ``ctx`` is a GPU that this
+        machine lacks, or the body of a loop or condition has a Custom operator or one of ``mx.library``.
     ImportError
         A package is missing that ``pip install 'mxmp[tune]'`` installs.
     RuntimeError

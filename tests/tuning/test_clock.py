@@ -150,7 +150,7 @@ def test_a_whole_step_copies_a_batch_and_updates_what_no_other_plan_reads(policy
 
 
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("optimizer, states", [("sgd", 1), ("adam", 2), ("lamb", 2), ("signum", 1), ("sgld", 0)])
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 1), ("adam", 2), ("lamb", 2), ("signum", 1), ("sgld", 0)])
 def test_a_whole_step_updates_by_the_optimizer_that_was_named(optimizer, states):
     graph = Graph.from_symbol(a_net(shaped=True)(mx.sym.var("data")))
     names = [n for n in graph.to_symbol().list_arguments() if n != "data"]

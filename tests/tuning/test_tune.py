@@ -77,7 +77,7 @@ def test_an_optimizer_that_the_measuring_process_lacks_is_refused():
 
     mx.optimizer.Optimizer.register(OfTheScript)
     try:
-        with pytest.raises(ValueError, match="'ofthescript' is an optimizer of .*test_tune, which the process that"):
+        with pytest.raises(ValueError, match=r"'ofthescript' is an optimizer of .*test_tune, which the process that"):
             mxmp.tune(net, (2, 8), optimizer="ofthescript")
     finally:
         del mx.optimizer.Optimizer.opt_registry["ofthescript"]
