@@ -121,10 +121,9 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run, prog=command.prog)
         if policy:
             command.add_argument("symbol", metavar="SYMBOL", help="FP32 symbol, NAME-symbol.json")
-            command.add_argument(
-                "--exclude", nargs="+", default=[], metavar="PATTERN", help="patterns of nodes that stay FP32"
-            )
-            command.add_argument("--shape", nargs="+", default=[], metavar="NAME=N,C,H,W", help="input shapes")
+            several: Any = {"nargs": "+", "action": "extend", "default": []}  # the option may be given again
+            command.add_argument("--exclude", metavar="PATTERN", help="patterns of nodes that stay FP32", **several)
+            command.add_argument("--shape", metavar="NAME=N,C,H,W", help="input shapes", **several)
             others = ", a policy string or a plan (.json)" if plan else " or a policy string"
             command.add_argument(
                 "--policy", default=policy, metavar="TEXT", help=f"{recipes}{others} (default: %(default)s)"

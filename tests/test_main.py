@@ -235,6 +235,16 @@ def test_tune_names_what_it_lacks(checkpoint, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
+def test_options_of_several_values_may_be_given_again(checkpoint, capsys):
+    again = ["--exclude", "net_dense0*", "--exclude", "tail*", "net_conv0*", "--shape", "data=2,1,8,8"]
+    assert run(checkpoint, "tune", "@net-symbol.json", *again, "--bytes", "--out", "@again.json", "--force") == 0
+    plan = mxmp.Plan.load(checkpoint / "again.json")
+    assert plan.policy.exclude == ("net_dense0*", "tail*", "net_conv0*")
+    capsys.readouterr()
+    assert run(checkpoint, "explain", "@net-symbol.json", *again, "--shape", "more=1") == 2
+    assert "more" in capsys.readouterr().err
+
+
 def test_explain_says_that_a_pattern_matches_nothing(checkpoint, capsys):
     assert run(checkpoint, "explain", "@net-symbol.json", "--exclude", "tail*") == 0
     assert "exclude matched nothing: tail*" in capsys.readouterr().out
