@@ -33,8 +33,8 @@ def multiplies_bfloat16_slowly() -> bool:
     """Return whether products of FP32 are faster, though the CPU has instructions for bfloat16."""
     # From Sapphire Rapids on, which has AVX512-FP16, Intel's VDPBF16PS makes half as many products a second as FP32's
     # FMA (0.53, measured on an Emerald Rapids). oneDNN 2.4.4 uses AMX by this name alone (cpu_isa_traits.hpp: isa_all).
-    is_intel = "GenuineIntel" in _fields().get("vendor_id", ())
-    return is_intel and not lacks("avx512_fp16") and os.environ.get("DNNL_MAX_CPU_ISA") != "AVX512_CORE_AMX"
+    uses_amx = os.environ.get("DNNL_MAX_CPU_ISA") == "AVX512_CORE_AMX" and not lacks("amx_bf16")
+    return "GenuineIntel" in _fields().get("vendor_id", ()) and not lacks("avx512_fp16") and not uses_amx
 
 
 def _fields() -> dict[str, list[str]]:

@@ -41,6 +41,7 @@ def test_another_system_has_platforms_model_and_lacks_nothing_that_is_known(linu
     [
         ("GenuineIntel", "avx512_bf16 avx512_fp16 amx_bf16", "", True),  # Sapphire Rapids, Emerald Rapids
         ("GenuineIntel", "avx512_bf16 avx512_fp16 amx_bf16", "AVX512_CORE_AMX", False),
+        ("GenuineIntel", "avx512_bf16 avx512_fp16", "AVX512_CORE_AMX", True),  # the same in a virtual machine
         ("GenuineIntel", "avx512_bf16", "", False),  # Cooper Lake
         ("AuthenticAMD", "avx512_bf16", "", False),  # Zen 4
         ("AuthenticAMD", "avx512_bf16 avx512_fp16", "", False),
