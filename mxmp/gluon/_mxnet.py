@@ -170,9 +170,23 @@ class TracedGraph(NamedTuple):
     out_format: Any
 
 
+# The class of Symbols of MXNet's NumPy interface.
+NumpySymbol: Any = mx.sym.numpy._Symbol
+
+
 def copy_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return the Symbol of a copy, of the same kind: one of ``mx.sym`` or ``mx.sym.np``."""
-    return symbol * 1 if isinstance(symbol, mx.sym.numpy._Symbol) else mx.sym.identity(symbol)
+    return mx.sym.np.copy(symbol) if is_numpy(symbol) else mx.sym.identity(symbol)
+
+
+def is_numpy(value: mx.sym.Symbol | NDArray) -> bool:
+    """Return whether an array or Symbol is one of MXNet's NumPy interface."""
+    return isinstance(value, (mx.np.ndarray, NumpySymbol))
+
+
+def of_kind(value: Any, numpy: bool) -> Any:
+    """Return an array or Symbol in MXNet's NumPy interface, or out of it."""
+    return value.as_np_ndarray() if numpy else value.as_nd_ndarray()
 
 
 # The dicts of a block's forward hooks.
