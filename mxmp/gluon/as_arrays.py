@@ -109,6 +109,15 @@ def _method(function: str) -> Callable[[Any], Callable]:
     return lambda _: lambda *args, **kwargs: getattr(mx.sym.np, function)(*args, **kwargs)
 
 
+def _of_any_batch(begin_state: Callable) -> Callable:
+    def called(layer: Any, batch_size: int = 0, *args: Any, **kwargs: Any) -> Any:
+        # MXNet's layers write 0 for a size that they do not know, which with np_shape is known to be 0.
+        unknown = -1 if is_tracing() and mx.util.is_np_shape() else 0
+        return begin_state(layer, batch_size or unknown, *args, **kwargs)
+
+    return called
+
+
 def _without_functions(call: Callable) -> Callable:
     def called(function: autograd.Function, *inputs: Any) -> Any:
         # MXNet takes the Symbols' handles for those of arrays, and crashes; not recording, it drops the gradient.
@@ -142,5 +151,6 @@ _READ_OTHERWISE: list[tuple[Any, str, Callable]] = [
     (_NUMPY, "__setitem__", _refused("x[i] = y changes an array, and no Symbol. Write F.np.where or F.np.concatenate")),
     (_NUMPY, "__itruediv__", lambda _: _SYMBOL.__itruediv__),
     *[(_NUMPY, name, _method(function)) for name, function in _METHODS.items()],
+    (_mxnet.RecurrentLayer, "begin_state", _of_any_batch),
     (autograd.Function, "__call__", _without_functions),
 ]

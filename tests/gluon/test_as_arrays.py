@@ -8,8 +8,8 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.takes import Takes, X, assert_alike, pair
-from mxnet import autograd
+from kit.takes import DTYPES, Takes, X, assert_alike, pair
+from mxnet import autograd, gluon
 
 import mxmp
 
@@ -100,6 +100,20 @@ def test_code_in_the_numpy_interface_is_refused_with_a_cure(kind):
     net = pair(lambda: Takes(compute), "bfloat16")[0][1]
     with pytest.raises(ValueError, match=f"'takes.*{cure}"):
         net(X.as_np_ndarray())
+
+
+@mx.util.use_np
+@pytest.mark.filterwarnings("ignore:ndarray.context has been renamed:DeprecationWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_recurrent_layer_in_the_numpy_interface_begins_with_states_of_any_batch_size(dtype):
+    def make():
+        lstm = gluon.rnn.LSTM(3, input_size=3)
+        return Takes(lambda block, op, x: lstm(x.reshape(-1, 2, 3)) + block.lstm(op.np.stack([x, x])).sum(), lstm=lstm)
+
+    nets, _ = pair(make, dtype)
+    for x in (X, X[:2]):
+        outs = [net(x.as_np_ndarray()).asnumpy() for net in nets]
+        np.testing.assert_allclose(*outs, rtol=0.03, atol=0.02)
 
 
 @mx.util.use_np
