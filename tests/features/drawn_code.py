@@ -124,6 +124,13 @@ p = F.npx.batch_dot(F.np.expand_dims({a}, 0), F.np.stack([{c}]), transpose_b=Tru
 {new} = F.np.concatenate([{a}[1:], {c}[-1:]])
 {new} = {a} + F.np.tanh({c}[0] * {a}[-1, :])
 {new} = {a} * {c}[:, 0].reshape(-1, 1) + {c}[1, 2]
+{new} = {a} * {c}[-1] + {c}[..., -1, None]
+{new} = ({a}[:, None] + {c}[None]).mean(axis=0)
+{new} = {a}[None, ..., ::-1][0] * {c}.shape[-1]
+{new} = F.np.tanh({a} @ F.np.tanh({c}).T) @ {a}
+{new} = abs({a}) * (~({c} > 0) | ({a} > 0.5) & ({c} < 0.9)) + {c}.copy()
+b.aux = [{a} > 0, {a}.as_nd_ndarray()]\n{new} = {c}
+s = {a}.mean()\n{new} = {c} * s + F.np.zeros(()) + s.reshape(1, 1)
 {new} = {a} + F.np.expand_dims({c}[:, -1], 1)
 {new} = F.npx.reshape(F.npx.reshape({a}, (-6, 2, -1, -2)), (-5, -4))
 {new} = F.np.stack([{a}, {c}], axis=-1).mean(axis=-1)
