@@ -74,7 +74,7 @@ def _indexing(getitem: Callable) -> Callable:
 
     def called(symbol: Any, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
-        if len(symbol.list_outputs()) > 1 or isinstance(key, str):
+        if not is_tracing() or len(symbol.list_outputs()) > 1 or isinstance(key, str):
             return getitem(symbol, key)
         if not all(each is None or each is ... or _is_place(each) for each in keys):
             raise TypeError(
@@ -92,7 +92,7 @@ def _indexing(getitem: Callable) -> Callable:
         places = tuple(each for each in before if each is not None)
         is_one = len(places) == 1 and (isinstance(places[0], slice) or places[0] >= 0)
         taken = getitem(symbol, places[0] if is_one else places)  # MXNet takes nothing at a negative number alone
-        for axis, each in enumerate(each for each in before if not isinstance(each, int)):
+        for axis, each in enumerate(each for each in before if not isinstance(each, integer_types)):
             taken = taken if each is not None else mx.sym.np.expand_dims(taken, axis)
         for _ in after:
             taken = mx.sym.np.expand_dims(taken, -1)

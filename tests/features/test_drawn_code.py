@@ -100,10 +100,10 @@ def left_in(net: Any) -> dict[str, Any]:
 
 
 def flat(value: Any, arrays: list) -> Any:
-    """Return how arrays are nested in a value; they are appended to ``arrays``."""
+    """Return how arrays are nested in a value, and what they are; they are appended to ``arrays``."""
     if isinstance(value, mx.nd.NDArray):
         arrays.append(value)
-        return "array"
+        return type(value).__name__, np.dtype(value.dtype).name, value.shape
     if isinstance(value, (list, tuple)):
         return [flat(each, arrays) for each in value]
     return {key: flat(each, arrays) for key, each in value.items()} if isinstance(value, dict) else value

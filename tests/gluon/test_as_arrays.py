@@ -33,7 +33,7 @@ ROWS = {
 
 # In MXNet's NumPy interface: what is as on arrays, and what is refused, with words of the message.
 OF_NUMPY = {
-    "the last row": lambda block, op, x: x[-1] * x[:, 0, None],
+    "the last row": lambda block, op, x: x[-1] * x[:, np.int64(0), None],
     "new axes": lambda block, op, x: x[:, None] * x[None] + x[..., None, :1],
     "an ellipsis": lambda block, op, x: x.reshape(2, 2, 3)[-1, ..., 0] + x[..., 1:, None][0, ..., 0],
     "all of it": lambda block, op, x: x[...] + x[0, ...] + x[:, 1:][None][0][:, :1],
