@@ -109,6 +109,10 @@ def _method(function: str) -> Callable[[Any], Callable]:
     return lambda _: lambda *args, **kwargs: getattr(mx.sym.np, function)(*args, **kwargs)
 
 
+def _of_scale_one(rayleigh: Callable) -> Callable:
+    return lambda scale=1.0, *args, **kwargs: rayleigh(scale, *args, **kwargs)  # MXNet's default for Symbols is 0
+
+
 def _of_any_batch(begin_state: Callable) -> Callable:
     def called(layer: Any, batch_size: int = 0, *args: Any, **kwargs: Any) -> Any:
         # MXNet's layers write 0 for a size that they do not know, which with np_shape is known to be 0.
@@ -151,6 +155,7 @@ _READ_OTHERWISE: list[tuple[Any, str, Callable]] = [
     (_NUMPY, "__setitem__", _refused("x[i] = y changes an array, and no Symbol. Write F.np.where or F.np.concatenate")),
     (_NUMPY, "__itruediv__", lambda _: _SYMBOL.__itruediv__),
     *[(_NUMPY, name, _method(function)) for name, function in _METHODS.items()],
+    (mx.sym.np.random, "rayleigh", _of_scale_one),
     (_mxnet.RecurrentLayer, "begin_state", _of_any_batch),
     (autograd.Function, "__call__", _without_functions),
 ]

@@ -40,6 +40,7 @@ OF_NUMPY = {
     "products": lambda block, op, x: x @ x.T @ abs(x),
     "masks": lambda block, op, x: x * (~(x > 0) ^ (x > 0.5) | (x < 0.7) & (x < 0.9)),
     "methods": lambda block, op, x: x.copy()[0].broadcast_to((4, 3)) * (x > 0).any(axis=1, keepdims=True),
+    "a default": lambda block, op, x: x * (op.np.random.rayleigh(size=(4, 3)) > 0),
     "rounded": lambda block, op, x: round(op.np.ones_like(x) * 1.26, 1) * x * (x == x).all(),
 }
 REFUSED_OF_NUMPY = {
