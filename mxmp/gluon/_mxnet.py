@@ -21,6 +21,7 @@ from mxnet.base import _LIB, NDArrayHandle, py_str
 from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
+from mxnet.gluon.rnn import rnn_layer
 from mxnet.ndarray import NDArray
 
 from ..host import versions
@@ -170,9 +171,25 @@ class TracedGraph(NamedTuple):
     out_format: Any
 
 
+# The class of recurrent layers (LSTM, GRU, RNN).
+RecurrentLayer: Any = rnn_layer._RNNLayer
+# The class of Symbols of MXNet's NumPy interface.
+NumpySymbol: Any = mx.sym.numpy._Symbol
+
+
 def copy_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return the Symbol of a copy, of the same kind: one of ``mx.sym`` or ``mx.sym.np``."""
-    return symbol * 1 if isinstance(symbol, mx.sym.numpy._Symbol) else mx.sym.identity(symbol)
+    return mx.sym.np.copy(symbol) if is_numpy(symbol) else mx.sym.identity(symbol)
+
+
+def is_numpy(value: mx.sym.Symbol | NDArray) -> bool:
+    """Return whether an array or Symbol is one of MXNet's NumPy interface."""
+    return isinstance(value, (mx.np.ndarray, NumpySymbol))
+
+
+def of_kind(value: Any, numpy: bool) -> Any:
+    """Return an array or Symbol in MXNet's NumPy interface, or out of it."""
+    return value.as_np_ndarray() if numpy else value.as_nd_ndarray()
 
 
 # The dicts of a block's forward hooks.
@@ -257,7 +274,7 @@ def shapes_fit(clone: HybridBlock, args: tuple) -> bool:
 def infer_shapes(clone: HybridBlock, args: tuple) -> None:
     """Fill in ``op_args`` of a traced copy, and initialize the Parameters that wait for their shape.
     Raises ``ValueError`` if the graph and the inputs do not tell a shape."""
-    if type(clone).infer_shape is HybridBlock.infer_shape:
+    if not overrides(clone, "infer_shape"):
         clone.__dict__["infer_shape"] = partial(_infer_shapes_of_used, clone)
     try:
         clone._build_cache(*args)
@@ -356,11 +373,19 @@ def forward(block: HybridBlock, args: tuple) -> Any:
 
 def overrides_forward(block: Block) -> bool:
     """Return whether the class has a ``forward`` of its own, which may run no graph, or one on other arguments."""
-    return type(block).forward not in (HybridBlock.forward, SymbolBlock.forward)
+    return overrides(block, "forward", HybridBlock, SymbolBlock)
 
 
 def overrides_graph_calls(block: HybridBlock) -> bool:
-    return type(block)._call_cached_op is not HybridBlock._call_cached_op
+    return overrides(block, "_call_cached_op")
+
+
+def overrides(block: Block, name: str, *of: type) -> bool:
+    """Return whether the class has another method than each of the classes ``of``; if none, than HybridBlock."""
+    method = getattr(type(block), name)
+    while getattr(method, "__globals__", None) is vars(mx.util):  # ``use_np`` wraps what a class inherits, too
+        method = method.__wrapped__
+    return all(method is not getattr(each, name) for each in of or (HybridBlock,))
 
 
 def lacks_states(block: HybridBlock) -> bool | None:

@@ -346,7 +346,10 @@ def _trace_once(block: HybridBlock, args: tuple, constants: Constants, knowledge
             raise ValueError("it returns no array")
         lefts.append(trace.left(given))
         arrays.extend(apart(lefts[-1].arrays, arrays))
-        return answer if is_plain(nestings[-1]) and not lefts[-1].arrays else arrays
+        numpy = _mxnet.is_numpy(arrays[0])
+        if is_plain(nestings[-1]) and not lefts[-1].arrays and all(_mxnet.is_numpy(each) is numpy for each in arrays):
+            return answer
+        return [_mxnet.of_kind(each, numpy) for each in arrays]
 
     try:
         for param in block.collect_params().values():

@@ -147,6 +147,6 @@ def asks_for_more(error: Exception) -> bool:
 
 def called_with_symbols(block: HybridBlock, args: tuple) -> Any:
     """Call the ``forward`` of the block's class on Symbols that know, and return such."""
-    if type(block).forward is HybridBlock.forward:
+    if not _mxnet.overrides(block, "forward"):
         return known(_mxnet.hybrid_forward(block, Functions(mx.sym), args, known))
     return known(_mxnet.forward(block, args))

@@ -12,6 +12,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from . import _mxnet
+
 # Values that are equal wherever they print the same, and do not change.
 _CONSTANTS = (bool, int, float, complex, str, bytes, np.generic, np.dtype, type, mx.Context)
 
@@ -72,6 +74,8 @@ class Nesting(NamedTuple):
     items: Any
     # Whether it is an array, or the list of an operator's outputs.
     is_array: bool = False
+    # Whether it is one of ``mx.np``.
+    is_numpy: bool = False
 
 
 def nesting_of(value: Any, arrays: list) -> Nesting:
@@ -80,7 +84,7 @@ def nesting_of(value: Any, arrays: list) -> Nesting:
     if isinstance(value, (NDArray, mx.sym.Symbol)):
         arrays.append(value)
         count = len(value.list_outputs()) if isinstance(value, mx.sym.Symbol) else 1
-        return Nesting(None, count, is_array=True)
+        return Nesting(None, count, is_array=True, is_numpy=_mxnet.is_numpy(value))
     if isinstance(value, dict):
         return Nesting(dict, {key: nesting_of(each, arrays) for key, each in value.items()})
     if isinstance(value, (list, tuple)):
@@ -105,7 +109,7 @@ def nested(nesting: Nesting, arrays: Sequence) -> Any:
 
     def read(each: Nesting) -> Any:
         if each.is_array:
-            taken = left[: each.items]
+            taken = [_mxnet.of_kind(array, each.is_numpy) for array in left[: each.items]]
             del left[: each.items]
             return taken[0] if each.items == 1 else taken
         if each.kind is None:

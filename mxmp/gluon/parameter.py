@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
@@ -192,9 +193,15 @@ def full_arrays(param: gluon.Parameter) -> Sequence[NDArray]:
     return param.held_masters.values(arrays) if isinstance(param, LowParameter) else arrays
 
 
+def set_values(param: gluon.Parameter, value: NDArray) -> None:
+    """Set the data of ``param``, of ``mx.np`` or not as they are, or as they will be made."""
+    arrays = _mxnet.arrays(param)
+    param.set_data(_mxnet.of_kind(value, _mxnet.is_numpy(arrays[0]) if arrays else mx.util.is_np_array()))
+
+
 def weight_of(param: gluon.Parameter) -> Weight:
     """Return ``param`` as a ``Weight``, after copying into its masters what a user wrote into ``data()``."""
     ready = _mxnet.is_initialized(param)
     masters = param.masters() if ready and isinstance(param, LowParameter) else None
-    assign = param.set_data if ready or _mxnet.is_deferred(param) else lambda value: None
+    assign = partial(set_values, param) if ready or _mxnet.is_deferred(param) else lambda value: None
     return Weight(param.name, tuple(param.shape or ()), _mxnet.arrays(param), masters, assign, param.grad_req != "null")

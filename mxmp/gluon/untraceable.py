@@ -11,13 +11,17 @@ from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 def _cure(text: str) -> str:
     """Return what to write where MXNet says ``text``."""
-    if "must have NDArray type, but got <Symbol" in text:
-        return "Write F in place of mx.nd"
-    if "must be Symbol instances, but got" in text or re.search(r"(NDArray|Symbol)'> not supported", text):
-        return (
-            "Write self.c = self.params.get_constant('c', array) in __init__, and hybrid_forward(self, F, x, c) gets "
+    if found := re.search("must have NDArray type, but got <(_?)Symbol", text):
+        return "Write F.np and F.npx in place of mx.np and mx.npx" if found[1] else "Write F in place of mx.nd"
+    if "must be Symbol instances, but got" in text or re.search(r"(NDArray|ndarray|Symbol)'> not supported", text):
+        return ("Write F.np in place of mx.np. For an array of the block, write" if "numpy" in text else "Write") + (
+            " self.c = self.params.get_constant('c', array) in __init__, and hybrid_forward(self, F, x, c) gets "
             "the array c, as it gets Parameters"
         )
+    if found := re.search(r'namely operator "(\S+)="', text):
+        return f"Write x = x {found[1]} y in place of x {found[1]}= y"
+    if found := re.search(r"_Symbol object has no attribute (\w+)", text):  # as numpy.exp(x) asks for x.exp
+        return f"Write F.np.{found[1]}(x)"
     return "Write it without them"
 
 

@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..messages.text import did_you_mean
 from . import _mxnet
-from .parameter import full_arrays
+from .parameter import full_arrays, set_values
 
 
 def master_weights(net: Any) -> dict[str, NDArray]:
@@ -104,8 +104,7 @@ def set_master_weights(net: Any, weights: Mapping[str, Any]) -> None:
         param = params[name]
         if not isinstance(value, NDArray):
             value = mx.nd.array(value, dtype=param.dtype)
-        is_numpy = isinstance(_mxnet.arrays(param)[0], mx.np.ndarray)
-        param.set_data(value.as_np_ndarray() if is_numpy else value.as_nd_ndarray())
+        set_values(param, value)
 
 
 def _initialized(net: Any) -> dict[str, Parameter]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..host.callbacks import last_line
 
-_UNEQUAL = re.compile(r"Incompatible attr in node (\S*) at \d+-th input: expected \[([\d,]+)\], got \[([\d,]+)\]")
+_UNEQUAL = re.compile(r"Incompatible attr in node (\S*) at \d+-th input: expected \[([\d,]*)\], got \[([\d,]*)\]")
 
 
 class Unequal(NamedTuple):
@@ -26,7 +26,7 @@ def unequal(said: str) -> Unequal | None:
     found = _UNEQUAL.search(said)
     if found is None:
         return None
-    first, second = (tuple(int(size) for size in text.split(",")) for text in found.groups()[1:])
+    first, second = (tuple(int(size) for size in text.split(",") if size) for text in found.groups()[1:])
     fits = all(a == b or 1 in (a, b) for a, b in zip(reversed(first), reversed(second)))
     return Unequal(found[1], first, second) if fits else None
 

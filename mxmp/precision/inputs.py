@@ -46,7 +46,7 @@ def _warn_of(arrays: Mapping[str, NDArray], graph: Graph, plan: Plan) -> None:
         if name in arrays and arrays[name].dtype == np.float32:
             with autograd.pause():
                 values = arrays[name][:_ROWS].asnumpy()
-            lost = _lost(_columns(values, product), plan.policy.compute)
+            lost = _lost(_columns(values, product), plan.policy.compute) if values.size else ""
             if lost:
                 warn_user(
                     f"{name!r} goes as it is into {product.name!r} ({product.op}) in {plan.policy.compute}, where "

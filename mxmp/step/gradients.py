@@ -268,7 +268,7 @@ def _on_gpu(array: NDArray) -> bool:
 
 def _dense_values(array: NDArray) -> NDArray:
     """Return a dense array as it is; wait for a row-sparse array and return its stored rows, as a dense copy."""
-    return array if array.stype == "default" else array.data
+    return array.as_nd_ndarray() if array.stype == "default" else array.data
 
 
 def _for_squares(array: NDArray) -> NDArray:

@@ -101,7 +101,77 @@ with autograd.predict_mode():\n    {new} = {a} if autograd.is_training() else {a
 {new} = {{name: f({a}) for name, f in [("t", F.tanh), ("s", F.sigmoid)]}}["s"]
 {new} = functools.reduce(lambda p, q: p + q, [{a}, {c}, {a}])
 """.strip().split("\n")
-INSIDE = [line for line in LINES if "b.inner" not in line]
+# The same lines in MXNet's NumPy interface, and lines of its own.
+IN_NUMPY = {
+    "F.tanh": "F.np.tanh",
+    "F.sigmoid": "F.npx.sigmoid",
+    "F.broadcast_mul({a}, w)": "{a} * w",
+    "F.add_n(*[{a}, {c}])": "F.np.add(*[{a}, {c}])",
+    "F.split({a}, num_outputs=3, axis=1)": "F.np.split({a}, 3, axis=1)",
+    "F.concat(q, p, r, dim=1)": "F.np.concatenate([q, p, r], axis=1)",
+    "{a}.slice_axis(axis=0, begin=0, end={c}.shape[0])": "{a}[: {c}.shape[0]]",
+}
+NUMPY_LINES = r"""
+{new} = F.np.where({a} > 0, {a}, {c})
+{new} = F.np.where({a} > {c}, 0.5, {c})
+{new} = F.np.tanh(F.np.einsum("ij,kj,kl->il", {a}, F.np.tanh({c}), F.np.tanh({a})))
+{new} = F.np.tanh(F.np.dot(F.np.tanh({a}), F.np.dot(F.np.tanh({c}).T, {a})))
+{new} = F.np.tanh(F.np.matmul(F.np.matmul({a}, F.np.tanh({c}).T), F.np.tanh({a})))
+{new} = F.np.tanh(F.np.tensordot({a}, F.np.tanh(F.np.tensordot({a}, {c}, ([0], [0]))), 1))
+p = F.npx.batch_dot(F.np.expand_dims({a}, 0), F.np.stack([{c}]), transpose_b=True)[0]\n{new} = F.np.tanh(p).dot({a})
+{new} = {a}[::-1]
+{new} = F.np.concatenate([{a}[:, 1:], {c}[:, :1]], axis=1)
+{new} = F.np.concatenate([{a}[1:], {c}[-1:]])
+{new} = {a} + F.np.tanh({c}[0] * {a}[-1, :])
+{new} = {a} * {c}[:, 0].reshape(-1, 1) + {c}[1, 2]
+{new} = {a} * {c}[-1] + {c}[..., -1, None]
+{new} = ({a}[:, None] + {c}[None]).mean(axis=0)
+{new} = {a}[None, ..., ::-1][0] * {c}.shape[-1]
+{new} = F.np.tanh({a} @ F.np.tanh({c}).T) @ {a}
+{new} = abs({a}) * (~({c} > 0) | ({a} > 0.5) & ({c} < 0.9)) + {c}.copy()
+b.aux = [{a} > 0, {a}.as_nd_ndarray()]\n{new} = {c}
+s = {a}.mean()\n{new} = {c} * s + F.np.zeros(()) + s.reshape(1, 1)
+{new} = {a} + F.np.expand_dims({c}[:, -1], 1)
+{new} = F.npx.reshape(F.npx.reshape({a}, (-6, 2, -1, -2)), (-5, -4))
+{new} = F.np.stack([{a}, {c}], axis=-1).mean(axis=-1)
+p, *q = F.np.split({a}, [1, 3])\n{new} = F.np.concatenate([*q, p])
+{new} = F.np.stack(F.np.split({a}, 2)).reshape(4, 3)
+{new} = F.np.concatenate(F.np.array_split({a}, 2, axis=1)[::-1], axis=1)
+{new} = F.npx.softmax({a}, F.np.argmax(x, axis=1) + 1, use_length=True)
+{new} = F.npx.log_softmax({a}, axis=0)
+{new} = F.np.expand_dims(F.npx.pick({a}, F.np.argmin(x, axis=1)), -1) * {c}
+{new} = F.npx.one_hot(F.np.argmax(x, axis=1), 3) * {a}
+{new} = F.npx.topk({a}, k=3, ret_typ="value") * {c}
+{new} = F.np.take({a}, F.np.argsort(x[:, 0]), axis=0)
+{new} = F.np.sort({a}, axis=0)
+{new} = F.np.cumsum({a}, axis=1)
+{new} = F.np.linalg.norm({a} + 2, axis=1, keepdims=True) * {c}
+p = F.np.tanh({c})\n{new} = F.np.dot({a}, F.np.linalg.inv(F.np.dot(p.T, p) + F.np.eye(3)))
+{new} = F.np.clip({a}, -0.5, None) + {c}.clip(0, 1)
+{new} = F.np.maximum({a}, 0.1) - F.np.minimum({c}, 0.2)
+{new} = F.npx.layer_norm({a}, w[0], w[0] * 2)
+{new} = F.npx.activation({a}, "softrelu") + F.npx.leaky_relu({c}, act_type="gelu")
+{new} = {a} * F.np.mean({c}) + {c}.sum() / {a}.size
+{new} = {a} - {a}.max(axis=0) * F.np.tanh({c}).var() + {a}.std(1, keepdims=True)
+{new} = {a} * F.np.arange({a}.shape[1]) + F.np.linspace(0, 1, 3)
+{new} = {a} * np.float32(b.k) / np.sqrt({c}.shape[-1])
+{new} = 2 ** F.np.tanh({a}) - F.np.tanh({c}) ** 2 + 1 / (abs(b.k) + F.npx.sigmoid({a}))
+{new} = F.np.tile({a}, (2, 1))[1:5] + F.np.repeat({c}, 2, axis=0)[::2]
+{new} = F.np.swapaxes({a}, 0, 1).transpose((1, 0)) + F.np.roll({c}, 1, axis=0)
+{new} = F.np.pad({a}, ((1, 0), (0, 0)))[1:] + F.np.tril({c})
+{new} = F.np.outer(F.np.tanh({a}[:, 0]), {c}[0])
+{new} = F.np.broadcast_to({a}[:, :1], {c}.shape)
+{new} = {a} * {a}.ndim + F.np.ones_like({c})
+{new} = {a}.as_nd_ndarray().reshape((0, -1)).as_np_ndarray()
+{new} = ({a}.as_nd_ndarray() * {c}.as_nd_ndarray().mean(axis=1, keepdims=True)).as_np_ndarray()
+{new} = F.contrib.foreach(lambda row, s: (row * b.k + s, s), {a}.as_nd_ndarray(), F.zeros((3,)))[0].as_np_ndarray()
+with autograd.pause():\n    {new} = F.npx.softmax({a} + F.np.dot({c}, F.np.tanh({c}).T)[:, :3])
+with autograd.predict_mode():\n    {new} = F.npx.dropout({a}, p=0.9)
+""".strip().split("\n")
+for line in (each for each in LINES if "F.contrib" not in each):
+    for name, its in IN_NUMPY.items():
+        line = line.replace(name, its)
+    NUMPY_LINES.append(line)
 ENDS = ["return {a}", "return {a}, {c}", "return [{a}, [{c}]]", 'return {{"x": {a}, "k": b.k, "more": [{c}, None]}}']
 CALLS = {
     "predict": autograd.predict_mode,
@@ -144,10 +214,11 @@ class Program:
     """Code of a net and of a block inside, and the calls of it, each after what happens first, to which of both."""
 
     code: str
+    is_numpy: bool
     calls: tuple[tuple[tuple[tuple[str, float, bool], ...], str, bool], ...]
 
     def __str__(self) -> str:
-        return f"{self.code}\n{self.calls}"
+        return f"{self.code}\n{self.is_numpy=} {self.calls}"
 
 
 @st.composite
@@ -163,10 +234,13 @@ def functions(draw: Any, called: str, choices: list[str], most: int, ends: list[
 
 @st.composite
 def programs(draw: Any) -> Program:
-    code = draw(functions("compute", LINES, 7, ENDS)) + draw(functions("inside", INSIDE, 3, ENDS[:1]))
+    is_numpy = draw(st.booleans())
+    lines = NUMPY_LINES if is_numpy else LINES
+    inside = [line for line in lines if "b.inner" not in line]
+    code = draw(functions("compute", lines, 7, ENDS)) + draw(functions("inside", inside, 3, ENDS[:1]))
     event = st.tuples(st.sampled_from([*EVENTS]), st.sampled_from(VALUES), st.booleans())
     call = st.tuples(st.lists(event, max_size=2).map(tuple), st.sampled_from([*CALLS]), st.booleans())
-    return Program(code, tuple(draw(st.lists(call, min_size=2, max_size=6))))
+    return Program(code, is_numpy, tuple(draw(st.lists(call, min_size=2, max_size=6))))
 
 
 def fixed_dense(value: float, prefix: str) -> nn.Dense:
@@ -203,7 +277,7 @@ def made(code: str) -> tuple[nn.HybridBlock, ModuleType]:
                 self.w = self.params.get("w", shape=(1, 3), init=mx.init.Uniform(1))
 
         def method(self, x, op):
-            return op.sigmoid(x) * self.k
+            return (op.npx if mx.util.is_np_array() else op).sigmoid(x) * self.k
 
         @staticmethod
         def fixed(x, k):

@@ -169,3 +169,45 @@ def test_a_net_of_the_numpy_interface_trains_scaled_and_skips():
         assert all(np.isfinite(p.data().asnumpy()).all() for p in trainer._params)
     finally:
         mx.npx.reset_np()
+
+
+def of_numpy(policy):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(4, in_units=3, activation="tanh"), gluon.nn.Dense(2, in_units=4))
+    net.initialize()
+    mxmp.convert(net, policy)
+    return net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, loss_scale=2.0**8)
+
+
+def step_of_numpy(net, trainer, x):
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    trainer.backward(loss)
+    trainer.step(4)
+    return {name: each.asnumpy() for name, each in mxmp.master_weights(net).items()}
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("policy", ["float16", MASTERS])
+def test_gradients_of_inputs_of_the_numpy_interface_are_unscaled(policy):
+    x, (net, trainer) = mx.np.ones((4, 3)), of_numpy(policy)
+    x.attach_grad()
+    step_of_numpy(net, trainer, x)
+    found = trainer.input_grad(x)
+    assert type(found) is mx.np.ndarray
+    np.testing.assert_allclose(found.asnumpy() * 2**8, x.grad.asnumpy())
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("policy", ["float16", MASTERS])
+def test_training_in_the_numpy_interface_goes_on_from_files(policy, called, tmp_path):
+    x, pairs = mx.np.ones((4, 3)), [of_numpy(policy) for _ in range(2)]
+    step_of_numpy(*pairs[0], x)
+    if called:
+        step_of_numpy(*pairs[1], x)
+    mxmp.save_checkpoint(str(tmp_path / "run"), *pairs[0])
+    mxmp.load_checkpoint(str(tmp_path / "run"), *pairs[1])
+    one, other = (step_of_numpy(*each, x) for each in pairs)
+    np.testing.assert_equal(one, other)
+    assert all(type(p.data()) is mx.np.ndarray for p in pairs[1][0].collect_params().values())

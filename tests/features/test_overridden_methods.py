@@ -406,6 +406,43 @@ def test_a_block_that_calls_its_graph_itself_is_refused_at_once():
     mxmp.convert(net, exclude=lambda name, block: isinstance(block, Own))
 
 
+def decorated():
+    """MXNet wraps what the class inherits, too."""
+
+    @mx.util.use_np
+    class Decorated(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.scale = 1
+            with self.name_scope():
+                self.dense = nn.Dense(5, in_units=6)
+
+        def hybrid_forward(self, op, x):
+            return op.np.tanh(self.dense(x)) * self.scale
+
+    return Decorated
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_class_with_mxnets_decorator_overrides_nothing(inner, policy):
+    kind, nets = decorated(), []
+    for how in (None, policy):
+        net, own = nn.HybridSequential(), kind()
+        net.add(own, nn.Dense(2, in_units=5))
+        net = net if inner else own
+        mx.random.seed(3)
+        net.initialize()
+        nets.append((net if how is None else mxmp.convert(net, how), own))
+    for scale in (1, 2):
+        outs = []
+        for net, own in nets:
+            own.scale = scale
+            outs.append(net(X.as_np_ndarray()).asnumpy())
+        close(*outs)
+
+
 # -- Trainer ----------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.takes import Takes, X, assert_alike, pair
-from mxnet import autograd
+from kit.takes import DTYPES, Takes, X, assert_alike, pair
+from mxnet import autograd, gluon
 
 import mxmp
 
@@ -28,6 +29,31 @@ ROWS = {
     "a length": lambda block, op, x: x * len(x),
     "behind a shape": lambda block, op, x: x[0] * x.shape[0],
     "of one part": lambda block, op, x: op.split(x, num_outputs=1, axis=1)[0],
+}
+
+# In MXNet's NumPy interface: what is as on arrays, and what is refused, with words of the message.
+OF_NUMPY = {
+    "the last row": lambda block, op, x: x[-1] * x[:, np.int64(0), None],
+    "new axes": lambda block, op, x: x[:, None] * x[None] + x[..., None, :1],
+    "an ellipsis": lambda block, op, x: x.reshape(2, 2, 3)[-1, ..., 0] + x[..., 1:, None][0, ..., 0],
+    "all of it": lambda block, op, x: x[...] + x[0, ...] + x[:, 1:][None][0][:, :1],
+    "products": lambda block, op, x: x @ x.T @ abs(x),
+    "masks": lambda block, op, x: x * (~(x > 0) ^ (x > 0.5) | (x < 0.7) & (x < 0.9)),
+    "methods": lambda block, op, x: x.copy()[0].broadcast_to((4, 3)) * (x > 0).any(axis=1, keepdims=True),
+    "a default": lambda block, op, x: x * (op.np.random.rayleigh(size=(4, 3)) > 0),
+    "rounded": lambda block, op, x: round(op.np.ones_like(x) * 1.26, 1) * x * (x == x).all(),
+}
+REFUSED_OF_NUMPY = {
+    "rows by number": (lambda block, op, x: x[op.np.argmax(x, axis=1)], r"F\.np\.take\(x, i, axis=0\)"),
+    "a mask": (lambda block, op, x: x[x > 0], r"F\.np\.where\(i, x, 0\)"),
+    "a list": (lambda block, op, x: x[[0, 1]], r"F\.np\.take"),
+    "a bool": (lambda block, op, x: x[True], r"F\.np\.take"),
+    "a loop": (lambda block, op, x: sum(row for row in x), r"F\.np\.split or x\[i\]"),
+    "a length": (lambda block, op, x: x * len(x), r"x\.shape\[0\]"),
+    "an element": (lambda block, op, x: x.__setitem__(0, 1), r"F\.np\.where or F\.np\.concatenate"),
+    "in place": (lambda block, op, x: operator.iadd(x, 1), r"Write x = x \+ y in place of x \+= y"),
+    "divided in place": (lambda block, op, x: operator.itruediv(x, 2), r"Write x = x / y in place of x /= y"),
+    "a function of numpy": (lambda block, op, x: np.exp(x), r"Write F\.np\.exp\(x\)"),
 }
 
 
@@ -52,6 +78,53 @@ def test_rows_of_an_array_are_no_outputs_of_a_symbol(kind):
     nets, _ = pair(lambda: Takes(ROWS[kind]), "bfloat16")
     with pytest.raises(ValueError, match=r"of an array, and of a Symbol.*F\.slice_axis"):
         nets[1](X)
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("kind", OF_NUMPY)
+def test_code_in_the_numpy_interface_means_what_it_does_on_arrays(kind):
+    found = []
+    for net in pair(lambda: Takes(OF_NUMPY[kind]), "bfloat16")[0]:
+        with autograd.record():
+            out = net(X.as_np_ndarray())
+        out.backward()
+        found.append((out.asnumpy(), net.dense.weight.grad().asnumpy()))
+    for full, low in zip(*found):
+        assert full.shape == low.shape
+        np.testing.assert_allclose(low, full, rtol=0.03, atol=0.05)
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("kind", REFUSED_OF_NUMPY)
+def test_code_in_the_numpy_interface_is_refused_with_a_cure(kind):
+    compute, cure = REFUSED_OF_NUMPY[kind]
+    net = pair(lambda: Takes(compute), "bfloat16")[0][1]
+    with pytest.raises(ValueError, match=f"'takes.*{cure}"):
+        net(X.as_np_ndarray())
+
+
+@mx.util.use_np
+@pytest.mark.filterwarnings("ignore:ndarray.context has been renamed:DeprecationWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_recurrent_layer_in_the_numpy_interface_begins_with_states_of_any_batch_size(dtype):
+    def make():
+        lstm = gluon.rnn.LSTM(3, input_size=3)
+        return Takes(lambda block, op, x: lstm(x.reshape(-1, 2, 3)) + block.lstm(op.np.stack([x, x])).sum(), lstm=lstm)
+
+    nets, _ = pair(make, dtype)
+    for x in (X, X[:2]):
+        outs = [net(x.as_np_ndarray()).asnumpy() for net in nets]
+        np.testing.assert_allclose(*outs, rtol=0.03, atol=0.02)
+
+
+@mx.util.use_np
+def test_outputs_of_an_operator_of_the_numpy_interface_are_counted_and_taken_as_ever():
+    def split(block, op, x):
+        first, *others = parts = op.np.split(x, 3, axis=1)
+        return first + parts[-1] * len(parts) + others[0] + op.np.split(x, 1)[0][:, :1]
+
+    outs = [net(X.as_np_ndarray()).asnumpy() for net in pair(lambda: Takes(split), "bfloat16")[0]]
+    np.testing.assert_allclose(*outs, rtol=0.03, atol=0.02)
 
 
 def test_outputs_of_an_operator_are_counted_and_taken_as_ever():
@@ -139,11 +212,12 @@ def test_symbols_mean_what_they_did_after_a_trace_and_in_other_threads():
         thread.join()
         return x * 2
 
-    methods = [getattr(mx.sym.Symbol, name) for name in METHODS]
+    methods, of_numpy = [getattr(mx.sym.Symbol, name) for name in METHODS], dict(vars(mx.sym.np._Symbol))
     nets, _ = pair(lambda: Takes(meanwhile), "bfloat16")
     nets[1](X)
     assert found == [(True, 1)]
     assert methods == [getattr(mx.sym.Symbol, name) for name in METHODS]
+    assert of_numpy == vars(mx.sym.np._Symbol)
     with pytest.raises(ValueError, match="x\\[i\\]"):
         pair(lambda: Takes(ROWS["an index"]), "bfloat16")[0][1](X)
     assert methods[0] is mx.sym.Symbol.reshape

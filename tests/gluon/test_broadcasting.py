@@ -60,6 +60,22 @@ def test_operators_of_symbols_broadcast_as_those_of_arrays(kind, in_units, dtype
     assert_alike(nets, X)
 
 
+OF_SCALARS = {
+    "a scalar": lambda op, x, s: x * s + (x > s) - s,
+    "a scalar first": lambda op, x, s: s / x,
+    "in a loop": lambda op, x, s: op.contrib.foreach(lambda row, state: (row * state, state + 1), x, s)[0],
+}
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("kind", OF_SCALARS)
+def test_scalars_of_the_numpy_interface_broadcast_in_operators_of_the_other(kind):
+    def compute(block, op, x):
+        return OF_SCALARS[kind](op, x.as_nd_ndarray(), x.mean().as_nd_ndarray()).as_np_ndarray()
+
+    assert_alike(pair(compute, "bfloat16"), X.as_np_ndarray())
+
+
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}])
 def test_shapes_that_do_not_differ_at_first_may_differ_later(flags):
     nets = pair(lambda block, op, x: x * x.mean(axis=0, keepdims=True), "bfloat16")

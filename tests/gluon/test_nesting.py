@@ -23,6 +23,7 @@ Pair = namedtuple("Pair", "first second")
 def assert_alike(got, want):
     """As nested, of the same values; tuples of a graph are lists."""
     if isinstance(want, mx.nd.NDArray):
+        assert (type(got), got.dtype) == (type(want), want.dtype)
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=0.02)
     elif isinstance(want, dict):
         assert list(got) == list(want)
@@ -65,6 +66,8 @@ OUTPUTS = {
     "several of an operator": lambda op, x: (op.split(x, num_outputs=3, axis=1), 4),
     "tuple": lambda op, x: (x, (x * 2, [x * 3])),
     "one": lambda op, x: x,
+    "one of mx.np": lambda op, x: (x, x.as_np_ndarray()),
+    "all of mx.np": lambda op, x: [x.as_np_ndarray(), (x.as_np_ndarray() * 2,)],
     "list of one": lambda op, x: [x],
 }
 

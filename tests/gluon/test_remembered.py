@@ -87,6 +87,23 @@ def test_a_result_in_an_attribute_is_that_of_each_call(kind, flags, nested, dtyp
         assert inner[0].calls == inner[1].calls
 
 
+@mx.util.use_np
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attributes_in_the_numpy_interface_have_the_kind_and_dtype_of_each_call(dtype):
+    def compute(block, op, x):
+        mask = x > 0.5
+        block.aux = [mask, op.np.argmax(x, axis=1), x.as_nd_ndarray()]
+        return x, mask
+
+    nets, _ = pair(lambda: Takes(compute, aux=0), dtype)
+    for scale in (1, 2):
+        for net in nets:
+            net(X.as_np_ndarray() * scale)
+        for full, low in zip(*(net.aux for net in nets)):
+            assert (type(low), low.dtype) == (type(full), full.dtype)
+            assert_nearly(low.asnumpy(), full.asnumpy())
+
+
 def step_of_each(block, op, x):
     def body(row, state):
         block.aux = row * 2

@@ -89,6 +89,22 @@ def test_an_operator_of_arrays_is_to_be_one_of_f():
         mxmp.convert(net, "bfloat16")(X)
 
 
+@mx.util.use_np
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        (lambda op, x, c: mx.np.sum(x), r"Write F\.np and F\.npx in place of mx\.np and mx\.npx"),
+        (lambda op, x, c: mx.np.exp(x), r"Write F\.np in place of mx\.np\. For an array of the block"),
+        (lambda op, x, c: x * mx.np.ones(3), r"write self\.c = self\.params\.get_constant"),
+    ],
+)
+def test_an_operator_of_arrays_in_the_numpy_interface_is_to_be_one_of_f_np(kind, cure):
+    net = Shifted(kind)
+    net.initialize()
+    with pytest.raises(ValueError, match=cure):
+        mxmp.convert(net, "bfloat16")(X.as_np_ndarray())
+
+
 class Heads(nn.HybridBlock):
     def __init__(self, registers):
         super().__init__()

@@ -8,6 +8,8 @@ import pytest
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.precision.graph import Graph
+from mxmp.precision.inputs import InputCheck
 
 YEARS = np.stack([np.random.RandomState(0).randint(1995, 2025, 64), np.random.RandomState(1).normal(size=64)], axis=1)
 NEAR_1000 = 1000 + np.random.RandomState(2).normal(size=(64, 2))
@@ -100,3 +102,12 @@ def test_an_excluded_product_is_not_looked_at():
         net.add(nn.Dense(4), nn.Dense(2))
     net.initialize()
     mxmp.convert(net, "bfloat16", exclude=["net_dense0_fwd"])(mx.nd.array(YEARS))
+
+
+@mx.util.use_np
+def test_an_empty_batch_of_the_numpy_interface_has_nothing_to_lose():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    plan = mxmp.tune(net, mx.np.ones((2, 3)), measure=False, cache=False)
+    graph = Graph.from_symbol(net(mx.sym.var("data").as_np_ndarray()))
+    InputCheck().look_at({"data": mx.np.ones((0, 3))}, lambda: graph, plan)
