@@ -293,7 +293,8 @@ def release(trainer: Any, updates: Iterable[Update]) -> None:
     # Such as the trainer of an earlier phase, of the same parameters: it never steps, and the scale would stand still.
     weights = {id(update.weight) for update in updates}
     for other in list(living_trainers):
-        if other is not trainer and other.scaler_group is trainer.scaler_group and other.ledger.written.keys() <= weights:
+        shares = other is not trainer and other.scaler_group is trainer.scaler_group
+        if shares and other.ledger.written.keys() <= weights:
             other.ledger.awaited = False
 
 

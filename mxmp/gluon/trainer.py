@@ -677,7 +677,11 @@ class Trainer(StepView, gluon.Trainer):
         own = set(map(id, self._params))
         for other in before:
             known = other.scaled_step.scaler
-            if known is not scaler and known.loss_scale < scaler.loss_scale and own & set(map(id, other._params)):
+            if (
+                known is not scaler
+                and known.loss_scale < scaler.loss_scale
+                and own & set(map(id, _mxnet.parameters_of(other)))
+            ):
                 warn_user(
                     f"the last Trainer of these parameters skipped all of its {other.skipped_steps} steps, to find the "
                     f"loss scale, and this one begins at {scaler.loss_scale:g} again, so nothing may ever train: make "
