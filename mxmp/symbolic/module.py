@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -133,6 +133,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         stores.refuse_compression(self._compression_params)
         self._inference_graphs: list[Any] = []
         self._monitored = False
+        self.awaits_backward = False  # whether the last forward was one of training, without a backward since
+        self.before_forward: list[Callable[[], None]] = []  # called once, by the next forward
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
@@ -581,10 +583,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The first call reads the data, and warns of digits that the first product would lose in low precision.
         """
         require(self, optimizer=False)
+        while self.before_forward:
+            self.before_forward.pop(0)()
         if self.plan is not None:
             arrays = dict(zip(self._data_names, getattr(data_batch, "data", None) or ()))
             self.core.look_at(arrays, self._symbol, self.plan)
         super().forward(data_batch, is_train)
+        self.awaits_backward = self.for_training if is_train is None else bool(is_train)
 
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.
@@ -615,6 +620,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.core.statistics.watch(self.running)
         with true_gradients(scale):
             super().backward(out_grads)
+        self.awaits_backward = False
 
     def set_head_scale(self, scale: float) -> None:
         """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write.
