@@ -240,7 +240,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             own = [Gradient(name, a) for name, arrays in zip(group.aux_names, group.aux_arrays) for a in arrays]
             self.running = own if shared_module is None else shared_module.running
             self.core.add_module(self)
-            self._monitored = False
+            self._monitored = self.awaits_backward = False
             self._inference_graphs = self._make_inference_graphs()
             self._fuse_inference()
 
@@ -272,6 +272,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``; ``plan`` stays."""
         super().reshape(data_shapes, label_shapes)
+        self.awaits_backward = False
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[Any]:
