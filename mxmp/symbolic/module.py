@@ -314,15 +314,22 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         Operators that mxmp inserted, such as casts, are not reported. All values are FP32 arrays; those of operators in
         low precision were rounded to the compute dtype. Gradients are multiplied by the loss scale. Raises
-        ``RuntimeError`` if the module is not bound.
+        ``RuntimeError`` if the module is not bound, or while ``watch`` or ``guard`` observes it.
         """
         if self.plan is None:
             raise RuntimeError("call bind() first: a monitor is installed in executors")
+        if self.scaled_step.observers:
+            raise RuntimeError("close() watch and guard first: MXNet calls one callback only")
         from .monitored import Monitored
 
         self._monitored = True
         for executor in self._exec_group.execs:
             mon.install(Monitored(executor, self._symbol, self.plan))
+
+    @property
+    def is_monitored(self) -> bool:
+        """Return whether ``install_monitor`` was called since ``bind``."""
+        return self._monitored
 
     def init_params(
         self,

@@ -333,6 +333,17 @@ def test_a_tool_between_forward_and_backward_of_a_module_changes_nothing(kind, t
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_monitor_and_a_watch_of_one_module_are_refused():
+    net, (x, y) = three(), batch()
+    module, data = module_of(net, x, y), mx.io.DataBatch([x], [y])
+    with watch(module), pytest.raises(RuntimeError, match=r"close\(\) watch and guard first"):
+        module.install_monitor(mx.mon.Monitor(1))
+    module.install_monitor(mx.mon.Monitor(1))
+    for tool in (watch, guard, lambda module: blame(module, data)):
+        with pytest.raises(ValueError, match=r"has a mx.mon.Monitor"):
+            tool(module)
+
+
 def test_a_block_with_an_op_hook_leaves_no_listener_on_the_others():
     net = three()
     trainer = gluon_run(net)

@@ -112,6 +112,11 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call ``listener(name, array)`` with all tensors of the Symbol with casts in training.
         Until ``stop_listening``, executors are replaced by copies that have a callback and run operator by operator."""
+        if self._module.is_monitored:
+            raise ValueError(
+                "the module has a mx.mon.Monitor, and MXNet calls one callback only: take it off by "
+                "bind(..., force_rebind=True)"
+            )
         self._waiting = partial(self._install, self._module, listener_at)
         _when_backward_is_done(self._module, self._waiting)
 
