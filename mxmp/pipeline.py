@@ -104,6 +104,7 @@ class Use:
     large_inputs: bool = False  # see ``emitted``
     keep_output_names: bool = False
     strict: bool = False  # a plan must fit this graph; otherwise the rules decide for what it lacks
+    fits: bool = False  # a plan has fitted another graph of the network, so it may lack all operators of this one
 
 
 _Conversion = TypeVar("_Conversion", bound="Conversion")
@@ -190,7 +191,7 @@ class Conversion:
                 return decide(graph, how, use.device, known)
             given = decisions_about(graph.names(), summed_in_fp32(how))
             plan = decide(graph, how.policy, use.device, replace(known, decided=given))
-            if not plan.decisions.keys() & given.keys():
+            if not use.fits and not plan.decisions.keys() & given.keys():
                 check_fit(graph.names(), how)
             return replace(plan, tuned=how.tuned)
 

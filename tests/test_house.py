@@ -49,7 +49,7 @@ HOUSE = {
     ],
     "gluon": [
         *("_mxnet", "nesting", "tracing", "broadcasting", "known", "as_arrays", "scopes", "following", "reads"),
-        *("changes", "reachable", "remembered", "blocks", "parameter", "conversion", "record", "scaling"),
+        *("reachable", "blocks", "changes", "remembered", "parameter", "conversion", "record", "scaling"),
         *("scaled_heads", "scaled_reads", "unconverted_heads", "static_shape", "monitored", "graphs", "symbols"),
         *("untraceable", "hook", "convert", "backward", "trainer", "estimator", "weights", "__init__"),
     ],

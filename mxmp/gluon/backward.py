@@ -288,6 +288,16 @@ def zero_stale(found: Gradients) -> None:
             update.grad[:] = 0
 
 
+def release(trainer: Any, updates: Iterable[Update]) -> None:
+    """Let the scaler not wait for trainers all of whose gradients are in ``updates``, which ``trainer`` applies."""
+    # Such as the trainer of an earlier phase, of the same parameters: it never steps, and the scale would stand still.
+    weights = {id(update.weight) for update in updates}
+    for other in list(living_trainers):
+        shares = other is not trainer and other.scaler_group is trainer.scaler_group
+        if shares and other.ledger.written.keys() <= weights:
+            other.ledger.awaited = False
+
+
 def use_up(params: Sequence[Parameter], found: Gradients) -> None:
     """Mark the gradients that are due (``index`` is into ``params``) as used up: no later step applies them."""
     _clear_marks(found)

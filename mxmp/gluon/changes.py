@@ -1,38 +1,93 @@
-"""What a trace changes in place in objects of the user's, to be undone where no call was asked for."""
+"""What code changes in place in objects of the user's, to be undone where no call was asked for."""
 
 from __future__ import annotations
 
 import copy
+import random
 from collections import deque
+from contextlib import contextmanager
 from itertools import chain
 from operator import is_
 from typing import Any, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.gluon import Block, Parameter
+from mxnet.ndarray import NDArray
 
-from .reads import DEPTH, MISSING, is_of_library
+from . import _mxnet
+from .blocks import blocks_of
+from .reachable import Reachable, of_classes
+from .reads import DEPTH, MISSING, is_generator, is_of_library, names_in, set_state, state_of
+
+# The code of blocks that MXNet calls.
+CALLED = {"__call__", "forward", "hybrid_forward"}
+
+
+@contextmanager
+def undone(*called: Any) -> Iterator[None]:
+    """Undo, when the ``with`` block ends, what the code of these nets and functions has changed of Python in it, as far
+    as a trace sees what code reads, and in arrays that are no Parameters; and draws of Python's and NumPy's numbers."""
+    before, blocks = Before(arrays=True), {}
+
+    def add(value: Any) -> None:
+        new = [each for each in blocks_of(value) if id(each) not in blocks] if isinstance(value, Block) else []
+        held = [{k: v for k, v in vars(each).items() if k not in _mxnet.BOOKKEEPING} for each in new]
+        blocks.update({id(block): (block, own) for block, own in zip(new, held)})
+        values = [value, *(v for own in held for k, v in own.items() if k not in _mxnet.HOOKS)]
+        for each in values:
+            before.keep(each)
+        code = [each for block in new for each in of_classes(type(block), CALLED)]
+        classes = dict.fromkeys(chain.from_iterable(type(block).__mro__ for block in new))
+        Reachable(classes, note).reach(*code, *values)
+
+    def note(owner: Any, name: str) -> None:
+        before.keep_name(owner, name)
+        if isinstance(names_in(owner).get(name), Block):
+            add(names_in(owner)[name])
+
+    for each in (random, np.random, *called):
+        add(each)
+    try:
+        yield
+    finally:
+        for block, own in blocks.values():
+            for name in vars(block).keys() - _mxnet.BOOKKEEPING - own.keys():
+                del vars(block)[name]
+            vars(block).update(own)
+        before.restore()
 
 
 class Before:
     """What was in containers, objects, classes and globals before code changed it."""
 
-    def __init__(self) -> None:
-        # By id: a container or the attributes of an object, and a copy; the ids stay theirs while these live here.
+    def __init__(self, *, arrays: bool = False) -> None:
+        # By id, which stays theirs while they live here: a container or the attributes of an object, and a copy.
         self._contents: dict[int, tuple[Any, Any]] = {}
-        # Names of globals and of classes, and what they had.
+        # Likewise: generators of random numbers, and their states.
+        self._generators: dict[int, tuple[Any, Any]] = {}
+        # Likewise: NDArrays and copies; None in a trace, whose code writes into none.
+        self._arrays: dict[int, tuple[NDArray, NDArray]] | None = {} if arrays else None
+        # Names of globals, classes and variables of enclosing functions, and what they had.
         self._named: dict[tuple[int, str], tuple[Any, str, Any]] = {}
 
-    def keep_name(self, owner: dict | type, name: str) -> None:
-        """Keep a name of globals or of a class, before it is changed, and what is in its value."""
-        value = (owner if isinstance(owner, dict) else vars(owner)).get(name, MISSING)
+    def keep_name(self, owner: Any, name: str) -> None:
+        """Keep a name of an owner (``reads.names_in``), before it is changed, and what is in its value."""
+        value = names_in(owner).get(name, MISSING)
         self._named.setdefault((id(owner), name), (owner, name, value))
+        self.keep(value)
 
     def keep(self, value: Any) -> None:
         """Keep what is in a value, as deep as values are compared."""
         level = [value]
         for _ in range(DEPTH):
+            for each in level:
+                if is_generator(each) and id(each) not in self._generators:
+                    self._generators[id(each)] = each, state_of(each)
+                elif isinstance(each, NDArray) and self._arrays is not None and id(each) not in self._arrays:
+                    with autograd.pause():
+                        self._arrays[id(each)] = each, each.copy()
             found = {id(held): held for each in level if (held := _held_by(each)) is not None}
             new = [held for number, held in found.items() if number not in self._contents]
             self._contents.update({id(held): (held, copy.copy(held)) for held in new})
@@ -40,10 +95,17 @@ class Before:
 
     def restore(self) -> None:
         for owner, name, value in self._named.values():
-            if isinstance(owner, dict):
-                owner.pop(name, None) if value is MISSING else owner.update({name: value})
-            elif vars(owner).get(name, MISSING) is not value:
+            if names_in(owner).get(name, MISSING) is value:
+                continue
+            if isinstance(owner, type):
                 delattr(owner, name) if value is MISSING else setattr(owner, name, value)
+            else:
+                owner.pop(name, None) if value is MISSING else owner.update({name: value})
+        for generator, state in self._generators.values():
+            set_state(generator, state)
+        with autograd.pause():
+            for array, copied in (self._arrays or {}).values():
+                copied.copyto(array)
         for held, before in self._contents.values():
             if isinstance(held, np.ndarray):
                 if held.tobytes() != before.tobytes():

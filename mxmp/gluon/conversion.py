@@ -176,6 +176,7 @@ class NetConversion(Conversion):
             reads_data=self.reads_data(block),
             large_inputs=large_inputs,
             strict=strict,
+            fits=self._fits,
         )
         low, planned = self.build(graph, use)
         self._fits = self._fits or strict

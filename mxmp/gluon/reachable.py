@@ -12,14 +12,15 @@ from typing import AbstractSet, Any, Callable, Collection, Iterable, Mapping
 
 from mxnet.gluon import Block
 
-from .reads import content_of, is_of_library, is_value
+from .reads import Enclosing, is_of_library, is_value
 
 _INSTALLED = os.path.dirname(os.__file__)
 
 
 class Reachable:
     """The functions that code may call. ``note`` gets each name that these read, and whose it is: a dict of globals or
-    of a function's attributes, or one of ``classes``, whose own values code reads as ``type(self).name``."""
+    of a function's attributes, its Enclosing, or one of ``classes``, whose own values code reads as
+    ``type(self).name``."""
 
     def __init__(self, classes: Iterable[type], note: Callable[[Any, str], None]) -> None:
         self._note = note
@@ -63,7 +64,10 @@ class Reachable:
             for name in names & vars(kind).keys():
                 if is_value(name, vars(kind)[name]):
                     self._note(kind, name)
-        values = [*map(content_of, function.__closure__ or ()), *(function.__defaults__ or ())]
+        enclosing = Enclosing(function)
+        for name in enclosing:
+            self._note(enclosing, name)
+        values = [*enclosing.values(), *(function.__defaults__ or ())]
         for module in [each for each in values if isinstance(each, ModuleType)]:
             self._read_module(module, names, values, set())
         self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from array import array
 from collections import abc, deque
@@ -9,7 +10,7 @@ from functools import partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterator, Mapping, MutableMapping
 
 import mxnet as mx
 import numpy as np
@@ -21,11 +22,34 @@ from .nesting import is_constant
 
 # In place of the value of a name that there is not.
 MISSING = object()
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 # How deep values are compared, in containers and objects inside each other; what is deeper, by identity.
 DEPTH = 6
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
+
+
+class Enclosing(MutableMapping[str, Any]):
+    """The variables of enclosing functions that a function reads, by name, as they are at the time."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+
+    def __getitem__(self, name: str) -> Any:
+        return content_of(self._cells[name])
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cells[name].cell_contents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
 
 
 class _Same:
@@ -56,8 +80,8 @@ class _Places:
 
     def add_owner(self, owner: Any, names: list[str]) -> None:
         self._owners.append((owner, names))
-        inherited = [name for name in names if name not in _held_by(owner)]
-        if inherited and not isinstance(owner, dict):
+        inherited = [name for name in names if name not in names_in(owner)]
+        if inherited and not isinstance(owner, (dict, Enclosing)):
             self.add(_Live(lambda: [of_class(owner, name) for name in inherited]))
 
     def add(self, container: Any) -> None:
@@ -92,7 +116,7 @@ class _Places:
         return list(map(len, self._containers))
 
     def _values(self) -> Iterator[Any]:
-        held = (map(_held_by(owner).get, names, repeat(MISSING)) for owner, names in self._owners)
+        held = (map(names_in(owner).get, names, repeat(MISSING)) for owner, names in self._owners)
         return chain(chain.from_iterable(held), chain.from_iterable(self._containers))
 
 
@@ -119,7 +143,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
         return NDArray  # whose values no trace reads, but by ``_VALUES``
     if isinstance(value, np.ndarray):
         return places.add_content(lambda: (value.dtype.str, value.shape, value.tobytes()))
-    if isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
+    if isinstance(value, _GENERATORS):
         return _Same(value), state_of(value)
     if depth == 0 or isinstance(value, (Block, Parameter, ModuleType, BuiltinFunctionType)):
         return _Same(value)
@@ -199,7 +223,7 @@ def is_of_library(kind: Any) -> bool:
 
 
 class Reads:
-    """What the code of one graph has read of Python, by owner (a block, or the globals of a function) and name."""
+    """What the code of one graph has read of Python, by owner (a block, or what ``names_in`` says) and name."""
 
     def __init__(self) -> None:
         # Why the graph is right for no other call, if so.
@@ -252,12 +276,13 @@ class Reads:
 ANY = Reads()
 
 
-def _held_by(owner: Any) -> dict:
-    return owner if isinstance(owner, dict) else vars(owner)
+def names_in(owner: Any) -> Any:
+    """Return the names and values of an owner of what is read: globals, an Enclosing, a block or a class."""
+    return owner if isinstance(owner, (dict, Enclosing)) else vars(owner)
 
 
 def _value_of(owner: Any, name: str) -> Any:
-    held = _held_by(owner)
+    held = names_in(owner)
     return held[name] if name in held else MISSING if owner is held else of_class(owner, name)
 
 
@@ -272,11 +297,21 @@ def _token_of(owner: Any, name: str, places: _Places) -> Any:
     return _token(value, places)
 
 
-def state_of(generator: Any) -> Any:
+def is_generator(value: Any) -> bool:
+    """Return whether a value draws random numbers of Python's or NumPy's."""
+    return value in (random, np.random) if isinstance(value, ModuleType) else isinstance(value, _GENERATORS)
+
+
+def state_of(generator: Any) -> bytes:
     """Return the state of a generator of random numbers, or of the global one of a module."""
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    if generator is random or isinstance(generator, random.Random):
-        return generator.getstate()
-    name, keys, *more = generator.get_state()
-    return name, keys.tobytes(), more
+        return pickle.dumps(generator.bit_generator.state)
+    return pickle.dumps((generator.getstate if hasattr(generator, "getstate") else generator.get_state)())
+
+
+def set_state(generator: Any, state: bytes) -> None:
+    """Give a generator back a state that ``state_of`` has returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = pickle.loads(state)
+    else:
+        (generator.setstate if hasattr(generator, "setstate") else generator.set_state)(pickle.loads(state))

@@ -20,7 +20,7 @@ from mxnet.gluon import Block
 
 from ..messages.callers import warn_user
 from . import _mxnet
-from .changes import Before, has_symbol
+from .changes import CALLED, Before, has_symbol
 from .nesting import Nesting, nesting_of
 from .reachable import Reachable, of_classes
 from .reads import MISSING, Reads, is_of_library, of_class, state_of
@@ -29,8 +29,6 @@ from .reads import MISSING, Reads, is_of_library, of_class, state_of
 _local = threading.local()
 # Names by which code reads the values of arrays, as no Symbol lets it.
 _VALUES = {"asscalar", "asnumpy"}
-# The code of blocks that MXNet calls.
-_CALLED = {"__call__", "forward", "hybrid_forward"}
 _NO_ARRAY = "within F.contrib.foreach, while_loop or cond a graph has no array for it"
 
 
@@ -44,14 +42,12 @@ class Trace:
         # By id and name: the block, the name, and what the block had before the first write.
         self._written: dict[tuple[int, str], tuple[Block, str, Any]] = {}
         self._before = Before()
-        # The states of random numbers before the code drew some.
-        self._drawn: tuple[Any, Any] | None = None
         self._hooked: list[tuple[str, Block, tuple]] = []
         self._paused = False
         classes = dict.fromkeys(chain.from_iterable(type(each).__mro__ for each in (block, *inside)))
         self._reachable = Reachable(classes, self._note)
         for each in (self._block, *self._inside):
-            self._reachable.reach(*of_classes(type(each), _CALLED))
+            self._reachable.reach(*of_classes(type(each), CALLED))
 
     # -- what blocks say in ``_noted`` --
 
@@ -70,10 +66,11 @@ class Trace:
                 return
         self._note(block, name)
 
-    def _note(self, owner: Block | type | dict, name: str) -> None:
-        if not isinstance(owner, Block):
+    def _note(self, owner: Any, name: str) -> None:
+        if isinstance(owner, Block):
+            self._before.keep(vars(owner).get(name))
+        else:
             self._before.keep_name(owner, name)
-        self._before.keep(owner.get(name) if isinstance(owner, dict) else vars(owner).get(name))
         self.reads.note(owner, name)
 
     def note_write(self, block: Block, name: str) -> None:
@@ -95,7 +92,10 @@ class Trace:
         """Note what the code reads and writes in the ``with`` block; afterwards all blocks have what they had."""
         hooks = [(each, name, vars(each)[name]) for each in self._inside for name in _mxnet.HOOKS if vars(each)[name]]
         outer, _local.trace = getattr(_local, "trace", None), self
-        states, full = (state_of(random), state_of(np.random)), (random.getstate(), np.random.get_state())
+        generators = (random, np.random)
+        states = [*map(state_of, generators)]
+        for each in generators:
+            self._before.keep(each)
         try:
             for each, name, _ in hooks:
                 # ``__call__`` reads these; the user's hooks run on arrays, after each call.
@@ -106,8 +106,8 @@ class Trace:
             _local.trace = outer
             for each, name, before in hooks:
                 vars(each)[name] = before
-            if (state_of(random), state_of(np.random)) != states:
-                self.reads.always_anew, self._drawn = "draws random numbers in Python (random, numpy.random)", full
+            if [*map(state_of, generators)] != states:
+                self.reads.always_anew = "draws random numbers in Python (random, numpy.random)"
             elif _VALUES & self._reachable.names():
                 self.reads.always_anew = "reads the values of arrays (asscalar, asnumpy)"
 
@@ -159,11 +159,8 @@ class Trace:
         self.undo_changes()
 
     def undo_changes(self) -> None:
-        """Undo what the code has changed in place, and give Python's random numbers the state that they had."""
+        """Undo what the code has changed in place, and give random numbers of Python the state that they had."""
         self._before.restore()
-        if self._drawn is not None:
-            random.setstate(self._drawn[0])
-            np.random.set_state(self._drawn[1])
 
 
 class Left:

@@ -155,7 +155,9 @@ class Trainer(StepView, gluon.Trainer):
         self._warned = False
         self._warned_of_reads = False
         store = stores.open_store(kvstore)
+        before = [each for each in list(living_trainers) if each.has_only_skipped]
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
+        self._warn_of_lost_scale(before)
         times = Counter(map(id, self._params))
         for param in self._params:
             stores.refuse_sparse_weight(param.name, _mxnet.storage(param), _DENSE)
@@ -439,6 +441,7 @@ class Trainer(StepView, gluon.Trainer):
             self._prepare()
             self._allreduce_grads()  # all workers find the same overflows
         found = self._found()
+        backward.release(self, found.due)
         if found.due or self.ledger.pending:
             self.scaled_step.discard([update.gradient for update in found.due], self._statistics)
         self._drop(found)
@@ -664,6 +667,30 @@ class Trainer(StepView, gluon.Trainer):
         return self._step
 
     @property
+    def has_only_skipped(self) -> bool:
+        """Return whether there was a step, and each was skipped, as while the scaler finds its scale."""
+        return self._step is not None and 0 < self._step.steps == self._step.skipped_steps
+
+    def _warn_of_lost_scale(self, before: Sequence[Trainer]) -> None:
+        """Warn if this trainer searches for the loss scale anew, and one ``before`` of its parameters had not ended."""
+        scaler = as_scaler(self._requested_scale)
+        own = set(map(id, self._params))
+        for other in before:
+            known = other.scaled_step.scaler
+            if (
+                known is not scaler
+                and known.loss_scale < scaler.loss_scale
+                and own & set(map(id, _mxnet.parameters_of(other)))
+            ):
+                warn_user(
+                    f"the last Trainer of these parameters skipped all of its {other.skipped_steps} steps, to find the "
+                    f"loss scale, and this one begins at {scaler.loss_scale:g} again, so nothing may ever train: make "
+                    "one scaler, scaler = mxmp.DynamicLossScaler(), and give it to each, Trainer(..., "
+                    "loss_scale=scaler)"
+                )
+                return
+
+    @property
     def _only_bfloat16(self) -> bool:
         return {conversion.policy.compute for conversion in conversions_of(self._params)} == {"bfloat16"}
 
@@ -774,6 +801,7 @@ class Trainer(StepView, gluon.Trainer):
                 self._updaters.apply(updates, factor, reduced=self._kvstore is not None)
             stores.share_drawn(self._kvstore, self._optimizer, trained)
 
+        backward.release(self, updates)
         try:
             if updates:
                 self.scaled_step.run(

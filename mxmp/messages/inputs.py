@@ -43,10 +43,25 @@ def _broadcasting(said: str) -> str:
     )
 
 
+def _without_gradient(said: str) -> str:
+    """Return what to write where MXNet can make no graph, as it makes the gradients with it; empty elsewhere."""
+    if operator := re.search(r"Operator (\S+) is non-differentiable", said):
+        return (
+            f"the operator {operator[1]} has no gradient, and MXNet makes a graph with its gradients, for inference "
+            "too: write F.BlockGrad(...) around each of its outputs, and use them all"
+        )
+    if "There are no inputs in computation graph that require gradients" in said:
+        return (
+            "no output depends on an input or a Parameter, and MXNet makes a graph with its gradients, for inference "
+            "too: make one of an input, such as F.ones_like(x) for F.ones(shape), or call the code outside the net"
+        )
+    return ""
+
+
 def explained(error: RuntimeError, inputs: Iterable[Any]) -> mx.MXNetError | None:
     """Return MXNet's error for ``inputs``, arrays or DataDescs, with what to do about it; None if it is another one."""
     said = last_line(error)
-    if hint := _broadcasting(said):
+    if hint := _broadcasting(said) or _without_gradient(said):
         return mx.MXNetError(f"{hint}. MXNet says: {said}")
     odd = sorted({np.dtype(each.dtype).name for each in inputs} - {"float32"})
     mixed = re.search(r"expected (\w+), got (\w+)", said)

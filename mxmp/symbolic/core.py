@@ -94,7 +94,9 @@ class Core:
         # All buckets share the master weights, so the first graph decides how parameters are stored.
         known = self.conversion.stored_low
         stored = {name: known.get(name, False) for name in use.parameters} if known else {}
-        graph, plan = self.conversion.build(Graph.from_symbol(symbol), replace(use, stored=stored, strict=not known))
+        graph, plan = self.conversion.build(
+            Graph.from_symbol(symbol), replace(use, stored=stored, strict=not known, fits=bool(known))
+        )
         if not self._warned:
             self._warned = True
             useless = message_if_nothing_low(plan)

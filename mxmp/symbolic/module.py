@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -133,6 +133,8 @@ class Module(SavesParams, StepView, mx.mod.Module):
         stores.refuse_compression(self._compression_params)
         self._inference_graphs: list[Any] = []
         self._monitored = False
+        self.awaits_backward = False  # whether the last forward was one of training, without a backward since
+        self.before_forward: list[Callable[[], None]] = []  # called once, by the next forward
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
@@ -238,7 +240,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             own = [Gradient(name, a) for name, arrays in zip(group.aux_names, group.aux_arrays) for a in arrays]
             self.running = own if shared_module is None else shared_module.running
             self.core.add_module(self)
-            self._monitored = False
+            self._monitored = self.awaits_backward = False
             self._inference_graphs = self._make_inference_graphs()
             self._fuse_inference()
 
@@ -270,6 +272,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind executors for other shapes, with the same parameters, as ``mx.mod.Module.reshape``; ``plan`` stays."""
         super().reshape(data_shapes, label_shapes)
+        self.awaits_backward = False
         self._fuse_inference()
 
     def _make_inference_graphs(self) -> list[Any]:
@@ -311,15 +314,22 @@ class Module(SavesParams, StepView, mx.mod.Module):
 
         Operators that mxmp inserted, such as casts, are not reported. All values are FP32 arrays; those of operators in
         low precision were rounded to the compute dtype. Gradients are multiplied by the loss scale. Raises
-        ``RuntimeError`` if the module is not bound.
+        ``RuntimeError`` if the module is not bound, or while ``watch`` or ``guard`` observes it.
         """
         if self.plan is None:
             raise RuntimeError("call bind() first: a monitor is installed in executors")
+        if self.scaled_step.observers:
+            raise RuntimeError("close() watch and guard first: MXNet calls one callback only")
         from .monitored import Monitored
 
         self._monitored = True
         for executor in self._exec_group.execs:
             mon.install(Monitored(executor, self._symbol, self.plan))
+
+    @property
+    def is_monitored(self) -> bool:
+        """Return whether ``install_monitor`` was called since ``bind``."""
+        return self._monitored
 
     def init_params(
         self,
@@ -581,10 +591,13 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The first call reads the data, and warns of digits that the first product would lose in low precision.
         """
         require(self, optimizer=False)
+        while self.before_forward:
+            self.before_forward.pop(0)()
         if self.plan is not None:
             arrays = dict(zip(self._data_names, getattr(data_batch, "data", None) or ()))
             self.core.look_at(arrays, self._symbol, self.plan)
         super().forward(data_batch, is_train)
+        self.awaits_backward = self.for_training if is_train is None else bool(is_train)
 
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.
@@ -615,6 +628,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
         self.core.statistics.watch(self.running)
         with true_gradients(scale):
             super().backward(out_grads)
+        self.awaits_backward = False
 
     def set_head_scale(self, scale: float) -> None:
         """Set the loss scale by which the executors' backward multiplies the gradients that loss heads write.

@@ -6,7 +6,7 @@ import copy
 import os
 import random
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Callable, ClassVar
 from unittest import mock
@@ -74,6 +74,11 @@ class ModuleSide:
         labels = [mx.nd.array((np.arange(BATCH) + seed) % 3)] if self.head == "softmax" else []
         return mx.io.DataBatch([array(seed, BATCH, 6)], labels)
 
+    def batches(self, seed: int) -> mx.io.NDArrayIter:
+        """The last of three is padded."""
+        labels = {"softmax_label": (np.arange(2 * BATCH + 2) + seed) % 3} if self.head == "softmax" else None
+        return mx.io.NDArrayIter({"data": array(seed, 2 * BATCH + 2, 6)}, labels, BATCH)
+
     def weights(self) -> list[np.ndarray]:
         return [array.asnumpy() for _, array in sorted(self.module.get_params()[0].items())]
 
@@ -123,6 +128,7 @@ class ModulePair:
         *("forward", "forward", "backward", "backward", "update", "update", "iteration", "iteration", "iteration"),
         *("zero_grad", "evaluate", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
         *("write", "null", "input_grads", "reinit", "new_optimizer", "discard", "overflow", "overflow"),
+        *("fit", "score", "predict"),
     )
 
     def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
@@ -198,6 +204,37 @@ class ModulePair:
     def evaluate(self) -> None:
         self.ran = 0
         same(*(side.forward(999, train=False) for side in self.sides), "outputs")
+
+    def fit(self) -> None:
+        if self.due or self.low.head != "softmax":
+            return
+        self.ran, seen = 0, []
+        for side in self.sides:
+            metric, of_batches = mx.metric.CrossEntropy(), []
+            with refusals() if side is self.low else nullcontext():
+                side.module.fit(
+                    *(side.batches(self.number), side.batches(self.number + 1), metric),
+                    batch_end_callback=lambda each, kept=of_batches: kept.append(each.eval_metric.get()[1]),
+                    eval_end_callback=lambda each, kept=of_batches: kept.append(each.eval_metric.get()[1]),
+                    num_epoch=1,
+                )
+            seen.append(of_batches)
+        assert seen[0] == seen[1], "metrics of fit"
+        assert not self.low.module.last_step_skipped
+        self.zero_grad()
+        same(self.low.weights(), self.full.weights(), "weights after fit")
+
+    def score(self) -> None:
+        if self.low.head == "softmax":
+            self.ran, parts = 0, self.draw("num_batch", None, 2)
+            found = [side.module.score(side.batches(self.number), ["acc", "ce"], parts) for side in self.sides]
+            assert found[0] == found[1]
+
+    def predict(self) -> None:
+        self.ran, merged = 0, self.draw("merge_batches", True, False)
+        found = [side.module.predict(side.batches(self.number), merge_batches=merged) for side in self.sides]
+        low, full = ([found] if merged else [out for outs in found for out in outs] for found in found)
+        same([out.asnumpy() for out in low], [out.asnumpy() for out in full], "predictions")
 
     def scale(self) -> None:
         scaler = self.low.module.scaled_step.scaler

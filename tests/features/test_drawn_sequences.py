@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:a net computes in float16 and is trained by a:UserWarning"),
     pytest.mark.filterwarnings("ignore:Optimizer created manually:UserWarning"),
     pytest.mark.filterwarnings("ignore:Already bound:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Parameters already initialized:UserWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # of MXNet's own Module
 ]
 

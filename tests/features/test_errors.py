@@ -9,7 +9,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.modules import SHAPES, mlp
+from kit.takes import Takes, X
 from kit.twins import array, seeded
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -200,3 +202,35 @@ def test_a_scaler_from_numbers_of_numpy_s_can_be_saved(tmp_path):
     trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scaler)
     trainer.save_states(str(tmp_path / "s"))
     trainer.load_states(str(tmp_path / "s"))
+
+
+def takes(compute):
+    net = Takes(compute)
+    net.initialize()
+    return mxmp.convert(net, "float16")
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.filterwarnings("ignore:.* is not used by any computation")
+@pytest.mark.parametrize(
+    ("compute", "cured", "said"),
+    [
+        (
+            lambda block, op, x: op.khatri_rao(x, x),
+            lambda block, op, x: op.BlockGrad(op.khatri_rao(x, x)),
+            "operator khatri_rao has no gradient.*write F.BlockGrad",
+        ),
+        (
+            lambda block, op, x: op.ones((2, 2)),
+            lambda block, op, x: op.ones_like(x),
+            "no output depends on an input.*such as F.ones_like",
+        ),
+    ],
+    ids=["without a gradient", "without an input"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_what_mxnet_makes_no_graph_of_has_a_cure_that_cures(compute, cured, said, training):
+    with autograd.record(training), pytest.raises(mx.MXNetError, match=said):
+        takes(compute)(X)
+    with autograd.record(training):
+        takes(cured)(X).wait_to_read()

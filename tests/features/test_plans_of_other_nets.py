@@ -187,6 +187,32 @@ def test_evaluation_first_follows_the_plan_of_training():
     assert nodes[f"{second.infer.name}_fwd"] == "float16"
 
 
+class Apart(gluon.HybridBlock):
+    """No operator is in both graphs, that of training and that of evaluation."""
+
+    def __init__(self):
+        super().__init__(prefix="apart_")
+        with self.name_scope():
+            self.of_training, self.of_evaluation = nn.Dense(2, in_units=4), nn.Dense(2, in_units=4)
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.of_training(x) if autograd.is_training() else self.of_evaluation(x)
+
+
+def test_rules_decide_for_a_graph_of_the_other_mode_without_an_operator_of_the_plan():
+    plans = []
+    for how in ("float16", None):
+        net = Apart()
+        net.initialize()
+        mxmp.convert(net, how or plans[0])
+        with autograd.record():
+            net(array(0, 2, 4))
+        plans.append(mxmp.explain(net).graphs[0].plan)
+        net(array(0, 2, 4))
+        assert [node.dtype for graph in mxmp.explain(net).graphs for node in graph.nodes] == ["float16"] * 2
+    assert plans[0].decisions == plans[1].decisions
+
+
 PATTERNS = {
     "the block": lambda net: net[1].name,
     "the node": lambda net: f"{net[1].name}_fwd",

@@ -584,3 +584,43 @@ def test_clipping_counts_a_gradient_that_only_the_second_device_has():
 
 
 # -- what a step costs ------------------------------------------------------------------------------
+
+
+def test_a_new_trainer_warns_where_the_last_one_has_only_searched_for_its_scale():
+    net = two_layers(CASTS)
+
+    def searching(scale, net=net):
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scale)
+        for number in range(2):
+            trainer.backward(forward(net, number))
+            overflow(trainer)
+            trainer.step(4)
+        return trainer
+
+    scaler, other = mxmp.DynamicLossScaler(), two_layers(CASTS)
+    trainer = searching(scaler, other)
+    assert searching(scaler, other).loss_scale == 65536 / 16
+    trainer = searching("dynamic")
+    with pytest.warns(UserWarning, match="skipped all of its 2 steps, to find the loss scale.*begins at 65536"):
+        trainer = mxmp.Trainer(net.collect_params(), "sgd")
+    for number in range(2):  # one that trains is no reason
+        trainer.backward(forward(net, number))
+        trainer.step(4)
+    mxmp.Trainer(net.collect_params(), "sgd")
+    mxmp.Trainer(two_layers(CASTS).collect_params(), "sgd")
+
+
+@pytest.mark.parametrize("ends", ["step", "discard"])
+def test_a_scaler_does_not_wait_for_the_trainer_of_an_earlier_phase(ends):
+    net, scaler = two_layers(CASTS), mxmp.DynamicLossScaler(1024.0, growth_interval=2)
+    first, second = (mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scaler) for _ in range(2))
+    train(net, first, range(2))
+    assert scaler.loss_scale == 2048
+    train(net, second, range(2))
+    assert scaler.loss_scale == 4096
+    second.backward(forward(net, 2))
+    overflow(second)
+    second.step(4) if ends == "step" else second.discard()
+    assert scaler.loss_scale == 2048
+    train(net, first, range(2))
+    assert scaler.loss_scale == 4096

@@ -178,7 +178,8 @@ class Replays:
         """Return one variant of a graph; in training its loss heads may read the loss scale."""
         still, plan, drawn = self._still(graph, inputs)
         requested = {name: "write" if name in graph.trained else "null" for name in graph.values}
-        requested.update(dict.fromkeys([*inputs, *drawn], "write" if graph.number else "null"))
+        # As ``Segments`` attaches them to what another graph has returned, also to a graph that was called before.
+        requested.update({**dict.fromkeys(inputs, "add"), **dict.fromkeys(drawn, "null")})
         made = emitted(still, in_fp32(plan, low), requested).graph
         if self._network.training:
             scale_heads(made, {name: array.dtype for name, array in inputs.items()})

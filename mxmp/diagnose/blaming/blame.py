@@ -35,8 +35,9 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     training step, with the weights as they are now; a skipped step has not changed them. Gradients, running statistics,
     loss scale and counters are the same afterwards, also those of other nets with an mxmp.Trainer that ``loss`` calls,
     such as the discriminator of a GAN; but if ``loss`` calls a net without an mxmp.Trainer, BatchNorm's running
-    statistics in it change. A module stays bound to the shapes of the batch, as after a forward of it. Dropout draws
-    new random numbers. Waits for the device.
+    statistics in it change. So is what Python code of net and ``loss`` changes: attributes, arrays, lists, globals, and
+    Python's and NumPy's random state. A module stays bound to the shapes of the batch, as after a forward of it.
+    Dropout draws new random numbers from MXNet. Waits for the device.
 
     Parameters
     ----------

@@ -207,8 +207,8 @@ def watch(
     TypeError
         ``target`` is none of these, a net's ``trainer`` is no mxmp.Trainer, or a module has a ``trainer``.
     ValueError
-        The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer;
-        or ``every``, ``sample`` or ``keep`` is not a positive integer.
+        The net is not converted, or a block of it has an op hook (``register_op_hook``); the module has no optimizer,
+        or has a ``mx.mon.Monitor``; or ``every``, ``sample`` or ``keep`` is not a positive integer.
     """
     check_positive(every=every, sample=sample, keep=keep)
     if callback is not None and not callable(callback):

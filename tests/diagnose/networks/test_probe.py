@@ -26,7 +26,7 @@ from kit.twins import LOSS, assert_same
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import guard, watch
+from mxmp.diagnose import audit, blame, guard, watch
 from mxmp.precision.monitoring import Listeners
 
 IMAGE = (4, 3, 6, 6)
@@ -283,6 +283,65 @@ def test_nothing_stays_on_a_module_after_close_in_the_middle_of_a_step():
     assert module.core.step.observers == []
     module.update()
     assert watched.snapshots == type(watched.snapshots)([])
+
+
+def masked(kind):
+    data = mx.sym.var("data")
+    if kind == "dropout":
+        x = mx.sym.Dropout(mx.sym.FullyConnected(data, num_hidden=16, name="fc"), p=0.5)
+    else:  # the states of its executor; another one's backward would crash
+        zeros = {name: mx.sym.zeros((1, 8, 4)) for name in ("state", "state_cell")}
+        weights = mx.sym.var("rnn_weight", shape=(112,))
+        x = mx.sym.reshape(data, shape=(5, -1, 1))
+        x = mx.sym.RNN(x, weights, **zeros, state_size=4, num_layers=1, mode="lstm", name="rnn")
+        x = mx.sym.reshape(mx.sym.slice_axis(x, axis=0, begin=4, end=5), shape=(-1, 4))
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="head"), name="softmax")
+
+
+AT_ONCE = {
+    "watch": lambda module, batch: watch(module),
+    "close": lambda module, batch: [each.close() for each in module.core.step.observers],
+    "blame": lambda module, batch: blame(module, mx.io.DataBatch([batch.data[0] * 2], batch.label)),
+    "audit": lambda module, batch: audit(module, None, batch),
+}
+
+
+# After blame, dropout draws another mask.
+CASES = [(kind, tool) for kind in ("dropout", "rnn") for tool in AT_ONCE if (kind, tool) != ("dropout", "blame")]
+
+
+@pytest.mark.parametrize(("kind", "tool"), CASES)
+def test_a_tool_between_forward_and_backward_of_a_module_changes_nothing(kind, tool):
+    found = []
+    for called in (False, True):
+        mx.random.seed(1)
+        module = mxmp.Module(masked(kind), policy="bfloat16", loss_scale=8.0)
+        module.bind([("data", (8, 5))], [("softmax_label", (8,))], inputs_need_grad=True)
+        module.init_params(mx.init.Uniform(0.5))
+        module.init_optimizer()
+        data = mx.io.DataBatch([mx.nd.random.normal(shape=(8, 5))], [mx.nd.arange(8) % 3])
+        if tool == "close":
+            watch(module)
+        module.forward(data, is_train=True)
+        if called:
+            AT_ONCE[tool](module, data)
+        outputs = module.get_outputs()[0].asnumpy()
+        module.backward()
+        gradients = [arrays[0].asnumpy() for arrays in module._exec_group.grad_arrays]
+        found.append([outputs, module.get_input_grads()[0].asnumpy(), *gradients])
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_monitor_and_a_watch_of_one_module_are_refused():
+    net, (x, y) = three(), batch()
+    module, data = module_of(net, x, y), mx.io.DataBatch([x], [y])
+    with watch(module), pytest.raises(RuntimeError, match=r"close\(\) watch and guard first"):
+        module.install_monitor(mx.mon.Monitor(1))
+    module.install_monitor(mx.mon.Monitor(1))
+    for tool in (watch, guard, lambda module: blame(module, data)):
+        with pytest.raises(ValueError, match=r"has a mx.mon.Monitor"):
+            tool(module)
 
 
 def test_a_block_with_an_op_hook_leaves_no_listener_on_the_others():

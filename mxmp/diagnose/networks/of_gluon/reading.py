@@ -9,10 +9,11 @@ from mxnet.gluon import Block, HybridBlock
 
 from ....gluon import _mxnet
 from ....gluon.blocks import hybrid_blocks
+from ....gluon.changes import undone
 from ....gluon.hook import hook_of, hooks
 from ....gluon.symbols import read_inputs, traced_call
 from ....policy import Policy
-from ..protocol import CalledGraph, ConvertedGraph
+from ..protocol import CalledGraph, ConvertedGraph, unchanged
 from ._mxnet import graph_arguments
 
 
@@ -23,7 +24,10 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
         raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
     found = list(_built_graphs(net))
     if not found and inputs:
-        net(*inputs)
+        params = [each for each in net.collect_params().values() if _mxnet.is_initialized(each)]
+        frozen = [array for param in params if param.grad_req == "null" for array in _mxnet.arrays(param)]
+        with undone(net), unchanged([], frozen):
+            net(*inputs)
         found = list(_built_graphs(net))
     if not found:
         raise ValueError(f"{net.name!r} has no graph yet: call it once, or pass inputs to explain(net, x)")
@@ -87,7 +91,7 @@ def called_graphs(net: Block, inputs: Sequence[Any]) -> list[CalledGraph]:
     try:
         for block in hybrid_blocks(net):
             handles += [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
-        with autograd.pause():
+        with undone(net), autograd.pause():
             net(*args)
     finally:
         for handle in handles:

@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ....gluon import _mxnet
 from ....gluon.blocks import blocks_of
+from ....gluon.changes import undone
 from ....gluon.hook import Hook, hooks, standing_in
 from ....gluon.nesting import key_of, nesting_of, split
 from ....gluon.parameter import weight_of
@@ -23,7 +24,7 @@ from ....precision.graph import Graph
 from ....precision.plan import Plan
 from ....step.gradients import listed
 from ..protocol import GraphRunner, ReplayedGraph, unchanged
-from .training import attributes_kept, check_exclusion, exclude_operators, trainers_of
+from .training import check_exclusion, exclude_operators, trainers_of
 
 
 class ReplayedNet:
@@ -115,7 +116,9 @@ class ReplayedNet:
         blocks = [self._net, *([self._loss] if isinstance(self._loss, Block) else [])]
         params = [param for block in blocks for param in block.collect_params().values()]
         frozen = [param for param in params if param.grad_req == "null" and _mxnet.is_initialized(param)]
-        with attributes_kept(blocks), unchanged([], [array for param in frozen for array in _mxnet.arrays(param)]):
+        with undone(self._net, self._loss), unchanged(
+            [], [array for param in frozen for array in _mxnet.arrays(param)]
+        ):
             yield
 
     def check_excludable(self) -> None:

@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 from ....gluon import _mxnet
 from ....gluon.backward import head_gradient
 from ....gluon.blocks import blocks_of
+from ....gluon.changes import undone
 from ....gluon.conversion import NetConversion
 from ....gluon.hook import Hook, conversions_in, exclude_more, hooks
 from ....gluon.nesting import joined, nested, nesting_of, split
@@ -32,19 +33,6 @@ from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unc
 from ._mxnet import set_monitor
 
 
-@contextmanager
-def attributes_kept(nets: Iterable[Block]) -> Iterator[None]:
-    """Restore, when the ``with`` block ends, the attributes that the code of these nets has set in it."""
-    before = [(block, dict(vars(block))) for net in nets for block in blocks_of(net)]
-    try:
-        yield
-    finally:
-        for block, held in before:
-            for name in vars(block).keys() - _mxnet.BOOKKEEPING - held.keys():
-                del vars(block)[name]
-            vars(block).update({name: value for name, value in held.items() if name not in _mxnet.BOOKKEEPING})
-
-
 class TrainedNet:
     """A converted net and the mxmp.Trainer that updates it; implements ``protocol.TrainedNetwork``.
     A place, an object that runs graphs, is the hook of a converted block."""
@@ -61,6 +49,7 @@ class TrainedNet:
         if not self._hooks:
             raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first")
         self._listening: list[tuple] = []
+        self._loss: Callable | None = None  # that of the replays
         self._read: Collection[str] = ()  # what the loss of the last replay read, by the names that autograd gave it
 
     @property
@@ -109,7 +98,7 @@ class TrainedNet:
             return _mxnet.recorded_name(array) in self._read
 
         try:
-            with attributes_kept([self._net]), restored(of_others, is_read), unchanged(gradients, running):
+            with undone(self._net, self._loss), restored(of_others, is_read), unchanged(gradients, running):
                 yield
         finally:
             for array in stale:
@@ -121,9 +110,10 @@ class TrainedNet:
         return [param for param in found.values() if _mxnet.is_initialized(param)]
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
+        self._loss = loss
         # Makes graphs, and so the float16 arrays that ``unchanged`` is to restore.
         if not any(hook.graphs for _, hook in self._hooks):
-            with attributes_kept([self._net]), autograd.pause(train_mode=False):
+            with undone(self._net), autograd.pause(train_mode=False):
                 self._net(*batch)
         if any(map(_mxnet.is_deferred, _all_trained())):
             # In training mode, where the output may be nested in another way; recorded, since a loss may need that.

@@ -74,6 +74,9 @@ class ReplayedModule(ReplayedSymbol):
         read = set(module.symbol.list_inputs())
         ctx = next(iter(values.values())).ctx if values else batch.data[0].ctx
         inputs = {name: array.as_in_context(ctx) for name, array in named if name in read}
+        executors = _mxnet.group(module).execs
+        for name in read - inputs.keys() - values.keys():  # states (``state_names``), and labels that the batch lacks
+            inputs[name] = mx.nd.concat(*(each.arg_dict[name].as_in_context(ctx) for each in executors), dim=0)
         trained = frozenset(name for name, array in executor.grad_dict.items() if array is not None and name in values)
         use = Use(
             device_of(ctx),

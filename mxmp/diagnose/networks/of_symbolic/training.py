@@ -17,7 +17,7 @@ from ....step.step import ScaledStep
 from ....symbolic import _mxnet
 from ....symbolic.bucketing import BucketingModule
 from ....symbolic.module import Module
-from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, unchanged
+from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unchanged
 from ._mxnet import copy_with_callback, is_training, mark_dirty
 
 
@@ -30,6 +30,7 @@ class TrainedModule:
             raise ValueError("the module has no optimizer yet: bind, init_params and init_optimizer first")
         self._target = module
         self._listening: list[tuple] = []
+        self._waiting: Callable[[], None] | None = None  # what ``listen`` does, perhaps at the next forward
 
     @property
     def _module(self) -> Module:
@@ -64,10 +65,20 @@ class TrainedModule:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        executors = _mxnet.group(self._module).execs
+        """As of the protocol; also restore inputs and outputs, and repeat a forward that awaits its backward."""
+        group, awaits = _mxnet.group(self._module), self._module.awaits_backward
+        parameters, executors = {*group.param_names}, list(group.execs)
         written = [array for each in executors for array in each.grad_arrays if array is not None]
-        with unchanged(written, [array for each in executors for array in each.aux_arrays]):
-            yield
+        states = [array for each in executors for array in each.aux_arrays]
+        read = [a for each in executors for name, a in each.arg_dict.items() if name not in parameters]
+        outputs = [array for each in executors for array in each.outputs]
+        with restored(outputs if not awaits else states):
+            with unchanged(written, [*states, *read]):
+                yield
+            for executor in executors if awaits else ():
+                executor.forward(is_train=True)
+            mx.nd.waitall()
+        self._module.awaits_backward = awaits
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
         """Switch to the bucket of a batch, and to its shapes, as ``forward`` would; call it before ``listen``."""
@@ -88,6 +99,7 @@ class TrainedModule:
         with true_gradients(loss_scale):
             for executor in _mxnet.group(module).execs:
                 executor.backward([mx.nd.ones_like(out) * loss_scale for out in executor.outputs])
+        module.awaits_backward = False
 
     def graphs(self, place: mx.executor.Executor) -> Iterator[GraphRun]:
         gradients, plan = place.grad_dict, self._module.plan
@@ -100,27 +112,33 @@ class TrainedModule:
     def listen(self, listener_at: Callable[[Any], Listener]) -> None:
         """Call ``listener(name, array)`` with all tensors of the Symbol with casts in training.
         Until ``stop_listening``, executors are replaced by copies that have a callback and run operator by operator."""
-        module, execs = self._module, _mxnet.group(self._module).execs
-        twins = module.core.listening_executors
+        if self._module.is_monitored:
+            raise ValueError(
+                "the module has a mx.mon.Monitor, and MXNet calls one callback only: take it off by "
+                "bind(..., force_rebind=True)"
+            )
+        self._waiting = partial(self._install, self._module, listener_at)
+        _when_backward_is_done(self._module, self._waiting)
+
+    def _install(self, module: Module, listener_at: Callable[[Any], Listener]) -> None:
+        execs, twins = _mxnet.group(module).execs, module.core.listening_executors
         for i, executor in enumerate(execs):
             if executor not in twins:
                 listeners = Listeners()
                 execs[i] = copy_with_callback(executor, listeners)
+                for ours, theirs in zip(executor.outputs, execs[i].outputs):  # of the last batch
+                    ours.copyto(theirs)
                 twins[execs[i]] = listeners, executor
             listener = in_training(listener_at(execs[i]), partial(is_training, execs[i]))
             twins[execs[i]][0].add(listener)
             self._listening.append((module, i, execs[i], listener))
 
     def stop_listening(self) -> None:
+        for module in self._module.core.modules:
+            module.before_forward[:] = [each for each in module.before_forward if each is not self._waiting]
         for module, i, each, listener in self._listening:
-            (listeners, executor), execs = module.core.listening_executors[each], _mxnet.group(module).execs
-            listeners.remove(listener)
-            # After a batch of another size, or another bind, MXNet's new executor stays.
-            if listeners.idle and execs[i] is each:
-                # A metric may read the outputs of the last batch there.
-                for ours, theirs in zip(each.outputs, executor.outputs):
-                    ours.copyto(theirs)
-                execs[i] = executor
+            module.core.listening_executors[each][0].remove(listener)
+            _when_backward_is_done(module, partial(_put_back, module, i, each))
         self._listening = []
 
     @property
@@ -133,6 +151,25 @@ class TrainedModule:
 
     def exclude(self, nodes: Collection[str]) -> None:
         exclude_operators(self._target, self._module, nodes)
+
+
+def _when_backward_is_done(module: Module, call: Callable[[], None]) -> None:
+    """Call now, or at the next forward where a backward is to come: masks and states of Dropout and RNN belong to the
+    executor that has run the forward, and another one crashes or has wrong gradients."""
+    if module.awaits_backward:
+        module.before_forward.append(call)
+    else:
+        call()
+
+
+def _put_back(module: Module, position: int, twin: mx.executor.Executor) -> None:
+    """Put the fast executor back in place of one that nobody listens to any more."""
+    (listeners, executor), execs = module.core.listening_executors[twin], _mxnet.group(module).execs
+    # After a batch of another size, or another bind, MXNet's new executor stays.
+    if listeners.idle and execs[position] is twin:
+        for ours, theirs in zip(twin.outputs, executor.outputs):  # a metric may read those of the last batch
+            ours.copyto(theirs)
+        execs[position] = executor
 
 
 def exclude_operators(target: Module | BucketingModule, current: Module, nodes: Collection[str]) -> None:
