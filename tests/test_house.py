@@ -75,7 +75,7 @@ HOUSE = {
         "__init__",
     ],
     "diagnose/networks": ["protocol", "stand_ins", "probe"],
-    "diagnose/networks/of_gluon": ["_mxnet", "training", "replaying", "reading", "plain", "__init__"],
+    "diagnose/networks/of_gluon": ["_mxnet", "undoing", "training", "replaying", "reading", "plain", "__init__"],
     "diagnose/networks/of_symbolic": ["_mxnet", "training", "replaying", "reading", "plain", "__init__"],
     "diagnose/networks, of both": ["frontends", "__init__"],
     "diagnose, shared": ["text"],

@@ -350,6 +350,10 @@ def restore_calls(block: HybridBlock) -> None:
     _delete_graph(block)
 
 
+def is_redirected(block: Block) -> bool:
+    return "forward" in vars(block)
+
+
 def _delete_graph(block: HybridBlock) -> None:
     block._clear_cached_op()
     if not versions.NOW.clears_graph_arguments:
@@ -412,8 +416,8 @@ def block_being_traced() -> Block | None:
     return next((frame.f_locals["self"] for frame in _frames() if frame.f_code.co_name == "_get_graph"), None)
 
 
-def unconverted_reader() -> Block | None:
-    """Return the unconverted HybridBlock whose forward has called ``LowParameter.data``; None if other code did.
+def reader_in_python() -> Block | None:
+    """Return the HybridBlock whose forward, as Python, has called ``LowParameter.data``; None if other code did.
     Reads the call stack, so only ``LowParameter.data`` may call this."""
     frames = _frames()
     next(frames)  # of the caller

@@ -1,11 +1,9 @@
-"""What code changes in place in objects of the user's, to be undone where no call was asked for."""
+"""What code changes in objects of the user's, to be undone where no call was asked for."""
 
 from __future__ import annotations
 
 import copy
-import random
 from collections import deque
-from contextlib import contextmanager
 from itertools import chain
 from operator import is_
 from typing import Any, Iterator, Mapping
@@ -16,47 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, Parameter
 from mxnet.ndarray import NDArray
 
-from . import _mxnet
-from .blocks import blocks_of
-from .reachable import Reachable, of_classes
 from .reads import DEPTH, MISSING, is_generator, is_of_library, names_in, set_state, state_of
-
-# The code of blocks that MXNet calls.
-CALLED = {"__call__", "forward", "hybrid_forward"}
-
-
-@contextmanager
-def undone(*called: Any) -> Iterator[None]:
-    """Undo, when the ``with`` block ends, what the code of these nets and functions has changed of Python in it, as far
-    as a trace sees what code reads, and in arrays that are no Parameters; and draws of Python's and NumPy's numbers."""
-    before, blocks = Before(arrays=True), {}
-
-    def add(value: Any) -> None:
-        new = [each for each in blocks_of(value) if id(each) not in blocks] if isinstance(value, Block) else []
-        held = [{k: v for k, v in vars(each).items() if k not in _mxnet.BOOKKEEPING} for each in new]
-        blocks.update({id(block): (block, own) for block, own in zip(new, held)})
-        values = [value, *(v for own in held for k, v in own.items() if k not in _mxnet.HOOKS)]
-        for each in values:
-            before.keep(each)
-        code = [each for block in new for each in of_classes(type(block), CALLED)]
-        classes = dict.fromkeys(chain.from_iterable(type(block).__mro__ for block in new))
-        Reachable(classes, note).reach(*code, *values)
-
-    def note(owner: Any, name: str) -> None:
-        before.keep_name(owner, name)
-        if isinstance(names_in(owner).get(name), Block):
-            add(names_in(owner)[name])
-
-    for each in (random, np.random, *called):
-        add(each)
-    try:
-        yield
-    finally:
-        for block, own in blocks.values():
-            for name in vars(block).keys() - _mxnet.BOOKKEEPING - own.keys():
-                del vars(block)[name]
-            vars(block).update(own)
-        before.restore()
 
 
 class Before:

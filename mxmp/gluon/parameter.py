@@ -42,7 +42,9 @@ class LowParameter(gluon.Parameter):
 
     def data(self, ctx: mx.Context | None = None) -> NDArray:
         """Return the float16 array; raise ``ValueError`` for an unconverted block, which computes in FP32."""
-        reader = _mxnet.unconverted_reader()
+        reader = _mxnet.reader_in_python()
+        if reader is not None and _mxnet.is_redirected(reader):  # ``summary`` runs it so, in FP32
+            return self._check_and_get(full_arrays(self), ctx)
         if reader is not None:
             raise ValueError(
                 f"Parameter {self.name!r} is stored in {self._low_dtype} for a converted net and shared with "

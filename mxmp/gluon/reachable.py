@@ -14,6 +14,8 @@ from mxnet.gluon import Block
 
 from .reads import Enclosing, is_of_library, is_value
 
+# The code of blocks that MXNet calls.
+CALLED = {"__call__", "forward", "hybrid_forward"}
 _INSTALLED = os.path.dirname(os.__file__)
 
 

@@ -20,9 +20,9 @@ from mxnet.gluon import Block
 
 from ..messages.callers import warn_user
 from . import _mxnet
-from .changes import CALLED, Before, has_symbol
+from .changes import Before, has_symbol
 from .nesting import Nesting, nesting_of
-from .reachable import Reachable, of_classes
+from .reachable import CALLED, Reachable, of_classes
 from .reads import MISSING, Reads, is_of_library, of_class, state_of
 
 # Global: the trace that runs on this thread, if any, for the blocks that note what is read of them.

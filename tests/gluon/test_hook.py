@@ -347,6 +347,27 @@ def test_summary_leaves_the_net_as_it_was(called, capsys):
         np.testing.assert_array_equal(net(rows(0)).asnumpy(), want)
 
 
+class Multiplying(gluon.HybridBlock):
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        with self.name_scope():
+            self.dense, self.factor = nn.Dense(4, in_units=3), self.params.get("factor", shape=(4, 4))
+
+    def hybrid_forward(self, F, x, factor):  # noqa: N803
+        return F.dot(self.dense(x), factor)
+
+
+def test_summary_runs_a_block_with_parameters_of_its_own_that_are_stored_in_float16(capsys):
+    net = mxmp.convert(seeded(Multiplying()), mxmp.Policy("float16", params="float16"))
+    want = net(mx.nd.ones((2, 3))).asnumpy()
+    assert net.factor.data().dtype == np.float16
+    net.summary(mx.nd.ones((2, 3)))
+    assert "Total params: 32" in capsys.readouterr().out
+    np.testing.assert_array_equal(net(mx.nd.ones((2, 3))).asnumpy(), want)
+    with pytest.raises(ValueError, match="is stored in float16 for a converted net and shared with"):
+        Multiplying(prefix=net.prefix, params=net.params)(mx.nd.ones((2, 3)))
+
+
 def test_arrays_on_two_devices_are_refused():
     net = mxmp.convert(seeded(Shifting()))
     with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(1\).*one device"):

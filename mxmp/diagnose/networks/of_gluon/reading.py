@@ -9,12 +9,12 @@ from mxnet.gluon import Block, HybridBlock
 
 from ....gluon import _mxnet
 from ....gluon.blocks import hybrid_blocks
-from ....gluon.changes import undone
 from ....gluon.hook import hook_of, hooks
 from ....gluon.symbols import read_inputs, traced_call
 from ....policy import Policy
 from ..protocol import CalledGraph, ConvertedGraph, unchanged
 from ._mxnet import graph_arguments
+from .undoing import undone
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:

@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 
 from ....gluon import _mxnet
 from ....gluon.blocks import blocks_of
-from ....gluon.changes import undone
 from ....gluon.hook import Hook, hooks, standing_in
 from ....gluon.nesting import key_of, nesting_of, split
 from ....gluon.parameter import weight_of
@@ -25,6 +24,7 @@ from ....precision.plan import Plan
 from ....step.gradients import listed
 from ..protocol import GraphRunner, ReplayedGraph, unchanged
 from .training import check_exclusion, exclude_operators, trainers_of
+from .undoing import undone
 
 
 class ReplayedNet:

@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 from ....gluon import _mxnet
 from ....gluon.backward import head_gradient
 from ....gluon.blocks import blocks_of
-from ....gluon.changes import undone
 from ....gluon.conversion import NetConversion
 from ....gluon.hook import Hook, conversions_in, exclude_more, hooks
 from ....gluon.nesting import joined, nested, nesting_of, split
@@ -31,6 +30,7 @@ from ....step.masters import Weight
 from ....step.step import ScaledStep
 from ..protocol import OTHER_WORKERS, GraphRun, Note, in_training, restored, unchanged
 from ._mxnet import set_monitor
+from .undoing import undone
 
 
 class TrainedNet:
