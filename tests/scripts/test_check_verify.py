@@ -27,9 +27,8 @@ def test_the_table_of_all_programs_has_each_once_and_is_answered():
     assert all(row["answered"] for row in rows)
 
 
-def test_one_verdict_in_the_table_of_seeds_changes_with_the_seed():
+def test_no_verdict_in_the_table_of_seeds_changes_with_the_seed():
     rows = json.loads((FOLDER / "verify_seeds.json").read_text())
     known = {(port.name, port.kind, port.dtype) for port in PORTS}
     assert {(row["name"], row["kind"], row["dtype"]) for row in rows} <= known
-    changing = [row["name"] for row in rows if row["answered"] < row["seeds"] or len(row["right"]) > 1]
-    assert changing == ["gradient_penalty"]
+    assert all(row["answered"] == row["seeds"] and len(row["right"]) == 1 for row in rows)

@@ -50,6 +50,7 @@ WRONG: dict[str, tuple[str | None, ...]] = {
     "raw_year": (None, TOO_WIDE),  # float16 has whole numbers up to 2048
     "scales_twice": ("4096", "4096"),
     "sign_descent": (TOO_SMALL,) * 2,
+    "slope_by_a_tiny_step": ("is more than rounding",) * 2,
     "slow_weights": ("mxmp.master_weights(net)", None),
     "slower_by_norm": (SCALE,) * 2,
     "steps_of_two_trainers": (SCALE,) * 2,

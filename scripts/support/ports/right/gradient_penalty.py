@@ -22,8 +22,8 @@ for _step in range(20):
     between = 0.5 * (x + other)
     between.attach_grad()
     with autograd.record():
-        slope = critic(between + 0.01) - critic(between - 0.01)
-        penalty = ((slope / 0.02 - 1) ** 2).mean()
+        slope = critic(between + 0.1) - critic(between - 0.1)
+        penalty = ((slope / 0.2 - 1) ** 2).mean()
         loss = critic(x).mean() - critic(other).mean() + 10 * penalty
     trainer.backward(loss)
     trainer.step(1)

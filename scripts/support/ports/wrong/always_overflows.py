@@ -25,7 +25,7 @@ class Net(gluon.HybridBlock):
 net = Net()
 net.initialize(mx.init.Xavier())
 mxmp.convert(net, policy)
-trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale="dynamic")
+trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001}, loss_scale="dynamic")
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 for _step in range(30):
     x, y = mx.nd.array(10 + np.random.randn(16, 6)), mx.nd.array(np.random.randint(0, 4, 16))
