@@ -14,6 +14,7 @@ from typing import Callable, Collection, Iterable, Mapping, Set, TypeVar, Union
 from .host import cpu
 from .kernels.channels_last import WHY_SLOW, norms_over_rows
 from .kernels.fit import fit_to_device
+from .messages.callers import warn_user
 from .messages.text import some
 from .policy import Policy, as_policy, pattern_for
 from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
@@ -158,8 +159,11 @@ class Conversion:
             self.stored_low.setdefault(each, use.stored.get(each, each in plan.low_variables))
         if low.bodies:
             self._warn_once(wrongly_differentiated(original, use.grad_req), _WRONG_GRADIENTS)
-        if use.device == "cpu" and plan.policy.compute == "float16" and plan.num_low:
-            _log_that_float16_is_emulated()
+        if use.device == "cpu" and plan.num_low:
+            if plan.policy.compute == "float16":
+                _log_that_float16_is_emulated()
+            elif plan.tuned is None:
+                _warn_of_slow_bfloat16()
         if use.device == "gpu":
             self._warn_once(norms_over_rows(original), f"%s: BatchNorm with another axis than 1. {WHY_SLOW}")
         return low.graph, plan
@@ -215,6 +219,18 @@ def _log_that_float16_is_emulated() -> None:
     is_fast = not cpu.lacks("avx512_bf16") and not cpu.multiplies_bfloat16_slowly()
     fast = ". The fast dtype of this CPU is 'bfloat16'" if is_fast else ""
     logger.warning("float16 is emulated on a CPU, to show how it trains, and is slower than FP32%s", fast)
+
+
+@lru_cache(maxsize=None)
+def _warn_of_slow_bfloat16() -> None:
+    if cpu.lacks("avx512_bf16", "amx_bf16"):
+        emulated = "by oneDNN: expect no gain over FP32" if cpu.multiplies_bfloat16() else "in FP32, and slower than it"
+        warn_user(f"this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated {emulated}")
+    elif cpu.multiplies_bfloat16_slowly():
+        warn_user(
+            "this CPU multiplies bfloat16 at half the speed of FP32, as MXNet uses no AMX: train in FP32, or let "
+            "mxmp.tune measure which operators gain"
+        )
 
 
 def _check_device(plan: Plan, device: str) -> None:

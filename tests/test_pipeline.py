@@ -1,6 +1,8 @@
-"""What a conversion says of float16 on a CPU."""
+"""What a conversion says of the speed of float16 and bfloat16 on a CPU."""
 
 from __future__ import annotations
+
+import warnings
 
 import mxnet as mx
 import pytest
@@ -53,3 +55,40 @@ def test_bfloat16_and_a_net_that_stays_fp32_say_nothing(said):
     with pytest.warns(UserWarning, match="nothing in"):
         called("float16,exclude=*dense*")
     assert said() == []
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """What a conversion to bfloat16 warns of, in a process that has warned of nothing yet."""
+    monkeypatch.setattr(pipeline.cpu, "lacks", lambda *instructions: False)
+    monkeypatch.setattr(pipeline.cpu, "multiplies_bfloat16_slowly", lambda: True)
+    pipeline._warn_of_slow_bfloat16.cache_clear()
+    yield "half the speed of FP32, as MXNet uses no AMX: train in FP32, or let mxmp.tune measure"
+    pipeline._warn_of_slow_bfloat16.cache_clear()
+
+
+def test_bfloat16_warns_once_where_fp32_is_faster(slow):
+    with pytest.warns(UserWarning, match=slow):
+        called("bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called("bfloat16")
+
+
+def test_bfloat16_warns_on_a_cpu_without_its_instructions(slow, monkeypatch):
+    monkeypatch.setattr(pipeline.cpu, "lacks", lambda *instructions: "avx512_bf16" in instructions)
+    with pytest.warns(UserWarning, match="neither AVX512-BF16 nor AMX"):
+        called("bfloat16")
+
+
+@pytest.mark.usefixtures("slow")
+def test_no_speed_is_warned_of_where_it_is_measured():
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    x = mx.nd.ones((1, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = mxmp.tune(net, x, measure=False)
+        mxmp.optimize_for_inference(net, [x], dtypes=["bfloat16"])
+        mxmp.convert(net, plan)(x)
+    assert plan.num_low == 1

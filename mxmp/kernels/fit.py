@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 
 import mxnet as mx
 
-from ..host import cpu
-from ..messages.callers import warn_user
 from ..precision.casts import LowGraph
 from .table import WORKAROUNDS
 
@@ -27,9 +24,6 @@ def device_of(ctx: mx.Context | None) -> str:
 def fit_to_device(low: LowGraph, *, avoid_slow_kernels: bool = True) -> None:
     """Apply the workarounds that the plan's device needs, in place; ``low.workarounds`` gets the nodes of each."""
     device, left_out, requested = low.planned.plan.device, _named_by(SWITCH), _named_by(SWITCH_ON)
-    is_measured = low.planned.plan.tuned is not None
-    if device == "cpu" and low.compute == "bfloat16" and low.low and not is_measured:
-        _warn_of_slow_bfloat16()
     for row in WORKAROUNDS:
         concerns = device in row.devices and low.compute in row.dtypes and (avoid_slow_kernels or row.effect != "slow")
         if concerns and row.name not in left_out:
@@ -46,15 +40,3 @@ def _named_by(switch: str) -> set[str]:
     if names - set(known):
         raise ValueError(f"{switch}={text}: there is no workaround {min(names - set(known))!r}; there are {known}")
     return names
-
-
-@lru_cache(maxsize=None)
-def _warn_of_slow_bfloat16() -> None:
-    if cpu.lacks("avx512_bf16", "amx_bf16"):
-        emulated = "by oneDNN: expect no gain over FP32" if cpu.multiplies_bfloat16() else "in FP32, and slower than it"
-        warn_user(f"this CPU has neither AVX512-BF16 nor AMX, so bfloat16 is emulated {emulated}")
-    elif cpu.multiplies_bfloat16_slowly():
-        warn_user(
-            "this CPU multiplies bfloat16 at half the speed of FP32, as MXNet uses no AMX: train in FP32, or let "
-            "mxmp.tune measure which operators gain"
-        )

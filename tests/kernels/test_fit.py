@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -15,14 +13,11 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import Policy
-from mxmp.host import cpu
-from mxmp.kernels import fit
 from mxmp.pipeline import emitted
 from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.missing_kernels import missing_kernel
 from mxmp.precision.plan import PlannedGraph
-from mxmp.precision.tuned import Tuned
 
 
 def small() -> mx.sym.Symbol:
@@ -65,28 +60,6 @@ def test_bfloat16_runs_grouped_convolutions_after_inference_in_fp32():
     got = by_gluon(net, [x], train=False).outputs[0]
     assert 0 < np.abs(got - want).max() < 0.05 * np.abs(want).max()
     assert np.isfinite(by_gluon(net, [x]).outputs[0]).all()
-
-
-def test_bfloat16_warns_once_on_a_cpu_without_its_instructions(monkeypatch):
-    monkeypatch.setattr(cpu, "lacks", lambda *instructions: "avx512_bf16" in instructions)
-    fit._warn_of_slow_bfloat16.cache_clear()
-    with pytest.warns(UserWarning, match="neither AVX512-BF16 nor AMX"):
-        fit._warn_of_slow_bfloat16()
-    fit._warn_of_slow_bfloat16()
-    monkeypatch.setattr(cpu, "lacks", lambda *instructions: False)
-    fit._warn_of_slow_bfloat16.cache_clear()
-    fit._warn_of_slow_bfloat16()
-
-
-def test_bfloat16_warns_where_fp32_is_faster_but_not_of_a_plan_that_was_measured(monkeypatch):
-    monkeypatch.setattr(cpu, "lacks", lambda *instructions: False)
-    monkeypatch.setattr(cpu, "multiplies_bfloat16_slowly", lambda: True)
-    full = Graph.from_symbol(S.FullyConnected(S.var("data"), num_hidden=4))
-    plan = decide(full, Policy("bfloat16"), "cpu")
-    fit._warn_of_slow_bfloat16.cache_clear()
-    emitted(full, replace(plan, tuned=Tuned("rules", True)))
-    with pytest.warns(UserWarning, match="half the speed of FP32, as MXNet uses no AMX: train in FP32, or let mxmp"):
-        emitted(full, plan)
 
 
 @pytest.mark.parametrize("times", [5, 1000])
