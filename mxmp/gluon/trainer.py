@@ -21,7 +21,7 @@ from ..step import stores
 from ..step.gradients import listed
 from ..step.ledger import Event, Ledger, ScalerGroup
 from ..step.masters import Weight
-from ..step.scaler import as_positive, as_scaler
+from ..step.scaler import SEARCH, as_positive, as_scaler
 from ..step.statistics import RunningStatistics
 from ..step.step import ScaledStep, StepView
 from ..step.updater import Updaters, check_optimizer, exposed_pairs
@@ -155,9 +155,9 @@ class Trainer(StepView, gluon.Trainer):
         self._warned = False
         self._warned_of_reads = False
         store = stores.open_store(kvstore)
-        before = [each for each in list(living_trainers) if each.has_only_skipped]
+        searching = [each for each in list(living_trainers) if each.skips_of_search]
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
-        self._warn_of_lost_scale(before)
+        self._lost_skips = self._count_lost_skips(searching)
         times = Counter(map(id, self._params))
         for param in self._params:
             stores.refuse_sparse_weight(param.name, _mxnet.storage(param), _DENSE)
@@ -667,28 +667,30 @@ class Trainer(StepView, gluon.Trainer):
         return self._step
 
     @property
-    def has_only_skipped(self) -> bool:
-        """Return whether there was a step, and each was skipped, as while the scaler finds its scale."""
-        return self._step is not None and 0 < self._step.steps == self._step.skipped_steps
+    def skips_of_search(self) -> int:
+        """Return how many steps were skipped and none applied, by this trainer and by those whose search for a loss
+        scale it began anew; 0 from the first step on that is applied."""
+        if self._step is None:
+            return self._lost_skips
+        return self._lost_skips + self._step.skipped_steps if self._step.steps == self._step.skipped_steps else 0
 
-    def _warn_of_lost_scale(self, before: Sequence[Trainer]) -> None:
-        """Warn if this trainer searches for the loss scale anew, and one ``before`` of its parameters had not ended."""
-        scaler = as_scaler(self._requested_scale)
-        own = set(map(id, self._params))
-        for other in before:
+    def _count_lost_skips(self, others: Sequence[Trainer]) -> int:
+        """Return ``skips_of_search`` of those of ``others`` that have updated these parameters, if this trainer
+        searches anew; warn if one scaler for all would have ended the search, after ``SEARCH`` skips."""
+        scaler, own = as_scaler(self._requested_scale), set(map(id, self._params))
+        lost = 0
+        for other in others:
             known = other.scaled_step.scaler
-            if (
-                known is not scaler
-                and known.loss_scale < scaler.loss_scale
-                and own & set(map(id, _mxnet.parameters_of(other)))
-            ):
-                warn_user(
-                    f"the last Trainer of these parameters skipped all of its {other.skipped_steps} steps, to find the "
-                    f"loss scale, and this one begins at {scaler.loss_scale:g} again, so nothing may ever train: make "
-                    "one scaler, scaler = mxmp.DynamicLossScaler(), and give it to each, Trainer(..., "
-                    "loss_scale=scaler)"
-                )
-                return
+            is_lost = known is not scaler and known.loss_scale < scaler.loss_scale
+            if is_lost and own & set(map(id, _mxnet.parameters_of(other))):
+                lost = max(lost, other.skips_of_search)
+        if lost >= SEARCH:
+            warn_user(
+                f"Trainers of these parameters have skipped all of their {lost} steps, each to find the loss scale, "
+                f"and this one begins at {scaler.loss_scale:g} again, so nothing may ever train: make one scaler, "
+                "scaler = mxmp.DynamicLossScaler(), and give it to each, Trainer(..., loss_scale=scaler)"
+            )
+        return lost
 
     @property
     def _only_bfloat16(self) -> bool:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Protocol, Ty
 T = TypeVar("T")
 # The default floor: true gradients of up to 1e9, as of a regression without normalized targets, then fit into float16.
 MIN_SCALE = 2.0**-14
+# How many skips lead from the first loss scale, 65536, to 32, at which gradients seldom overflow.
+SEARCH = 11
 # Scales multiply FP32 gradients and must be normal numbers there, and so must their inverses.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 

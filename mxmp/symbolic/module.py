@@ -591,13 +591,17 @@ class Module(SavesParams, StepView, mx.mod.Module):
         The first call reads the data, and warns of digits that the first product would lose in low precision.
         """
         require(self, optimizer=False)
-        while self.before_forward:
-            self.before_forward.pop(0)()
+        self.call_before_forward()
         if self.plan is not None:
             arrays = dict(zip(self._data_names, getattr(data_batch, "data", None) or ()))
             self.core.look_at(arrays, self._symbol, self.plan)
         super().forward(data_batch, is_train)
         self.awaits_backward = self.for_training if is_train is None else bool(is_train)
+
+    def call_before_forward(self) -> None:
+        """Do what waits for the next forward; ``forward`` calls it."""
+        while self.before_forward:
+            self.before_forward.pop(0)()
 
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss multiplied by the loss scale.

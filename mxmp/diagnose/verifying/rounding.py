@@ -6,6 +6,7 @@ from math import isnan
 from statistics import median, median_low
 from typing import Any, NamedTuple, Sequence
 
+from ...step.scaler import SEARCH
 from .judging import LOW_TIMES, Course, Departure, course
 from .porting import NOISE
 from .recording import Record
@@ -13,7 +14,6 @@ from .report import Verification, behind, updates_of
 from .running import Job, Runner
 
 _MORE_NOISE = (3, 4, 5, 6)  # runs, where low precision leaves the noise of the first
-_SEARCH = 11  # skips, from a loss scale of 65536 to 32
 # A gradient that low precision changes by less than this is none to speak of.
 _LEAST = 0.1
 _LASTING = 3  # updates
@@ -53,7 +53,7 @@ def judge(
     if lost is not None:
         number = len(low.steps[lost])
         whose = f" of trainer {lost + 1}" if len(low.steps) > 1 else ""
-        if number <= _SEARCH:
+        if number <= SEARCH:
             all_steps = f"all {number} steps{whose}" if whose else "them all"
             why = f"{agree} over {updates}, and {dtype} skipped {all_steps} to find its loss scale: compare more steps"
             return Verification(None, f"Cannot say: {why}", **found)

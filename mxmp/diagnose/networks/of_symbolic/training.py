@@ -72,13 +72,17 @@ class TrainedModule:
         states = [array for each in executors for array in each.aux_arrays]
         read = [a for each in executors for name, a in each.arg_dict.items() if name not in parameters]
         outputs = [array for each in executors for array in each.outputs]
-        with restored(outputs if not awaits else states):
-            with unchanged(written, [*states, *read]):
-                yield
-            for executor in executors if awaits else ():
-                executor.forward(is_train=True)
-            mx.nd.waitall()
-        self._module.awaits_backward = awaits
+        try:
+            with restored(outputs if not awaits else states):
+                with unchanged(written, [*states, *read]):
+                    yield
+                for executor in executors if awaits else ():
+                    executor.forward(is_train=True)
+                mx.nd.waitall()
+        finally:
+            self._module.awaits_backward = awaits
+            if not awaits:
+                self._module.call_before_forward()
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
         """Switch to the bucket of a batch, and to its shapes, as ``forward`` would; call it before ``listen``."""
