@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     if "bfloat16" not in options.runs:
         print("==> bfloat16 is left out: on a CPU without AVX-512 it is emulated, slowly (--runs bfloat16 runs it)")
+    elif cpu.multiplies_bfloat16_slowly():
+        print("==> bfloat16 is slower than float32 on this CPU: docs/choosing-a-dtype.md says why")
     print("==> data: {} digits to train on, {} to validate on".format(*digits.make(options.folder / "data")))
     runs = [train(name, options.folder / "data", options.folder, extra) for name in options.runs]
     picture = options.folder / "curves.png"
