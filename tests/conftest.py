@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import settings
 
 from mxmp.host import cpu
 from mxmp.host.versions import NUMBERS
-from mxmp.pipeline import _log_that_float16_is_emulated
+from mxmp.pipeline import _log_that_float16_is_emulated, _warn_of_slow_bfloat16
 
 BAD_INPUT = "tests/test_main.py::test_bad_input_is_one_line_that_says_what_is_wrong_and_writes_nothing"
 ONLY_1_7 = ((1, 7, 0),)
@@ -28,7 +29,11 @@ settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile("home")
 
 
-_log_that_float16_is_emulated()  # once in a process; tests of the log see their own lines only
+# Once in a process; tests of the log and of warnings see their own lines only.
+_log_that_float16_is_emulated()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    _warn_of_slow_bfloat16()
 
 
 def pytest_configure(config):

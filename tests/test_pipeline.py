@@ -64,7 +64,9 @@ def slow(monkeypatch):
     monkeypatch.setattr(pipeline.cpu, "multiplies_bfloat16_slowly", lambda: True)
     pipeline._warn_of_slow_bfloat16.cache_clear()
     yield "half the speed of FP32, as MXNet uses no AMX: train in FP32, or let mxmp.tune measure"
-    pipeline._warn_of_slow_bfloat16.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline._warn_of_slow_bfloat16()  # as in a process that has warned
 
 
 def test_bfloat16_warns_once_where_fp32_is_faster(slow):
