@@ -25,6 +25,7 @@ from mxnet.gluon.rnn import rnn_layer
 from mxnet.ndarray import NDArray
 
 from ..host import versions
+from ..precision._mxnet import NumpySymbol
 
 INHERITED = {
     "Trainer": (
@@ -173,8 +174,6 @@ class TracedGraph(NamedTuple):
 
 # The class of recurrent layers (LSTM, GRU, RNN).
 RecurrentLayer: Any = rnn_layer._RNNLayer
-# The class of Symbols of MXNet's NumPy interface.
-NumpySymbol: Any = mx.sym.numpy._Symbol
 
 
 def copy_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -10,6 +10,7 @@ from mxnet import autograd
 from mxnet.base import integer_types
 
 from ..messages.callers import is_called_by_user
+from ..precision._mxnet import NumpySymbol
 from . import _mxnet
 from .tracing import is_tracing
 
@@ -142,7 +143,7 @@ _METHODS = {
     **{f"__{name}__": f"bitwise_{name}" for name in ("and", "or", "xor")},
 }
 _SYMBOL: Any = mx.sym.Symbol
-_NUMPY = _mxnet.NumpySymbol
+_NUMPY = NumpySymbol
 _OF_ROWS = "is of the rows of an array, and a graph is made of Symbols, which have none. Write"
 _READ_OTHERWISE: list[tuple[Any, str, Callable]] = [
     (_SYMBOL, "reshape", _reshaping),

@@ -291,10 +291,11 @@ def zero_stale(found: Gradients) -> None:
 def release(trainer: Any, updates: Iterable[Update]) -> None:
     """Let the scaler not wait for trainers all of whose gradients are in ``updates``, which ``trainer`` applies."""
     # Such as the trainer of an earlier phase, of the same parameters: it never steps, and the scale would stand still.
-    weights = {id(update.weight) for update in updates}
-    for other in list(living_trainers):
-        shares = other is not trainer and other.scaler_group is trainer.scaler_group
-        if shares and other.ledger.written.keys() <= weights:
+    others = [each for each in list(living_trainers) if each is not trainer]
+    others = [each for each in others if each.scaler_group is trainer.scaler_group]
+    weights = {id(update.weight) for update in updates} if others else set()
+    for other in others:
+        if other.ledger.written.keys() <= weights:
             other.ledger.awaited = False
 
 

@@ -29,9 +29,13 @@ def exact_text(number: Any) -> str:
     return np.format_float_positional(number, trim="-")
 
 
+# The class of Symbols of MXNet's NumPy interface.
+NumpySymbol: Any = mx.sym.np._Symbol
+
+
 def is_numpy(symbol: mx.sym.Symbol) -> bool:
     """Return whether ``symbol`` is one of ``mx.sym.np``."""
-    return isinstance(symbol, mx.sym.np._Symbol)
+    return isinstance(symbol, NumpySymbol)
 
 
 def name_in_graphs(operator: str) -> str:

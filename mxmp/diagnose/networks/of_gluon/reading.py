@@ -12,9 +12,9 @@ from ....gluon.blocks import hybrid_blocks
 from ....gluon.hook import hook_of, hooks
 from ....gluon.symbols import read_inputs, traced_call
 from ....policy import Policy
-from ..protocol import CalledGraph, ConvertedGraph, unchanged
+from ..protocol import CalledGraph, ConvertedGraph
 from ._mxnet import graph_arguments
-from .undoing import undone
+from .undoing import undone, without_trace
 
 
 def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
@@ -24,9 +24,7 @@ def converted_graphs(net: Block, inputs: Sequence[Any]) -> list[ConvertedGraph]:
         raise ValueError(f"{net.name!r} is not converted: call mxmp.convert(net) first, or explain a Symbol")
     found = list(_built_graphs(net))
     if not found and inputs:
-        params = [each for each in net.collect_params().values() if _mxnet.is_initialized(each)]
-        frozen = [array for param in params if param.grad_req == "null" for array in _mxnet.arrays(param)]
-        with undone(net), unchanged([], frozen):
+        with without_trace(net):
             net(*inputs)
         found = list(_built_graphs(net))
     if not found:

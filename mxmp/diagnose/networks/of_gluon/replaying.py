@@ -22,9 +22,9 @@ from ....policy import Policy
 from ....precision.graph import Graph
 from ....precision.plan import Plan
 from ....step.gradients import listed
-from ..protocol import GraphRunner, ReplayedGraph, unchanged
+from ..protocol import GraphRunner, ReplayedGraph
 from .training import check_exclusion, exclude_operators, trainers_of
-from .undoing import undone
+from .undoing import without_trace
 
 
 class ReplayedNet:
@@ -113,12 +113,7 @@ class ReplayedNet:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore attributes that the code of net and loss sets, and running statistics of blocks run as Python."""
-        blocks = [self._net, *([self._loss] if isinstance(self._loss, Block) else [])]
-        params = [param for block in blocks for param in block.collect_params().values()]
-        frozen = [param for param in params if param.grad_req == "null" and _mxnet.is_initialized(param)]
-        with undone(self._net, self._loss), unchanged(
-            [], [array for param in frozen for array in _mxnet.arrays(param)]
-        ):
+        with without_trace(self._net, self._loss):
             yield
 
     def check_excludable(self) -> None:

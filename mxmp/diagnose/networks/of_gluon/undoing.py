@@ -15,6 +15,16 @@ from ....gluon.blocks import blocks_of
 from ....gluon.changes import Before
 from ....gluon.reachable import CALLED, Reachable, of_classes
 from ....gluon.reads import names_in
+from ..protocol import unchanged
+
+
+@contextmanager
+def without_trace(*called: Any) -> Iterator[None]:
+    """As ``undone``; also restore running statistics and frozen Parameters of the nets."""
+    params = [param for net in called if isinstance(net, Block) for param in net.collect_params().values()]
+    frozen = [param for param in params if param.grad_req == "null" and _mxnet.is_initialized(param)]
+    with undone(*called), unchanged([], [array for param in frozen for array in _mxnet.arrays(param)]):
+        yield
 
 
 @contextmanager
