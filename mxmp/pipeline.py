@@ -100,7 +100,7 @@ class Use:
     constants: Collection[str] = ()  # parameters that never train, and stay in FP32
     grad_req: Mapping[str, str] = field(default_factory=dict)  # without those that are not known
     training_shapes: Mapping[str, tuple] = field(default_factory=dict)  # of the inputs; empty for inference too
-    sparse: Mapping[str, str] = field(default_factory=dict)  # with sparse arrays or gradients, and the reasons
+    non_fp32: Mapping[str, str] = field(default_factory=dict)  # why these are no dense FP32 arrays
     reads_data: bool = True  # False: the inputs may be features, which another graph computed
     large_inputs: bool = False  # see ``emitted``
     keep_output_names: bool = False
@@ -186,7 +186,7 @@ class Conversion:
             keep_output_names=use.keep_output_names,
             training_shapes=use.training_shapes,
             learned=learned if use.reads_data else None,
-            non_fp32=use.sparse,
+            non_fp32=use.non_fp32,
         )
 
         def decided(how: Policy | Plan, undecided: set[str], low: set[str]) -> Plan:

@@ -13,7 +13,6 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, Constant, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
-from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..kernels.fit import device_of
 from ..messages.callers import warn_user
@@ -23,7 +22,7 @@ from ..policy import Policy
 from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
-from ..precision.operators import SPARSE, SPARSE_GRADIENT
+from ..precision.operators import SPARSE_GRADIENT, non_fp32
 from ..precision.plan import Plan, message_of_idle, why_nothing_low, without_effect
 from ..precision.subgraphs import refuse_fused
 from . import _mxnet
@@ -169,8 +168,8 @@ class NetConversion(Conversion):
             constants={name for name, p in params.items() if isinstance(p, Constant)},
             grad_req={**of_inputs, **{name: requested_gradient(param) for name, param in params.items()}},
             training_shapes={name: a.shape for name, a in inputs.items()} if autograd.is_training() else {},
-            sparse={
-                **{name: SPARSE for name, array in inputs.items() if isinstance(array, BaseSparseNDArray)},
+            non_fp32={
+                **non_fp32(inputs),
                 **{name: SPARSE_GRADIENT for name, p in params.items() if _mxnet.gradient_storage(p) != "default"},
             },
             reads_data=self.reads_data(block),

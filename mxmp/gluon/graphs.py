@@ -14,7 +14,6 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
-from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..host.callbacks import hold_interrupts
 from ..kernels.fit import device_of
@@ -25,6 +24,7 @@ from ..precision.casts import inserted
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
+from ..precision.operators import non_fp32
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
@@ -55,8 +55,8 @@ class Call(NamedTuple):
     device: str
     # ``_mxnet.lacks_states``; None for a block that is no recurrent layer.
     lacks_states: bool | None
-    # The positions of sparse arrays among the inputs, counted from 0 without None.
-    sparse: tuple[int, ...]
+    # Why inputs are no dense FP32 arrays, by their positions, counted from 0 without None.
+    non_fp32: tuple
     # The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
     constants: tuple
     # What the block's code asks of each input in a trace, such as its shape (``Graphs.needs``).
@@ -126,7 +126,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             structure,
             device,
             _mxnet.lacks_states(self._block),
-            tuple([i for i, array in enumerate(inputs) if isinstance(array, BaseSparseNDArray)]),
+            tuple(non_fp32({str(i): array for i, array in enumerate(inputs)}).items()),
             constants,
             tuple([tuple(getattr(array, name) for name in self._needs) for array in inputs]) if self._needs else (),
         )

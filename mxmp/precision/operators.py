@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Collection, Mapping
+from typing import Any, Collection, Mapping
 
 import mxnet as mx
+import numpy as np
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..policy import Policy, pattern_of
 from .graph import TYPE_CODES, Entry, Graph, Node
@@ -24,6 +26,7 @@ _RETURN_DENSE, _KEEP_CHANNELS = (frozenset(names.split()) for names in (RETURN_D
 # Reasons why a variable is cast nowhere: mxmp's cast would go through dense storage, forward or backward.
 SPARSE = "its storage is sparse, and mxmp casts dense arrays only"
 SPARSE_GRADIENT = "it reads a parameter with a row-sparse gradient, which the gradient of a cast would make dense"
+FLOAT64 = "the array that is passed here is float64, which mxmp leaves as it is"
 _STEERS = "it computes the condition of a loop or branch, which rounding could change"
 
 
@@ -47,6 +50,12 @@ class Options:
 
 
 DEFAULT = Options()
+
+
+def non_fp32(arrays: Mapping[str, Any]) -> dict[str, str]:
+    """Return why arrays, by name, or what is told of such (``DataDesc``), are no dense FP32 arrays, of those."""
+    found = {name: FLOAT64 for name, array in arrays.items() if array.dtype in (np.float64, "float64")}
+    return {**found, **{name: SPARSE for name, array in arrays.items() if isinstance(array, BaseSparseNDArray)}}
 
 
 class Operators:

@@ -34,6 +34,7 @@ class Inputs(NamedTuple):
 
     shapes: Mapping[str, tuple]
     dtypes: Mapping[str, Any]  # of those that have one
+    non_fp32: Mapping[str, str]  # why they are no dense FP32 arrays
     parts: Mapping[str, tuple] | None  # the shapes on one of the devices; None without a GPU
 
 

@@ -23,6 +23,7 @@ from ..policy import Policy
 from ..precision.casts import UNKNOWN
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
+from ..precision.operators import non_fp32
 from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
 from ..step import stores
@@ -217,6 +218,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 self._param_names,
                 grad_req=self.requested_gradients,
                 training_shapes=inputs.shapes if for_training else {},
+                non_fp32=inputs.non_fp32,
                 keep_output_names=True,
             )
             low, self.plan = self.core.low_symbol(original, use, inputs, for_training=for_training)
@@ -883,9 +885,11 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
 
 def _inputs(descs: Sequence[Any], contexts: Sequence[mx.Context]) -> Inputs:
     on_gpu = any(device_of(ctx) == "gpu" for ctx in contexts)
+    described = {desc.name: desc for desc in descs if isinstance(desc, mx.io.DataDesc)}
     return Inputs(
         shapes={desc[0]: tuple(desc[1]) for desc in descs},
-        dtypes={desc.name: desc.dtype for desc in descs if isinstance(desc, mx.io.DataDesc)},
+        dtypes={name: desc.dtype for name, desc in described.items()},
+        non_fp32=non_fp32(described),
         parts=_parts_of_batch(descs, len(contexts)) if on_gpu else None,
     )
 

@@ -20,6 +20,7 @@ from ....kernels.fit import device_of
 from ....pipeline import Conversion, Use, emulated
 from ....policy import Policy
 from ....precision.graph import Graph
+from ....precision.operators import non_fp32
 from ....precision.plan import Plan
 from ....step.gradients import listed
 from ..protocol import GraphRunner, ReplayedGraph
@@ -91,6 +92,7 @@ class ReplayedNet:
             device_of(ctx),
             call.params.keys() - fixed,
             training_shapes={name: array.shape for name, array in call.inputs.items()} if self.training else {},
+            non_fp32=non_fp32(call.inputs),
             reads_data=reads_data,
         )
 

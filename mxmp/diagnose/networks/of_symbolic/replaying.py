@@ -15,6 +15,7 @@ from ....pipeline import Conversion, Use, emulated
 from ....policy import Policy
 from ....precision.graph import Graph
 from ....precision.heads import has_loss_head
+from ....precision.operators import non_fp32
 from ....precision.plan import Plan
 from ....step.gradients import listed
 from ....symbolic import _mxnet
@@ -82,6 +83,7 @@ class ReplayedModule(ReplayedSymbol):
             device_of(ctx),
             module.symbol.list_arguments(),
             training_shapes={name: array.shape for name, array in inputs.items()} if module.for_training else {},
+            non_fp32=non_fp32(inputs),
             keep_output_names=True,
         )
 
@@ -121,6 +123,7 @@ def replayed_symbol(
         device_of(ctx),
         symbol.list_arguments(),
         training_shapes={name: array.shape for name, array in inputs.items()} if training else {},
+        non_fp32=non_fp32(inputs),
         keep_output_names=True,
     )
     conversion = Conversion(emulated(how, use.device))
