@@ -130,6 +130,8 @@ def _verified(runner: Runner) -> Verification:
     plain, job, at, note = compared.plain, compared.job, compared.at, compared.note
     runs = {"plain": plain, "graph": graph, "low": low}
     found["courses"] = {name: course(plain, record) for name, record in runs.items()}
+    if compared.moved is not None:
+        found["courses"]["graph"] = course(*compared.moved)
     if at is not None and not compared.unknown:
         apart = f", {note}" if note.startswith("without") else behind(note)
         verdict = (

@@ -22,6 +22,7 @@ import mxmp
 from mxmp.diagnose import verify
 from mxmp.diagnose.verifying.judging import Departure, constant_factor
 from mxmp.diagnose.verifying.running import Runner
+from mxmp.gluon.hook import hook_of
 
 
 def test_the_table_has_every_wrong_program():
@@ -191,6 +192,49 @@ def test_of_a_net_that_one_rounding_of_its_weights_changes_nothing_is_said(seed)
     assert "one rounding of the initial weights alone changes plain's own gradients by" in found.verdict
     assert found.reasons[0].startswith("bfloat16 has few digits: verify the port in float16")
     assert "such as a year" in str(found)
+
+
+class Edge(nn.HybridBlock):
+    """A ReLU that is one digit below 0."""
+
+    def __init__(self, prefix):
+        super().__init__(prefix=prefix)
+        self.bias = self.params.get("bias", shape=(1, 1), init=mx.init.Constant(-0.75 - 2.0**-24))
+        self.bias.lr_mult = 0.0
+
+    def hybrid_forward(self, F, x, bias):  # noqa: N803
+        return F.relu(F.broadcast_add(x, bias)) + 1
+
+
+def at_a_threshold(name, factor=1.0):
+    """In FP32 mxmp's graph may sum in another order: here it is one digit above 0, which is half a gradient."""
+
+    def run():
+        net = nn.HybridSequential(prefix="")
+        net.add(Edge(name), nn.Dense(2, in_units=4, prefix="last_"))
+        net.initialize(mx.init.Xavier())
+        mxmp.convert(net, "float16")
+        is_graph = hook_of(net) is not None
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128.0)
+        for number in range(5):
+            if is_graph and number == 1:
+                net[0].bias.set_data(net[0].bias.data() + 2.0**-23)
+            with autograd.record():
+                loss = (net(mx.nd.full((4, 4), 0.75)) ** 2).sum() * (factor if is_graph and number > 1 else 1.0)
+            trainer.backward(loss)
+            trainer.step(4)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_threshold_between_plain_and_graph_makes_no_port_wrong():
+    found = verify(at_a_threshold("relu_"), 5, progress=False)
+    assert found.right, str(found)
+    assert "two sides of a threshold" in found.verdict
+    assert found.agreement < 1e-6
+    found = verify(at_a_threshold("relu_", factor=1.001), 5, progress=False)
+    assert found.verdict.startswith("The port is not right"), str(found)
 
 
 # -- Random draws of a hybridized net ----------------------------------------------------------------
