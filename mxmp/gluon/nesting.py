@@ -68,7 +68,7 @@ def key_of(constants: Constants) -> tuple:
 class Nesting(NamedTuple):
     """How the arrays of a block's output are nested."""
 
-    # Of the container: list (also for a tuple), a namedtuple or dict; None for an array, and for a Python value.
+    # Of the container: list, tuple, a namedtuple or dict; None for an array, and for a Python value.
     kind: type | None
     # What the container holds, or the Python value; for an array the number of outputs of its operator, mostly 1.
     items: Any
@@ -88,7 +88,8 @@ def nesting_of(value: Any, arrays: list) -> Nesting:
     if isinstance(value, dict):
         return Nesting(dict, {key: nesting_of(each, arrays) for key, each in value.items()})
     if isinstance(value, (list, tuple)):
-        return Nesting(type(value) if hasattr(value, "_fields") else list, [nesting_of(each, arrays) for each in value])
+        is_tuple = type(value) is tuple or hasattr(value, "_fields")
+        return Nesting(type(value) if is_tuple else list, [nesting_of(each, arrays) for each in value])
     if value is None or is_constant(value):
         return Nesting(None, value)
     raise ValueError(
@@ -117,6 +118,6 @@ def nested(nesting: Nesting, arrays: Sequence) -> Any:
         if each.kind is dict:
             return {key: read(item) for key, item in each.items.items()}
         items = [read(item) for item in each.items]
-        return items if each.kind is list else each.kind(*items)
+        return each.kind(*items) if hasattr(each.kind, "_fields") else each.kind(items)
 
     return read(nesting)
