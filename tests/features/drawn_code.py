@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable
@@ -18,7 +19,10 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp import diagnose
 from mxmp.gluon.hook import hook_of
+
+from .drawn_sequences import RefusedError, refusals
 
 SHAPE = (4, 3)
 # Lines of code that make ``{new}`` of ``{a}`` and ``{c}``, all of SHAPE; ``b`` is the block.
@@ -180,6 +184,29 @@ CALLS = {
     "record, predict": lambda: autograd.record(train_mode=False),
 }
 VALUES = [0.5, 1.0, 1.5]
+# Tools, which leave no trace of the calls that they make.
+LOOKS: dict[str, Callable[[Any, Any], Any]] = {
+    "explain": lambda net, x: str(mxmp.explain(net, x)),
+    "advise": diagnose.advise,
+    "audit": lambda net, x: diagnose.audit(net, first_of, (x, x)),
+    "audit outputs": lambda net, x: diagnose.audit(net, None, x),
+    "blame": lambda net, x: diagnose.blame(net, mxmp.Trainer(net.collect_params(), "sgd"), x, loss=first_of),
+}
+
+
+def looked(net: Any, look: Callable) -> None:
+    """A tool's refusal in words changes nothing either."""
+    if hook_of(net):
+        with suppress(RefusedError), refusals():
+            look(net, (mx.np if mx.util.is_np_array() else mx.nd).ones(SHAPE))
+
+
+def first_of(out: Any, *_: Any) -> Any:
+    while not isinstance(out, mx.nd.NDArray):
+        out = next(iter(out.values() if isinstance(out, dict) else out))
+    return (out * out).sum()
+
+
 # What happens between calls, to a block and the module of its code.
 EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
     "attribute": lambda b, module, v: setattr(b, "k", v),
@@ -203,10 +230,11 @@ EVENTS: dict[str, Callable[[Any, Any, float], Any]] = {
     "grad_req": lambda b, module, v: setattr(b.w, "grad_req", "null" if v < 1 else "write"),
     # Only of the converted net: what MXNet's own graph makes of the code is not asked.
     "hybridized": lambda b, module, v: hook_of(b) and b.hybridize(static_alloc=v > 1, static_shape=v > 1),
+    **{look: lambda b, module, v, look=look: looked(b, LOOKS[look]) for look in LOOKS},
 }
 
 
-OF_THE_NET = ("copy", "restored", "hybridized")
+OF_THE_NET = ("copy", "restored", "hybridized", *LOOKS)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from kit.twins import array
 
 import mxmp
 
+from . import drawn_looks
 from .drawn_sequences import BATCH, SCALES, GluonPair, drawer, policy_of, refusals, same, spoil
 
 
@@ -128,17 +129,18 @@ class ModulePair:
         *("forward", "forward", "backward", "backward", "update", "update", "iteration", "iteration", "iteration"),
         *("zero_grad", "evaluate", "load_states", "set_params", "scale", "rebind", "reshape", "add"),
         *("write", "null", "input_grads", "reinit", "new_optimizer", "discard", "overflow", "overflow"),
-        *("fit", "score", "predict"),
+        *("fit", "score", "predict", "look", "look"),
     )
+    LOOKS: ClassVar[dict[str, Callable[[Any], Any]]] = drawn_looks.OF_MODULES
 
     def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
         self.rng, self.folder = random.Random(seed), folder
         drawn, self.draw = self.rng.randrange(2**30), drawer(self.rng, forced)
         self.sides = self.low, self.full = self.made(lambda: drawer(random.Random(drawn), forced))
         # Whether a forward in training has run since the last backward, and a backward since the last update.
-        self.number, self.ran, self.due, self.counts = 0, 0, False, Counter()
+        self.number, self.ran, self.due, self.counts, self.watch = 0, 0, False, Counter(), None
 
-    run = GluonPair.run
+    run, look = GluonPair.run, GluonPair.look
 
     def made(self, draws: Callable) -> tuple[ModuleSide, ModuleSide]:
         return ModuleSide(draws(), policy_of(self.rng)), ModuleSide(draws(), None)

@@ -27,6 +27,8 @@ from support import optimizers
 import mxmp
 from mxmp.step.ledger import State
 
+from . import drawn_looks
+
 BATCH = 4
 FLAGS = [
     {"active": False},
@@ -277,8 +279,9 @@ class GluonPair:
         *("unscale", "clip", "discard", "allreduce", "update", "add", "write", "null", "freeze", "thaw", "zero_grad"),
         *("hybridize", "reset_ctx", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
         *("overflow", "overflow", "bad_batch", "part", "part", "stray", "inputs", "switch", "master_weights"),
-        *("plain_iteration", "plain_step", "wrong_loss", "grad_alone"),
+        *("plain_iteration", "plain_step", "wrong_loss", "grad_alone", "look", "look"),
     )
+    LOOKS: ClassVar[dict[str, Callable[[Any], Any]]] = drawn_looks.OF_NETS
     WAYS = ("backward", "backward", "twice", "scaled", "kept", "scaled twice", "sum", "plain")
 
     def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
@@ -291,7 +294,7 @@ class GluonPair:
         flags = self.draw("flags", None, *FLAGS)
         if flags is not None:
             self.low.net.hybridize(**flags)
-        self.number, self.summed, self.counts = 0, False, Counter()
+        self.number, self.summed, self.counts, self.watch = 0, False, Counter(), None
 
     def policies_of(self) -> tuple:
         return policy_of(self.rng), None
@@ -577,7 +580,7 @@ class GluonPair:
 
     def grad_alone(self) -> None:
         """``autograd.grad`` of the scaled loss, which writes no gradient of a weight."""
-        if not self.low.requested():
+        if not self.low.requested() or not self.low.is_finite():  # or it would discard those of an overflow
             return
         self.forward()
         with refusals(), self.low.trainer.scale_loss(self.low.losses.pop()) as scaled:
@@ -662,6 +665,11 @@ class GluonPair:
     def zero_grad(self) -> None:
         for side in (self.low, self.full):
             side.params.zero_grad()
+
+    def look(self) -> None:
+        """One that changes nothing."""
+        with refusals():
+            self.LOOKS[self.draw("look", *self.LOOKS)](self)
 
     def hybridize(self) -> None:
         self.low.net.hybridize(**self.rng.choice(FLAGS))

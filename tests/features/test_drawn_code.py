@@ -105,5 +105,5 @@ def flat(value: Any, arrays: list) -> Any:
         arrays.append(value)
         return type(value).__name__, np.dtype(value.dtype).name, value.shape
     if isinstance(value, (list, tuple)):
-        return [flat(each, arrays) for each in value]
+        return type(value)(flat(each, arrays) for each in value)
     return {key: flat(each, arrays) for key, each in value.items()} if isinstance(value, dict) else value

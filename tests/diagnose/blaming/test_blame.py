@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -290,6 +292,36 @@ def test_a_penalty_whose_gradient_overflows_is_the_losss():
     found = blame(net, trainer, x, loss=lambda out: LOSS(out, y).sum() + (net.last.weight.data() * 1e38).sum())
     assert (found.where, found.name) == ("loss", "the gradient of the loss with respect to last_weight")
     assert "the loss is finite, and its gradient is not" in found.cause
+
+
+class Called(gluon.Block):
+    """A net called from Python code that also returns its input, which asks for no gradient."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x), x * 2
+
+
+@pytest.mark.parametrize("frozen", ["", "first|middle", ".*"])
+@pytest.mark.parametrize("called", [three, lambda first: Called(three(first))], ids=["net", "called"])
+def test_an_overflow_is_found_where_some_or_all_of_the_net_asks_for_no_gradient(called, frozen):
+    net, x = called(1e6), batch()[0]
+    trainer = gluon_run(net)
+    net(x)
+    for param in net.collect_params(frozen).values() if frozen else ():
+        param.grad_req = "null"
+    found = blame(net, trainer, x, loss=lambda out: (out[0] if isinstance(out, tuple) else out).sum())
+    assert found.name == "first_weight"  # rounded to infinity
+
+
+def test_a_copy_of_a_net_whose_arrays_have_no_gradients_is_refused():
+    net = copy.deepcopy(three())
+    trainer = gluon_run(net)
+    with pytest.raises(ValueError, match=r"first_weight' has no gradients: the net is a copy"):
+        blame(net, trainer, batch()[0], loss=lambda out: out)
 
 
 def test_errors_say_how_it_is_called():

@@ -111,6 +111,12 @@ class TrainedNet:
 
     def prepare(self, batch: Sequence[Any], loss: Callable | None) -> None:
         self._loss = loss
+        for param in self._params():
+            if param.grad_req != "null" and any(array.grad is None for array in _mxnet.arrays(param)):
+                raise ValueError(
+                    f"{param.name!r} has no gradients: the net is a copy (copy.deepcopy, pickle), whose arrays MXNet "
+                    "gives none before the grad_req of each parameter was set to 'null' and back"
+                )
         # Makes graphs, and so the float16 arrays that ``unchanged`` is to restore.
         if not any(hook.graphs for _, hook in self._hooks):
             with undone(self._net), autograd.pause(train_mode=False):
@@ -158,10 +164,14 @@ class TrainedNet:
             note("the gradient of the loss", gradient)
         for key, gradient in sent.items():  # the loss itself reads the parameter, as a penalty does
             note(f"the gradient of the loss with respect to {own[key][0]}", gradient)
-        outs, gradients = [*outs, *(own[key][1] for key in sent)], [*gradients, *sent.values()]
-        with heads_scaled_by(loss_scale, Record(outs)), hold_interrupts():
+        sources = [*zip(outs, gradients), *((own[key][1], gradient) for key, gradient in sent.items())]
+        sources = [(array, gradient) for array, gradient in sources if _mxnet.recorded_name(array) is not None]
+        record = Record([array for array, _ in sources])
+        if not any(_mxnet.recorded_name(array) in record.leaves for _, array in own.values()):
+            return  # all that the net computes with is frozen
+        with heads_scaled_by(loss_scale, record), hold_interrupts():
             # Without retain_graph MXNet would free labels that a graph which the user has recorded still reads.
-            autograd.backward(outs, gradients, retain_graph=True)
+            autograd.backward(*map(list, zip(*sources)), retain_graph=True)
 
     def graphs(self, place: Hook) -> Iterator[GraphRun]:
         for key, built in list(place.graphs.items()):

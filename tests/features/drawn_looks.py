@@ -1,0 +1,88 @@
+"""Looks at a training, by mxmp's tools and MXNet's own: whatever is called between two calls, the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from typing import Any, Callable
+
+import mxnet as mx
+from kit.twins import LOSS, array
+
+import mxmp
+from mxmp import diagnose
+
+BATCH = 4
+
+
+def watched(pair: Any, *target: Any) -> None:
+    """Begin to watch, or end it: the calls in between are watched."""
+    if pair.watch is None:
+        pair.watch = diagnose.watch(*target, every=pair.rng.choice([1, 2]))
+    else:
+        pair.watch.close()
+        pair.watch = None
+
+
+def guarded(pair: Any, *target: Any) -> None:
+    """As ``watched``, by what moves nothing as long as it is patient."""
+    if pair.watch is None:
+        pair.watch = diagnose.guard(*target, patience=10**6)
+    else:
+        watched(pair)
+
+
+def _batch(side: Any) -> tuple:
+    labels = [mx.nd.array([0, 1, 2, 0])] if side.head else []
+    return array(77, BATCH, 6), *labels
+
+
+def _loss(side: Any) -> Callable:
+    return (lambda out: out) if side.head else (lambda out: LOSS(out, array(78, BATCH, 3)))
+
+
+def summary(pair: Any) -> None:
+    # MXNet refuses it where a block is hybridized.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(AssertionError):
+        pair.low.net.summary(*_batch(pair.low))
+
+
+def audit(pair: Any) -> None:
+    side, loss = pair.low, _loss(pair.low)
+    diagnose.audit(side.net, lambda out, *_: loss(out), (*_batch(side), array(79, BATCH)))
+
+
+def blame(pair: Any) -> None:
+    side = pair.low
+    diagnose.blame(side.net, side.trainer, *_batch(side), loss=_loss(side))
+
+
+OF_NETS: dict[str, Callable[[Any], Any]] = {
+    "explain": lambda pair: str(mxmp.explain(pair.low.net)),
+    "explain a call": lambda pair: mxmp.explain(pair.low.net, *_batch(pair.low)),
+    "advise": lambda pair: str(diagnose.advise(pair.low.net, *_batch(pair.low))),
+    "audit": audit,
+    "audit outputs": lambda pair: diagnose.audit(pair.low.net, None, _batch(pair.low)),
+    "blame": blame,
+    "watch": lambda pair: watched(pair, pair.low.net, pair.low.trainer),
+    "guard": lambda pair: guarded(pair, pair.low.net, pair.low.trainer),
+    "summary": summary,
+    "tune": lambda pair: mxmp.tune(pair.low.net, *_batch(pair.low), measure=False),
+    "checkpoint": lambda pair: mxmp.save_checkpoint(pair.folder / "look", pair.low.net, pair.low.trainer),
+    "parameters": lambda pair: pair.low.net.save_parameters(str(pair.folder / "look.params")),
+    "export": lambda pair: pair.low.net.export(str(pair.folder / "look")),
+    "pickle": lambda pair: pickle.loads(pickle.dumps(pair.low.trainer.scaler)),
+    "repr": lambda pair: (repr(pair.low.net), repr(pair.low.trainer), str(pair.low.trainer.scaler)),
+}
+OF_MODULES: dict[str, Callable[[Any], Any]] = {
+    "explain": lambda pair: str(mxmp.explain(pair.low.module)),
+    "audit": lambda pair: diagnose.audit(pair.low.module, None, pair.low.batch(77)),
+    "blame": lambda pair: diagnose.blame(pair.low.module, pair.low.batch(77)),
+    "watch": lambda pair: watched(pair, pair.low.module),
+    "guard": lambda pair: guarded(pair, pair.low.module),
+    "checkpoint": lambda pair: mxmp.save_checkpoint(pair.folder / "look", pair.low.module),
+    "parameters": lambda pair: pair.low.module.save_params(str(pair.folder / "look.params")),
+    "get_params": lambda pair: pair.low.module.get_params(),
+    "outputs": lambda pair: pair.low.module.get_outputs(),
+}
