@@ -21,7 +21,7 @@ Pair = namedtuple("Pair", "first second")
 
 
 def assert_alike(got, want):
-    """As nested, of the same values; tuples of a graph are lists."""
+    """As nested, of the same values."""
     if isinstance(want, mx.nd.NDArray):
         assert (type(got), got.dtype) == (type(want), want.dtype)
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=0.02)
@@ -30,7 +30,7 @@ def assert_alike(got, want):
         assert_alike(list(got.values()), list(want.values()))
     elif isinstance(want, (list, tuple)):
         assert len(got) == len(want)
-        assert type(got) is type(want) if hasattr(want, "_fields") else isinstance(got, list)
+        assert type(got) is type(want)
         for one, other in zip(got, want):
             assert_alike(one, other)
     else:
