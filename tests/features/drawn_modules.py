@@ -1,4 +1,4 @@
-"""Drawn sequences of calls on a Module, and on plain MXNet's beside it."""
+"""Drawn sequences of calls on a Module or a BucketingModule, and on plain MXNet's beside it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ OF_MODULES = [
 class ModuleSide:
     """A Module with an optimizer: plain MXNet's if ``policy`` is None."""
 
+    shape: tuple[int, ...] = (BATCH, 6)
+
     def __init__(self, draw: Callable, policy: Any, scales: bool = True) -> None:
         self.policy, self.head = policy, draw("head", "softmax", "plain")
         self.request = draw("request", "write", "write", "add")
@@ -45,20 +47,26 @@ class ModuleSide:
         # Not the weight alone: MXNet's FullyConnected on a CPU then leaves the gradient of the bias as it is.
         fixed = draw("fixed", ["fc1_weight", "fc1_bias"], None, None, None)
         scale = draw("scaler", 64.0, "dynamic", None, 1024.0) if scales else draw("scaler", None)
-        labels = ["softmax_label"] if self.head == "softmax" else []
-        common: dict[str, Any] = {"context": self.devices, "fixed_param_names": fixed, "label_names": labels}
+        common: dict[str, Any] = {"context": self.devices, "fixed_param_names": fixed}
         more = {} if policy is None else {"policy": policy, "loss_scale": scale}
-        kind = mx.mod.Module if policy is None else mxmp.Module
-        self.make = lambda: kind(symbol(self.head), **common, **more)
-        self.module = self.make()
+        self.module: Any = self.made(**common, **more)
         self.bind()
         self.module.init_params(arg_params=self.start(0))
         self.init_optimizer()
 
+    def made(self, **kwargs: Any) -> Any:
+        kind = mx.mod.Module if self.policy is None else mxmp.Module
+        return kind(symbol(self.head), label_names=["softmax_label"] if self.head == "softmax" else [], **kwargs)
+
+    @property
+    def current(self) -> Any:
+        """The module whose executors ran last."""
+        return self.module
+
     def bind(self, **more: Any) -> None:
         label = [("softmax_label", (BATCH,))] if self.head == "softmax" else None
         requests = {"grad_req": self.request, "inputs_need_grad": self.wants_inputs}
-        self.module.bind([("data", (BATCH, 6))], label, **{**requests, **more})
+        self.module.bind([("data", self.shape)], label, **{**requests, **more})
 
     def init_optimizer(self, **more: Any) -> None:
         name, options = self.options
@@ -98,7 +106,7 @@ class ModuleSide:
         return [grad.asnumpy() for grad in self.module.get_input_grads()]
 
     def gradients(self) -> dict[str, list[mx.nd.NDArray]]:
-        group = self.module._exec_group
+        group = self.current._exec_group
         return {name: grads for name, grads in zip(group.param_names, group.grad_arrays) if grads[0] is not None}
 
     def is_finite(self) -> bool:
@@ -106,12 +114,12 @@ class ModuleSide:
 
     def counts(self) -> tuple[int, dict]:
         """The update counts, which plain MXNet's states files lack."""
-        optimizer = self.module._optimizer
+        optimizer = self.current._optimizer
         return optimizer.num_update, copy.deepcopy(optimizer._all_index_update_counts)
 
     def count_from(self, counts: tuple[int, dict]) -> None:
         if self.policy is None:
-            optimizer = self.module._optimizer
+            optimizer = self.current._optimizer
             optimizer.num_update, optimizer._all_index_update_counts = copy.deepcopy(counts)
             optimizer._set_current_context(0)
 
@@ -278,7 +286,8 @@ class ModulePair:
         for side in self.sides:
             side.request = more.get("grad_req", side.request)
             side.bind(force_rebind=True, **more)
-            side.init_optimizer() if not side.module.optimizer_initialized else None
+            if not side.current.optimizer_initialized:
+                side.init_optimizer(force_init=True)
 
     def rebind(self) -> None:
         self._rebind()
@@ -310,10 +319,58 @@ class ModulePair:
         names = [str(self.folder / f"{side}.states") for side in ("low", "full")]
         with refusals():
             self.low.module.save_optimizer_states(names[0])
-        self.full.module.save_optimizer_states(names[1])
+        self.full.current.save_optimizer_states(names[1])
         counts = self.full.counts()
         self.iteration()
         with refusals():
             self.low.module.load_optimizer_states(names[0])
-        self.full.module.load_optimizer_states(names[1])
+        self.full.current.load_optimizer_states(names[1])
         self.full.count_from(counts)
+
+
+# -- Buckets ----------------------------------------------------------------------------------------
+
+
+LENGTHS = (2, 3, 5)
+
+
+def symbol_of(length: int, head: str) -> tuple[mx.sym.Symbol, list[str], list[str]]:
+    """Return what ``sym_gen`` does. A bucket has all parameters: plain MXNet numbers them by bucket in its updates."""
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, flatten=False, name="fc1")
+    x = mx.sym.FullyConnected(mx.sym.tanh(mx.sym.mean(x, axis=1) * length, name="tanh"), num_hidden=3, name="fc2")
+    labels = ["softmax_label"] if head == "softmax" else []
+    return (mx.sym.SoftmaxOutput(x, name="softmax") if labels else x), ["data"], labels
+
+
+class BucketsSide(ModuleSide):
+    """A BucketingModule, whose batches are of a bucket each."""
+
+    shape = (BATCH, LENGTHS[-1], 6)
+
+    def made(self, **kwargs: Any) -> Any:
+        kind = mx.mod.BucketingModule if self.policy is None else mxmp.BucketingModule
+        return kind(lambda length: symbol_of(length, self.head), LENGTHS[-1], **kwargs)
+
+    @property
+    def current(self) -> Any:
+        return self.module._curr_module
+
+    def batch(self, seed: int) -> mx.io.DataBatch:
+        length = LENGTHS[seed % 3]
+        labels = [mx.nd.array((np.arange(BATCH) + seed) % 3)] if self.head == "softmax" else []
+        return mx.io.DataBatch(
+            [array(seed, BATCH, length, 6)],
+            labels,
+            bucket_key=length,
+            provide_data=[mx.io.DataDesc("data", (BATCH, length, 6))],
+            provide_label=[mx.io.DataDesc("softmax_label", (BATCH,))] if labels else None,
+        )
+
+
+class BucketsPair(ModulePair):
+    """What a sequence of calls does to a BucketingModule of mxmp and to its plain twin."""
+
+    OPS = tuple(op for op in ModulePair.OPS if op not in ("fit", "score", "predict", "reshape"))
+
+    def made(self, draws: Callable) -> tuple[ModuleSide, ModuleSide]:
+        return BucketsSide(draws(), policy_of(self.rng)), BucketsSide(draws(), None)

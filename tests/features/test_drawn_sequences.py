@@ -11,12 +11,19 @@ import os
 import pytest
 
 from .drawn_masters import KEEP, WRITES, MastersModulePair, MastersPair
-from .drawn_modules import ModulePair
+from .drawn_modules import BucketsPair, ModulePair
 from .drawn_sequences import HEADS, LOOKS, ON_ONE_DEVICE, VARIANTS, GluonPair, run
 from .drawn_trainers import OwnScalersPair, TrainersPair
 
 MASTERS = {"masters": MastersPair, "masters of a module": MastersModulePair}
-KINDS = {"gluon": GluonPair, "module": ModulePair, "trainers": TrainersPair, "scalers": OwnScalersPair, **MASTERS}
+KINDS = {
+    "gluon": GluonPair,
+    "module": ModulePair,
+    "buckets": BucketsPair,
+    "trainers": TrainersPair,
+    "scalers": OwnScalersPair,
+    **MASTERS,
+}
 SEEDS = range(int(os.environ.get("MXMP_DRAWN", "20")))
 
 pytestmark = [
