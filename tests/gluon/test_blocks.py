@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kit.networks import made, mlp
 from kit.oracle import sqnr
+from kit.twins import array, assert_close, seeded, sequence, train, trainer_of
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -92,6 +93,54 @@ def test_exclude_keeps_a_block_in_fp32():
     np.testing.assert_array_equal(net[0](mx.nd.array(x)).asnumpy(), want)
     mxmp.convert(net)
     assert not np.array_equal(net[0](mx.nd.array(x)).asnumpy(), want)
+
+
+class ByValue(gluon.HybridBlock):
+    """Looks at a number, which no graph can."""
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return x * 2 if float(F.sum(x).asscalar()) > 0 else x
+
+
+class OwnForward(gluon.HybridBlock):
+    """Overrides ``forward``: MXNet traces ``hybrid_forward``, which there is none of."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.inner = nn.Dense(6, in_units=6)
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+WAYS = {
+    "name": lambda block: [block.name],
+    "pattern": lambda block: ["*" + block.name.split("_")[-1]],
+    "filter": lambda block: lambda name, each: each is block,
+    "filter of a class": lambda block: lambda name, each: isinstance(each, type(block)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [ByValue, OwnForward])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_excluding_a_block_leaves_it_as_python_and_converts_around_it(policy, kind, way):
+    nets = [seeded(sequence(nn.Dense(6, in_units=6), kind(), nn.Dense(3, in_units=6), prefix="net_")) for _ in range(2)]
+    net, odd = nets[1], nets[1][1]
+    mxmp.convert(net, policy, exclude=WAYS[way](odd))
+    found, expected = (train(each, range(2), trainer_of(how, each)) for each, how in ((net, policy), (nets[0], None)))
+    assert_close(found, expected, policy)
+    report = mxmp.explain(net, array(0, 4, 6))
+    assert odd.name in report.unconverted
+    assert sum(node.dtype == policy for node in report.nodes if node.op == "FullyConnected") == 2
+
+
+def test_a_filter_keeps_a_block_in_fp32_that_could_be_traced_too():
+    net = seeded(sequence(nn.Dense(6, in_units=6), nn.Dense(3, in_units=6)))
+    mxmp.convert(net, "float16", exclude=lambda name, block: block is net[1])
+    report = mxmp.explain(net, array(0, 4, 6))
+    assert [n.dtype for n in report.nodes if n.op == "FullyConnected"] in (["float16", "float32"], ["float16"])
 
 
 # MXNet says so of a network with another graph in evaluation.

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.known import takes
+from kit.twins import FLAGS, array, assert_close, convert, seeded
 from mxnet import autograd, gluon
 
 import mxmp
@@ -128,6 +129,24 @@ def test_a_graph_that_was_dropped_still_has_its_backward():
             net(X, i / 7)
     loss.backward()
     np.testing.assert_allclose(net.dense.bias.grad().asnumpy(), 12)
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.parametrize("order", ["without, with", "with, without", "with, with", "without, with, without"])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_is_called_with_and_without_states(layer, dtype, flags, order):
+    runs = []
+    for how in (dtype, None):
+        net, found = seeded(getattr(gluon.rnn, layer)(4, input_size=6)), []
+        convert(how, net, flags=FLAGS[flags] if how else None)
+        for i, states in enumerate(order.split(", ")):
+            x = array(i, 3, 2, 6)
+            out, more = (net(x), []) if states == "without" else net(x, net.begin_state(2))
+            found += [each.asnumpy() for each in (out, *more)]
+        runs.append(found)
+    assert_close(*runs, dtype)
 
 
 def test_what_is_no_value_is_refused_in_words():
