@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import mxnet as mx
@@ -13,7 +12,6 @@ from kit import twins
 from kit.twins import (
     FLAGS,
     array,
-    assert_close,
     assert_same,
     convert,
     seeded,
@@ -203,62 +201,3 @@ def test_a_user_s_hook_fires_also_after_restore_and_can_be_detached(when, kind, 
     assert seen == [block.name]
     expected = plain() if restored else converted("float16")
     assert np.array_equal(net(array(0, 4, 6)).asnumpy(), expected(array(0, 4, 6)).asnumpy())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_as_a_context_manager_across_convert_and_restore(kind):
-    net = plain()
-    seen = []
-    with hooked(net, kind, seen):
-        mxmp.convert(net)
-        net(array(0, 4, 6))
-        mxmp.restore(net)
-        net(array(0, 4, 6))
-    net(array(0, 4, 6))
-    mxmp.convert(net)
-    net(array(0, 4, 6))
-    assert seen == [net.name] * 2
-
-
-def test_hooks_fire_in_the_order_of_their_registration():
-    net = plain()
-    seen = []
-    net.register_forward_pre_hook(lambda *_: seen.append(1))
-    mxmp.convert(net)
-    net.register_forward_pre_hook(lambda *_: seen.append(2))
-    mxmp.convert(net, "bfloat16")
-    net.register_forward_pre_hook(lambda *_: seen.append(3))
-    net(array(0, 4, 6))
-    assert seen == [1, 2, 3]
-
-
-def test_a_copy_has_the_hooks_and_their_handles_are_the_original_s():
-    """As plain MXNet: deepcopy copies the hooks' dictionary with the block."""
-
-    class Count:
-        calls = 0
-
-        def __call__(self, block, *args):
-            Count.calls += 1
-
-    net = plain()
-    handle = net.register_forward_hook(Count())
-    mxmp.convert(net)
-    other = copy.deepcopy(net)
-    handle.detach()
-    net(array(0, 4, 6))
-    assert Count.calls == 0
-    other(array(0, 4, 6))
-    assert Count.calls == 1
-
-
-def test_a_file_of_a_pickled_net_holds_fp32(tmp_path):
-    net = converted("float16 masters")
-    buffer = io.BytesIO()
-    pickle.dump(net, buffer)
-    buffer.seek(0)
-    other = pickle.load(buffer)
-    other.save_parameters(str(tmp_path / "p"))
-    found = mx.nd.load(str(tmp_path / "p"))
-    assert {a.dtype for a in found.values()} == {np.float32}
-    assert_close([found["0.weight"].asnumpy()], [value(net[0].weight)], "float32")

@@ -52,16 +52,6 @@ def test_forward_computes_what_a_call_computes_or_says_to_call(policy, kind, fla
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_a_call_after_forward_is_low(kind):
-    x = array(0, 4, 6)
-    expected = mxmp.convert(NETS[kind]())(x).asnumpy()
-    net = mxmp.convert(NETS[kind]())
-    net.hybridize()
-    equal_or_refused(lambda: net.forward(x), lambda found: None)
-    np.testing.assert_array_equal(net(x).asnumpy(), expected)
-
-
-@pytest.mark.parametrize("kind", NETS)
 def test_a_parent_s_forward_that_calls_a_child_s_forward(kind):
     """As a plain Block may write it."""
 

@@ -74,40 +74,6 @@ def kind(request):
     return request.param
 
 
-@pytest.mark.parametrize("called", ["before", "between", "after"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_both_converted_train_as_in_fp32(kind, policy, called):
-    def run():
-        nets = pair(kind)
-        for net in nets:
-            if called == "before":
-                net(array(0, 1, 6))
-            mxmp.convert(net, POLICIES[policy])
-            if called == "between":
-                net(array(0, 1, 6))
-        return train(nets, policy)
-
-    expected = train(pair(kind), None)
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying=SHARED)
-
-
-@pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("called", ["before", "after"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_converted_the_other_plain(kind, policy, called, hybridized):
-    def run():
-        nets = pair(kind)
-        if called == "before":
-            outputs(nets)
-        mxmp.convert(nets[0], POLICIES[policy])
-        if hybridized:
-            nets[1].hybridize()
-        return train(nets, policy)
-
-    expected = train(pair(kind), None)
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying="convert")
-
-
 MIXED = {
     "float16, bfloat16": ("float16", "bfloat16"),
     "bfloat16, float16": ("bfloat16", "float16"),
@@ -189,38 +155,6 @@ def test_a_deleted_net_keeps_neither_its_conversion_nor_the_parameters_that_it_s
     assert all(type(p) is gluon.Parameter for p in parameters(nets))
     gc.collect()
     assert [conversion() for conversion in ended] == [None] * len(ended)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_restore_of_a_part_is_right_or_refused(policy):
-    def net():
-        return pair("block")[0]
-
-    expected = train([net()], None, (0, 0))
-
-    def run():
-        whole = mxmp.convert(net(), POLICIES[policy])
-        low = outputs([whole])[0]
-        mxmp.restore(whole[0])
-        # The part, asked on its own, is FP32; the whole is the converted net that it was.
-        np.testing.assert_array_equal(whole[0](array(9, 4, 6)).asnumpy(), net()[0](array(9, 4, 6)).asnumpy())
-        np.testing.assert_array_equal(outputs([whole])[0], low)
-        return train([whole], policy, (0, 0))
-
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying="part")
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_convert_of_a_part_after_the_whole_with_another_policy_is_right_or_refused(policy):
-    def run():
-        whole = mxmp.convert(pair("block")[0], POLICIES[policy])
-        low = outputs([whole])[0]
-        mxmp.convert(whole[0], "float16" if policy == "bfloat16" else "bfloat16")
-        np.testing.assert_array_equal(outputs([whole])[0], low)
-        return train([whole], policy, (0, 0))
-
-    expected = train([pair("block")[0]], None, (0, 0))
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying="part")
 
 
 @pytest.mark.parametrize("policies", ["float16, bfloat16", "bfloat16, float16"])
