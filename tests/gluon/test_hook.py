@@ -117,6 +117,88 @@ def test_one_thread_trains_while_others_predict(beside, flags):
             assert_same(result, expected[min(i, 1)][seed % 8])
 
 
+@pytest.mark.parametrize(
+    ("by", "flags"), [*(("another thread", flags) for flags in FLAGS), ("a hook of the net's own", "not hybridized")]
+)
+@pytest.mark.parametrize("inner", KINDS)
+@pytest.mark.parametrize("outer", KINDS)
+def test_a_call_in_the_middle_of_another_call_changes_neither(outer, inner, flags, by):
+    """The second call falls between the first one's hooks and its forward."""
+    net = mxmp.convert(seeded(Shifting()))
+    if FLAGS[flags] is not None:
+        net.hybridize(**FLAGS[flags])
+    expected = {kind: call(net, kind, 0) for kind in KINDS}
+    between = []
+
+    def meanwhile(block, args):
+        if threading.current_thread() is not threading.main_thread() or between:
+            return
+        between.append(None)
+        if by == "another thread":
+            with ThreadPoolExecutor(1) as pool:
+                between[0] = pool.submit(lambda: call(net, inner, 0)).result(timeout=60)
+        else:
+            with autograd.pause(train_mode=False):
+                between[0] = call(net, inner, 0)
+
+    handle = net.register_forward_pre_hook(meanwhile)
+    assert_same(call(net, outer, 0), expected[outer])
+    handle.detach()
+    assert_same(between[0], expected[inner])
+
+
+def test_two_threads_train_two_nets_while_a_third_net_serves_both():
+    """A frozen feature extractor under two heads, each with its thread and its trainer."""
+
+    def train(features, head, seed):
+        trainer = mxmp.Trainer(head.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=256.0, kvstore=None)
+        for i in range(30):
+            x = features(rows(seed + i))
+            with autograd.record():
+                loss = (head(x) ** 2).sum()
+            trainer.backward(loss)
+            trainer.step(4)
+        return head.weight.data().asnumpy()
+
+    found = []
+    for threads in (1, 2):
+        features, *heads = (mxmp.convert(seeded(nn.Dense(n, in_units=6), seed=i)) for i, n in enumerate((6, 2, 2)))
+        with ThreadPoolExecutor(threads) as pool:
+            found.append(list(pool.map(lambda i: train(features, heads[i], 100 * i), range(2))))  # noqa: B023
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("kind", ["trainer.backward", "plain backward"])
+def test_a_scaled_backward_in_one_thread_is_not_seen_in_another(kind):
+    """A loss head under a trainer of scale 1024 here, and under one of scale 2 or none there."""
+
+    class Head(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.body = nn.Dense(3, in_units=6)
+
+        def hybrid_forward(self, F, x, label):  # noqa: N803
+            return F.SoftmaxOutput(self.body(x), label)
+
+    def gradients(job):
+        scale, seed = job
+        net = mxmp.convert(seeded(Head()))
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scale) if scale else None
+        found = []
+        for i in range(40):
+            with autograd.record():
+                out = net(rows(seed + i), mx.nd.array([0, 1, 2, 0]))
+            trainer.backward(out) if scale else out.backward()
+            found.append(net.body.weight.grad().asnumpy() / (scale or 1.0))
+        return found
+
+    jobs = [(1024.0, 0), (2.0 if kind == "trainer.backward" else None, 50)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(gradients, jobs))
+    np.testing.assert_allclose(found, list(map(gradients, jobs)), rtol=0, atol=1e-4)
+
+
 ENDING = """
 import threading
 import mxnet as mx
