@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -59,29 +57,6 @@ def test_a_checkpoint_of_a_plain_module_goes_on_in_mixed_precision(policy, optim
     else:  # divided by the root of what was accumulated: the file's moments make all the difference
         for low, full in zip(found, expected):
             assert np.median(np.abs(low - full)) <= 0.15 * np.abs(full).max()
-
-
-def test_a_states_file_of_another_optimizer_is_refused(tmp_path):
-    plain = bound(mx.mod.Module(mlp()))
-    plain.init_optimizer(optimizer="adam")
-    train(plain, range(2))
-    plain.save_optimizer_states(str(tmp_path / "s"))
-    module = bound(mxmp.Module(mlp()))
-    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS["sgd"])
-    with pytest.raises(ValueError, match=r"stat"):
-        module.load_optimizer_states(str(tmp_path / "s"))
-
-
-def test_a_states_file_that_would_run_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return print, ("run",)
-
-    (tmp_path / "s").write_bytes(pickle.dumps({0: Evil()}))
-    module = bound(mxmp.Module(mlp()))
-    module.init_optimizer()
-    with pytest.raises(ValueError, match="states"):
-        module.load_optimizer_states(str(tmp_path / "s"))
 
 
 # -- the wrong order --------------------------------------------------------------------------------
@@ -149,8 +124,3 @@ def test_module_load_and_bucketing_module_take_exclude(tmp_path):
     buckets = bucketing(exclude=["fc2"])
     bound(buckets)
     assert "fc2" in str(buckets._curr_module.policy)
-
-
-def test_an_exclude_of_a_module_that_matches_nothing_warns():
-    with pytest.warns(UserWarning, match=r"exclude.*fc9"):
-        bound(mxmp.Module(mlp(), exclude=["fc9"]))
