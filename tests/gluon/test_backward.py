@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from fractions import Fraction
 
@@ -72,9 +73,22 @@ def test_a_number_in_an_array_is_that_number(policy, kind):
 
 
 @pytest.mark.parametrize(
-    "bad", [np.array([4, 4]), np.array(True), np.array("4"), mx.nd.array([0.0]), np.array([]), None]
+    "bad",
+    [
+        np.array([4, 4]),
+        np.array(True),
+        np.array("4"),
+        mx.nd.array([0.0]),
+        np.array([]),
+        0,
+        -4,
+        True,
+        math.nan,
+        "1",
+        None,
+    ],
 )
-def test_no_other_array_is_a_number_and_nothing_has_changed(bad):
+def test_nothing_else_is_a_positive_number_and_nothing_has_changed(bad):
     net = made("float16")
     trainer = trainer_of("float16", net)
     with autograd.record():

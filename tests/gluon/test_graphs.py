@@ -12,7 +12,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.networks import made
-from kit.oracle import sqnr
 from kit.twins import FLAGS, LOSS, array, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -127,28 +126,6 @@ EVENTS = {
     "hybridized anew": lambda run: run.net.hybridize(**FLAGS["static"]) if run.policy else None,
     "cast": lambda run: run.net.cast("float32"),
 }
-
-
-def trained(event, *args, **kwargs):
-    run = Run(*args, **kwargs)
-    found = []
-    for happens in (None, None, event, event, None):
-        if happens:
-            happens(run)
-        run.step()
-        scale = 64 if run.policy else 1
-        found += [grad.asnumpy() / scale for p in run.params.values() for grad in p.list_grad()]
-        found += [weight.asnumpy().copy() for p in run.params.values() for weight in p.list_data()]
-    return found
-
-
-@pytest.mark.parametrize(("devices", "dtype"), [(1, "float16"), (2, "bfloat16")])
-@pytest.mark.parametrize("event", EVENTS)
-def test_a_static_graph_writes_the_gradient_arrays_of_now(event, devices, dtype):
-    want = trained(EVENTS[event], None, devices=devices)
-    found = trained(EVENTS[event], DTYPES[dtype], devices=devices)
-    for one, other in zip(found, want):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -269,9 +246,6 @@ def test_arrays_without_a_gradient_make_no_new_graph(inside, monkeypatch):
     assert len(made) == 1
 
 
-HYBRIDIZED = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}, {"inline_limit": 0}]
-
-
 def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
     net, x = made("mlp")
     mxmp.convert(net).hybridize()
@@ -284,47 +258,6 @@ def test_new_flags_make_a_new_graph_and_the_same_flags_do_not():
     assert ops[0] is ops[1]
     assert ops[2] is ops[3]
     assert len(set(map(id, ops))) == 3
-
-
-def test_the_shape_of_the_input_may_change():
-    net, x = made("mlp")
-    mxmp.convert(net)
-    for flags in HYBRIDIZED[:2]:
-        net.hybridize(**flags)
-        np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy()[:2], net(mx.nd.array(x[:2])).asnumpy())
-
-
-class Branches(nn.HybridBlock):
-    """Like SSD and YOLO: training returns parts, inference what they make together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.left, self.right = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        if autograd.is_training():
-            return self.left(x), [self.right(x), x]
-        return self.left(x) + self.right(x)
-
-
-@pytest.mark.parametrize("flags", HYBRIDIZED[:3])
-def test_training_and_inference_have_graphs_of_their_own(flags):
-    net = Branches()
-    net.initialize()
-    mxmp.convert(net).hybridize(**flags)
-    x = mx.nd.random.normal(shape=(2, 4))
-    for _ in range(2):
-        with autograd.record():
-            left, (right, same) = net(x)
-        np.testing.assert_array_equal(same.asnumpy(), x.asnumpy())
-        assert len(net._cached_graph[1].list_outputs()) == 3  # what export would write
-        together = net(x)
-        assert isinstance(together, mx.nd.NDArray)
-        assert len(net._cached_graph[1].list_outputs()) == 1
-        assert sqnr((left + right).asnumpy(), together.asnumpy()) > 50
-        with autograd.record(train_mode=False):
-            assert isinstance(net(x), mx.nd.NDArray)
 
 
 class Returning(nn.HybridBlock):
