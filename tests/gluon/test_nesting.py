@@ -89,22 +89,6 @@ def test_values_in_nested_arguments_stay_where_they_are():
         assert_alike(net(X, *args), plain(X, *args))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_net_called_with_a_bool_trains_as_in_fp32(dtype):
-    results = []
-    for how in (None, dtype):
-        net = takes(lambda op, x, flag: op.tanh(x) if flag else x, how)
-        kind, scale = (mxmp.Trainer, {"loss_scale": 256}) if how else (gluon.Trainer, {})
-        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1}, **scale)
-        for step in range(4):
-            with autograd.record():
-                loss = net(X, step % 2 == 0).square().mean()
-            trainer.backward(loss) if how else loss.backward()
-            trainer.step(1)
-        results.append(net(X, False))
-    assert_alike(results[1], results[0])
-
-
 def test_a_number_that_changes_in_each_call_is_warned_of_once_and_leaves_no_graphs():
     net = takes(lambda op, x, t: x * t, "float16")
     with warnings.catch_warnings():

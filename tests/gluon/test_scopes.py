@@ -41,12 +41,6 @@ def paused_output(block, op, x):
     return y, x * 2
 
 
-def paused_left(block, op, x):
-    with autograd.pause():
-        block.aux = op.tanh(x)
-    return x * block.aux
-
-
 def paused_around(block, op, x):
     with autograd.pause(), mx.AttrScope(ctx_group="one"):
         factor = op.tanh(x)
@@ -143,11 +137,6 @@ def symbols_of_custom_in_pause(block, op, x):
     return x * factor
 
 
-def predicting(block, op, x):
-    with autograd.predict_mode():
-        return block.drop(x)
-
-
 def predicting_by_setting(block, op, x):
     before = autograd.set_training(False)
     y = block.drop(x)
@@ -163,14 +152,10 @@ def predicting_in_loop(block, op, x):
     return op.contrib.foreach(body, x, op.zeros((1,)))[0]
 
 
-def asking(block, op, x):
-    return x * 2 if autograd.is_recording() else x
-
-
-ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_left, paused_around, paused_while_training]
+ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_around, paused_while_training]
 ALIKE += [cond_in_pause, while_in_pause, symbols_in_pause, symbols_predicting]
 ALIKE += [custom_in_pause, symbols_of_custom_in_pause]
-ALIKE += [in_loop, loop_in_pause, predicting, predicting_by_setting, predicting_in_loop, asking]
+ALIKE += [in_loop, loop_in_pause, predicting_by_setting, predicting_in_loop]
 MODES = {
     "record": autograd.record,
     "record, predict": lambda: autograd.record(train_mode=False),
