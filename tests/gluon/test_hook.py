@@ -335,19 +335,6 @@ def test_many_calls_on_one_array_that_autograd_computed_lose_no_gradient():
     np.testing.assert_allclose(gradients[1], 9 * gradients[0], rtol=1e-6)
 
 
-def test_the_structure_of_outputs_is_each_call_s_own():
-    net = mxmp.convert(seeded(Shifting()))
-    for _ in range(2):
-        x = rows(0)
-        with autograd.record():
-            first, (second, third) = net(x)
-        assert [a.shape for a in (first, second, third)] == [(4, 6)] * 3
-        assert net(x).shape == (4, 6)
-        pair = net(x, [x, x])
-        assert isinstance(pair, Pair)
-        assert pair.right[0].shape == (4, 6)
-
-
 @pytest.mark.parametrize("last", KINDS)
 def test_block_save_holds_the_graph_of_the_last_call_and_its_structure(last, tmp_path):
     net = mxmp.convert(seeded(Shifting()))
