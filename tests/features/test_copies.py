@@ -90,27 +90,6 @@ def test_a_copy_of_a_converted_net_computes_the_same_and_apart(policy, called, f
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_copy_trains_as_the_original_does(policy, copied):
-    net = converted(policy)
-    other = trainable(copied(net))
-    for each in (net, other):
-        train(each, range(3), trainer_of(each))
-    assert_same(values(other), values(net))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_copy_made_in_the_middle_of_training_keeps_the_masters(policy, copied):
-    net = converted(policy)
-    train(net, range(3), trainer_of(net))
-    other = copied(net)
-    assert_same(values(other), values(net))
-    mxmp.restore(net)
-    mxmp.restore(other)
-    for p, q in zip(net.collect_params().values(), other.collect_params().values()):
-        np.testing.assert_array_equal(p.data().asnumpy(), q.data().asnumpy())
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_a_copy_can_be_restored_and_converted_anew_without_the_original_noticing(policy, copied):
     net = converted(policy)
     if policy == "plain":

@@ -68,10 +68,6 @@ def test_one_parameter_at_zero_is_no_discard():
     trainer.step(8)
 
 
-def _params(net):
-    return net.collect_params().values()
-
-
 # -- gradients that are used without a step ---------------------------------------------------------
 
 

@@ -31,10 +31,6 @@ def dense(request="write"):
     return net
 
 
-def params(nets):
-    return dict(enumerate(p for net in nets for p in net.collect_params().values()))
-
-
 def test_a_copy_between_backward_and_step_has_no_gradients_and_so_the_new_scale():
     """As in plain MXNet, a copy's parameters have gradients once they are asked for anew."""
     net = mxmp.convert(dense())
