@@ -12,7 +12,7 @@ import pytest
 from gluoncv.utils.parallel import Parallel, Parallelizable
 from kit.nets import CASTS, batch, overflow, train, two_layers
 from kit.pictures import weights
-from kit.twins import LOSS, MASTERS
+from kit.twins import LOSS, MASTERS, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
 from support.optimizers import options
@@ -148,27 +148,23 @@ def test_a_batch_in_shared_memory_without_parameters_computes():
 # -- the numpy interface ----------------------------------------------------------------------------
 
 
+@mx.util.use_np
 def test_a_net_of_the_numpy_interface_trains_scaled_and_skips():
-    mx.npx.set_np()
-    try:
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Dense(4, in_units=3), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
-        net.initialize()
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=2.0**8)
-        x = mx.np.array(np.random.RandomState(0).randn(4, 3), dtype="float32")
-        for value in (x, x, x * math.inf, x):
-            before = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
-            with autograd.record():
-                loss = (net(value) ** 2).sum()
-            trainer.backward(loss)
-            trainer.clip_global_norm(10.0)
-            trainer.step(4)
-            after = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
-            same = all(np.array_equal(a, b) for a, b in zip(before, after))
-            assert same == trainer.last_step_skipped == (value is not x)
-        assert all(np.isfinite(p.data().asnumpy()).all() for p in trainer._params)
-    finally:
-        mx.npx.reset_np()
+    net = sequence(gluon.nn.Dense(4, in_units=3), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
+    net.initialize()
+    trainer = trainer_of(net)
+    x = mx.np.array(np.random.RandomState(0).randn(4, 3), dtype="float32")
+    for value in (x, x, x * math.inf, x):
+        before = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
+        with autograd.record():
+            loss = (net(value) ** 2).sum()
+        trainer.backward(loss)
+        trainer.clip_global_norm(10.0)
+        trainer.step(4)
+        after = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
+        same = all(np.array_equal(a, b) for a, b in zip(before, after))
+        assert same == trainer.last_step_skipped == (value is not x)
+    assert all(np.isfinite(p.data().asnumpy()).all() for p in trainer._params)
 
 
 def of_numpy(policy):

@@ -12,8 +12,6 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import Plan
-from mxmp.precision.renaming import renamed
 
 
 class Plain(gluon.Block):
@@ -141,39 +139,3 @@ def test_a_filter_keeps_a_block_in_fp32_that_could_be_traced_too():
     mxmp.convert(net, "float16", exclude=lambda name, block: block is net[1])
     report = mxmp.explain(net, array(0, 4, 6))
     assert [n.dtype for n in report.nodes if n.op == "FullyConnected"] in (["float16", "float32"], ["float16"])
-
-
-# MXNet says so of a network with another graph in evaluation.
-pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation")
-
-
-def scoped():
-    net = nn.HybridSequential()
-    with net.name_scope():
-        net.add(nn.Dense(4, in_units=4), nn.HybridSequential())
-        with net[1].name_scope():
-            net[1].add(nn.Dense(4, in_units=4), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4))
-    return net
-
-
-def layers(*widths, activation=None, kind=nn.Dense):
-    net = nn.HybridSequential()
-    net.add(*(kind(width, in_units=4, activation=activation) for width in widths))
-    net.initialize()
-    return net
-
-
-def test_blocks_that_would_get_one_name_leave_the_plan_as_it_is():
-    plan = mxmp.tune(layers(4, 4), (2, 4), policy="float16", measure=False)
-    assert renamed(plan, ["n_", "a_", "b_"]).blocks == ("n_", "a_", "b_")
-    for blocks in (["n_", "a_", "a_"], ["n_", "a_"], ["n_", "a_", "b_", "c_"], [], ["", "", ""], plan.blocks):
-        assert renamed(plan, blocks) is plan
-
-
-def test_a_file_whose_blocks_are_none_is_refused():
-    text = mxmp.tune(scoped(), (2, 4), policy="float16", measure=False).to_json()
-    start = text.index(' "blocks"')
-    end = text.index("],", start) + 1
-    for wrong in ("[1]", "5", '{"a": 1}', '"dense0_"', "null", "[null]"):
-        with pytest.raises(ValueError, match="not a precision plan"):
-            Plan.from_json(f'{text[:start]} "blocks": {wrong}{text[end:]}')

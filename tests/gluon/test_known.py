@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLoss
 from kit.known import takes
-from mxnet import autograd, gluon
+from kit.twins import convert, sequence, step, trainer_of
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -103,6 +102,7 @@ def test_a_shape_that_depends_on_values_is_refused_in_words():
         net(X)
 
 
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "compute=float16,params=float16"])
 @pytest.mark.parametrize("converted", [False, True])
 @pytest.mark.parametrize("loss", [SoftmaxCrossEntropyLoss, MixSoftmaxCrossEntropyLoss])
@@ -110,27 +110,17 @@ def test_gluoncv_s_segmentation_losses_train_as_in_fp32_converted_or_not(loss, c
     x, y = mx.nd.random.normal(shape=(2, 3, 6, 6)), mx.nd.random.randint(-1, 4, shape=(2, 6, 6)).astype("float32")
     runs = []
     for how in (None, dtype):
+        net = sequence(nn.Conv2D(8, 3, padding=1, in_channels=3, activation="relu"), nn.Conv2D(4, 1, in_channels=8))
         mx.random.seed(1)
-        net = nn.HybridSequential()
-        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3, activation="relu"), nn.Conv2D(4, 1, in_channels=8))
         net.initialize(mx.init.Xavier())
-        criterion = loss()
-        if how:
-            mxmp.convert(net, how)
-            if converted:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    mxmp.convert(criterion, how)
-        trainer = (mxmp.Trainer if how else gluon.Trainer)(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        losses = []
+        criterion, losses = loss(), []
+        convert(how, net, *[criterion] * converted)
+        trainer = trainer_of(how, net, scale="dynamic")
         for _ in range(5):
-            with warnings.catch_warnings(), autograd.record():
-                warnings.simplefilter("ignore")  # nothing of the criterion computes low
-                found = (
-                    criterion(net(x), net(x) * 0.5, y) if loss is MixSoftmaxCrossEntropyLoss else criterion(net(x), y)
-                )
-            trainer.backward(found) if how else found.backward()
-            trainer.step(2)
+            with autograd.record():
+                more = [net(x) * 0.5] if loss is MixSoftmaxCrossEntropyLoss else []
+                found = criterion(net(x), *more, y)
+            step(trainer, found, 2)
             losses.append(float(found.mean().asscalar()))
         runs.append(losses)
     np.testing.assert_allclose(runs[1], runs[0], rtol=0.02)
