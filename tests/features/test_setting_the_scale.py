@@ -131,19 +131,9 @@ def test_no_loss_scaler_and_a_trainer_say_where_a_scale_is_set():
         assert owner.loss_scale == 2.0**16
 
 
-def test_another_library_s_methods_are_answered_with_what_does_that_here():
+def test_hints_of_a_scaler_disturb_neither_hasattr_nor_copies():
     scaler = mxmp.DynamicLossScaler()
-    answers = {
-        "get_scale": "loss_scale",
-        "update": r"scaler\.loss_scale = ",
-        "step": r"trainer\.step",
-        "unscale_": r"trainer\.unscale",
-        "get_scaled_loss": r"trainer\.backward",
-    }
-    for name, answer in answers.items():
-        with pytest.raises(AttributeError, match=rf"no attribute '{name}': .*{answer}"):
-            getattr(scaler, name)
-        assert not hasattr(scaler, name)
+    assert not any(hasattr(scaler, name) for name in ("get_scale", "update", "step"))
     with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
         scaler.other  # noqa: B018
     assert copy.deepcopy(scaler).state_dict() == scaler.state_dict()

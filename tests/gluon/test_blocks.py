@@ -72,18 +72,6 @@ def test_an_fp32_net_may_share_a_block_without_parameters_with_a_converted_one(h
     assert not np.array_equal(nets[0](x).asnumpy(), mxmp.restore(nets[0])(x).asnumpy())
 
 
-def test_a_child_of_a_converted_net_can_be_called_alone():
-    net, x = made("mlp")
-    want = net[0](mx.nd.array(x)).asnumpy()
-    mxmp.convert(net)
-    for _ in range(2):
-        child = net[0](mx.nd.array(x))
-        assert child.dtype == np.float32
-        assert not np.array_equal(child.asnumpy(), want)
-        assert sqnr(want, child.asnumpy()) > 55
-        net(mx.nd.array(x))
-
-
 def test_exclude_keeps_a_block_in_fp32():
     net, x = made("mlp")
     want = net[0](mx.nd.array(x)).asnumpy()

@@ -13,8 +13,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.examples import examples
+from kit.modules import SHAPES
 from kit.processes import run_program
-from kit.twins import FLAGS, array, assert_same, seeded
+from kit.twins import FLAGS, array, assert_same, convert, equal_or_refused, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -359,6 +360,62 @@ def test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward():
         assert [key for key, _ in mxmp.gluon.hook.hook_of(net).graphs.items()]
     mxmp.restore(net)
     assert net._active is False
+
+
+def symbol_block():
+    data = mx.sym.var("data", dtype="float32")
+    x = mx.sym.FullyConnected(data, num_hidden=5, name="fc1")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, name="fc2")
+    net = gluon.SymbolBlock(x, data)
+    for name, param in net.collect_params().items():
+        param.shape = SHAPES[name]
+    return seeded(net)
+
+
+BY_FORWARD = {
+    "SymbolBlock": symbol_block,
+    "leaf": lambda: seeded(nn.Dense(3, in_units=6)),
+    "tree": lambda: seeded(sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))),
+}
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("kind", BY_FORWARD)
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_forward_computes_what_a_call_computes_or_says_to_call(policy, kind, flags, called_before):
+    x = rows(0)
+    expected = mxmp.convert(BY_FORWARD[kind](), policy)(x).asnumpy()
+    assert not np.array_equal(expected, BY_FORWARD[kind]()(x).asnumpy())
+    net = BY_FORWARD[kind]()
+    convert(policy, net, flags=FLAGS[flags])
+    if called_before:
+        net(x)
+    equal_or_refused(
+        lambda: net.forward(x).asnumpy(), lambda found: np.testing.assert_array_equal(found, expected), saying="call"
+    )
+
+
+@pytest.mark.parametrize("kind", BY_FORWARD)
+def test_a_parent_s_forward_that_calls_a_child_s_forward(kind):
+    """As a plain Block may write it."""
+
+    class Parent(gluon.Block):
+        def __init__(self, child):
+            super().__init__()
+            self.child = child
+
+        def forward(self, x):
+            return self.child.forward(x)
+
+    x = rows(0)
+    expected = mxmp.convert(BY_FORWARD[kind]())(x).asnumpy()
+    net = Parent(BY_FORWARD[kind]())
+    net.child.hybridize()
+    mxmp.convert(net)
+    equal_or_refused(
+        lambda: net(x).asnumpy(), lambda found: np.testing.assert_array_equal(found, expected), saying="call"
+    )
 
 
 class OneStep(gluon.HybridBlock):

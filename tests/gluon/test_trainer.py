@@ -377,8 +377,6 @@ def test_a_trainer_that_a_backward_does_not_reach_may_save_its_states(tmp_path):
         ({"update_on_kvstore": True}, "before they are checked"),
         ({"kvstore": "dist_async"}, "before any check"),
         ({"compression_params": {"type": "2bit"}}, "threshold"),
-        ({"loss_scale": "static"}, "dynamic"),
-        ({"loss_scale": -1}, "positive"),
     ],
 )
 def test_what_would_break_the_promise_is_refused_with_the_reason(kwargs, reason):
@@ -423,19 +421,6 @@ def test_a_subclass_that_reduces_by_itself_is_called_once_a_step_and_its_result_
     trainer.step(4)
     assert trainer.last_step_skipped
     assert full_weights(trainer) == before
-
-
-def test_a_parameter_that_is_listed_twice_is_refused():
-    net = nn.Dense(2, in_units=3)
-    net.initialize()
-    with pytest.raises(ValueError, match="_weight' twice"):
-        mxmp.Trainer([net.weight, net.bias, net.weight], "sgd")
-
-
-@pytest.mark.parametrize("params", [[], {}, nn.HybridSequential().collect_params()], ids=["list", "dict", "net"])
-def test_a_trainer_of_no_parameters_is_refused(params):
-    with pytest.raises(ValueError, match="params is empty, so there is nothing to train"):
-        mxmp.Trainer(params, "sgd")
 
 
 def test_clipping_counts_a_gradient_that_only_the_second_device_has():

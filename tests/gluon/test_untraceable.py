@@ -6,6 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.known import takes
+from kit.takes import Takes
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -129,3 +131,34 @@ def test_layers_in_a_dict_are_to_be_children_and_as_children_they_run():
     net.initialize()
     want = net(X).asnumpy()
     np.testing.assert_allclose(mxmp.convert(net, "bfloat16")(X).asnumpy(), want, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.filterwarnings("ignore:.* is not used by any computation")
+@pytest.mark.parametrize(
+    ("compute", "cured", "said"),
+    [
+        (
+            lambda block, op, x: op.khatri_rao(x, x),
+            lambda block, op, x: op.BlockGrad(op.khatri_rao(x, x)),
+            "operator khatri_rao has no gradient.*write F.BlockGrad",
+        ),
+        (
+            lambda block, op, x: op.ones((2, 2)),
+            lambda block, op, x: op.ones_like(x),
+            "no output depends on an input.*such as F.ones_like",
+        ),
+    ],
+    ids=["without a gradient", "without an input"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_what_mxnet_makes_no_graph_of_has_a_cure_that_cures(compute, cured, said, training):
+    def of(code):
+        net = Takes(code)
+        net.initialize()
+        return mxmp.convert(net, "float16")
+
+    with autograd.record(training), pytest.raises(mx.MXNetError, match=said):
+        of(compute)(X)
+    with autograd.record(training):
+        of(cured)(X).wait_to_read()
