@@ -17,6 +17,7 @@ from kit.twins import (
     seeded,
     sequence,
     train,
+    trainer_of,
     value,
     values,
 )
@@ -46,13 +47,6 @@ def converted(policy, called=True, flags=None):
     return net
 
 
-def mixed(net):
-    try:
-        return bool(mxmp.explain(net, array(0, 4, 6)).graphs)
-    except ValueError:
-        return False
-
-
 def trainable(net):
     """MXNet's copies of arrays are in no graph and have no gradients until they are asked for anew."""
     for param in net.collect_params().values():
@@ -60,11 +54,6 @@ def trainable(net):
         param.grad_req = "null"
         param.grad_req = request
     return net
-
-
-def trainer_of(net):
-    policy = "float16" if mixed(net) else None
-    return twins.trainer_of(policy, net, scale=mxmp.DynamicLossScaler(256.0), learning_rate=0.1, momentum=0.9)
 
 
 @pytest.fixture(params=COPIES)
@@ -115,8 +104,8 @@ def test_a_parameter_can_be_copied(policy, copied):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_copy_of_net_and_trainer_goes_on_apart(policy, copied):
     """As a checkpoint of everything, between two steps."""
-    net = converted(policy)
-    trainer = trainer_of(net)
+    net, scaler = converted(policy), mxmp.DynamicLossScaler(256.0)
+    trainer = trainer_of(POLICIES[policy], net, scale=scaler, learning_rate=0.1, momentum=0.9)
     train(net, range(3), trainer)
     kept = values(net)
     other, its_trainer = copied((net, trainer))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import mxnet as mx
 import numpy as np
@@ -166,16 +165,6 @@ def test_what_is_no_shape_is_answered_with_one(wrong, hint):
     ):
         with pytest.raises(ValueError, match=hint):
             takes()
-
-
-def test_sizes_that_are_not_in_a_tuple_are_answered_with_the_tuple():
-    for sizes in ((8,), (8, 6)):
-        with pytest.raises(ValueError, match=re.escape(f"as one tuple, {sizes}")):
-            mxmp.tune(dense(), *sizes, measure=False)
-    with pytest.raises(ValueError, match=r"data=8 is neither an MXNet array nor a shape"):
-        mxmp.tune(mlp(), data=8, measure=False)
-    with pytest.raises(ValueError, match=r"name the inputs of a Symbol: tune\(symbol, data="):
-        mxmp.tune(mlp(), (8, 6), measure=False)
 
 
 # -- the loss and its scale -------------------------------------------------------------------------
