@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLoss
-from kit.known import takes
+from kit.takes import DTYPES, X, takes
 from kit.twins import convert, sequence, step, trainer_of
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -14,12 +14,6 @@ from mxnet.gluon import nn
 import mxmp
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
-
-
-DTYPES = ["float16", "bfloat16"]
-
-
-X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
 
 
 ASKED = {

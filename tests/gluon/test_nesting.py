@@ -8,7 +8,7 @@ from collections import namedtuple
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.known import takes
+from kit.takes import DTYPES, X, takes
 from kit.twins import FLAGS, array, assert_close, convert, seeded
 from mxnet import autograd, gluon
 
@@ -16,8 +16,6 @@ import mxmp
 from mxmp.gluon.hook import hook_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
-DTYPES = ["float16", "bfloat16"]
-X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
 Pair = namedtuple("Pair", "first second")
 
 

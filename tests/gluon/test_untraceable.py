@@ -5,22 +5,22 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.known import takes
-from kit.takes import Takes
+from kit.takes import Takes, X, takes
 from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
 
-X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
-
 
 def test_what_is_inside_a_block_that_cannot_be_traced_is_converted_by_itself():
-    alone = takes(lambda op, x: x / max(1, x.max().asscalar()), "float16")
+    def compute(op, x):
+        return x / max(1, x.max().asscalar())
+
+    alone = takes(compute, "float16")
     with pytest.raises(ValueError, match=r"or convert, in place of it, what is inside, as mxmp.convert\(net.dense\)"):
         alone(X)
     net = nn.HybridSequential()
-    net.add(nn.Dense(3), takes(alone.compute))
+    net.add(nn.Dense(3), takes(compute))
     net[0].initialize()
     mxmp.convert(net, "float16")
     with pytest.raises(
