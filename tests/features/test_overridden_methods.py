@@ -276,17 +276,6 @@ def test_an_lstm_with_weight_dropout_trains_as_in_fp32_with_the_same_masks(polic
     assert not np.allclose(run(False, rate=0), want, rtol=0.02)
 
 
-def test_data_of_a_subclass_is_that_of_the_input_s_device():
-    net = net_of(Data)
-    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
-    want = net(X).asnumpy()
-    mxmp.convert(net, POLICIES[0])
-    for ctx in (mx.cpu(1), mx.cpu(0)):
-        out = net(X.as_in_context(ctx))
-        assert out.ctx == ctx
-        close(out.asnumpy(), want)
-
-
 # -- HybridBlock ------------------------------------------------------------------------------------
 
 
