@@ -23,7 +23,7 @@ from kit.twins import (
     updates,
     value,
 )
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -182,20 +182,10 @@ def test_a_trainer_of_one_net_does_not_lose_the_masters_when_the_other_is_restor
         for net in nets:
             mxmp.convert(net, MASTERS)
             net(array(0, 1, 6))
-        trainer = mxmp.Trainer(nets[0].collect_params(), "sgd", {"learning_rate": 1e-5}, loss_scale=256.0)
-
-        def step():
-            with autograd.record():
-                loss = nets[0](array(0, 4, 6)).sum()
-            trainer.backward(loss)
-            trainer.step(1)
-
-        step()
-        before = [value(p) for p in nets[0].collect_params().values()]
+        trainer = trainer_of("float16", nets[0], scale=256.0, learning_rate=1e-5)
+        step(trainer, loss_of(nets[0]), 1)
         mxmp.restore(nets[1])
-        for _ in range(3):
-            step()
-        return [value(p) - old for p, old in zip(nets[0].collect_params().values(), before)]
+        return updates(nets[0], lambda: [step(trainer, loss_of(nets[0]), 1) for _ in range(3)])
 
     def check(found):
         for delta in found:  # updates this small exist in a master only

@@ -12,8 +12,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.networks import made
-from kit.twins import FLAGS, LOSS, array, seeded, sequence
-from mxnet import autograd, gluon
+from kit.twins import FLAGS, LOSS, array, assert_same, backward, convert, seeded, sequence, step, trainer_of
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -28,19 +28,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWa
 class Run:
     """Two layers in training: ``gluon.Trainer`` and no graph for a policy of None."""
 
-    def __init__(self, policy, flags="static", devices=1):
+    def __init__(self, policy, devices=1):
         self.policy, self.devices, self.batches = policy, [mx.cpu(i) for i in range(devices)], 0
         # Names of their own: those that MXNet counts differ from run to run, and the events choose layers by name.
         first = nn.Dense(5, in_units=6, activation="tanh", prefix="first_")
         self.net = sequence(first, nn.Dense(3, in_units=5, prefix="second_"))
         seeded(self.net, self.devices)
         self.params = self.net.collect_params()
-        if policy is not None:
-            mxmp.convert(self.net, policy)
-            self.net.hybridize(**FLAGS[flags])
-        kind, more = (gluon.Trainer, {}) if policy is None else (mxmp.Trainer, {"loss_scale": 64})
-        more["update_on_kvstore"] = False
-        self.trainer = kind(self.params, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **more)
+        convert(policy, self.net, flags=FLAGS["static"] if policy else None)
+        self.trainer = trainer_of(policy, self.net, scale=64, learning_rate=0.1, momentum=0.9)
 
     def losses(self):
         self.batches += 1
@@ -51,8 +47,7 @@ class Run:
             ]
 
     def backward(self, losses=None):
-        losses = losses or self.losses()
-        autograd.backward(losses) if self.policy is None else self.trainer.backward(losses)
+        backward(self.trainer, losses or self.losses())
 
     def step(self):
         self.backward()
@@ -142,38 +137,30 @@ def test_a_backward_behind_the_event_is_that_of_the_forward_before_it(event):
         grads.append([grad.asnumpy().copy() for _, grad in before])
         run.step()
         grads[-1] += [p.data().asnumpy() for p in run.params.values()]
-    for one, other in zip(*grads):
-        np.testing.assert_array_equal(one, other)
+    assert_same(*grads)
 
 
 @pytest.mark.parametrize("kind", ["write", "add", "null"])
 def test_a_gan_that_freezes_one_net_in_the_pass_of_the_other_trains_as_in_fp32(kind):
     runs = []
     for policy in (None, FP32):
-        nets = [sequence(nn.Dense(6, in_units=6, activation="tanh"), prefix=f"{name}_") for name in "gd"]
-        trainers = []
-        for i, net in enumerate(nets):
-            seeded(net, seed=i)
-            if policy:
-                mxmp.convert(net, policy)
-                net.hybridize(**FLAGS["static"])
-            of = gluon.Trainer if policy is None else mxmp.Trainer
-            scale = {} if policy is None else {"loss_scale": None}
-            trainers.append(of(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=None, **scale))
-        made, judge = nets
-        for step in range(5):
+        made, judge = nets = [
+            seeded(sequence(nn.Dense(6, in_units=6, activation="tanh"), prefix=f"{name}_"), seed=i)
+            for i, name in enumerate("gd")
+        ]
+        convert(policy, *nets, flags=FLAGS["static"] if policy else None)
+        trainers = [trainer_of(policy, net, scale=None, optimizer="adam", learning_rate=0.01) for net in nets]
+        for number in range(5):
             for of, trainer in ((judge, trainers[1]), (made, trainers[0])):
                 judge.collect_params().setattr("grad_req", "write" if of is judge else kind)
                 judge.collect_params().zero_grad()
                 with autograd.record():
-                    out = judge(made(array(step, 4, 6)))
+                    out = judge(made(array(number, 4, 6)))
                     loss = LOSS(out, mx.nd.ones_like(out) * (of is judge))
                 made.collect_params().zero_grad()
-                loss.backward() if policy is None else trainer.backward(loss)
-                trainer.step(4)
+                step(trainer, loss)
         runs.append([p.data().asnumpy() for net in nets for p in net.collect_params().values()])
-    for one, other in zip(*runs):
-        np.testing.assert_array_equal(one, other)
+    assert_same(*runs)
 
 
 def test_each_thread_writes_the_gradient_arrays_of_now():
@@ -201,10 +188,10 @@ def test_each_thread_writes_the_gradient_arrays_of_now():
 
 def test_gradients_of_inputs_are_those_of_each_call():
     run, plain = Run(FP32), Run(None)
-    for step, request in enumerate(["write", "write", "add", "add", "write"]):
+    for number, request in enumerate(["write", "write", "add", "add", "write"]):
         found = []
         for each in (run, plain):
-            x = array(step, 4, 6)
+            x = array(number, 4, 6)
             x.attach_grad(request)
             x.grad[:] = 2
             with autograd.record():
@@ -286,12 +273,10 @@ def test_an_input_or_a_parameter_may_be_an_output_and_has_its_gradient(policy, a
         out, same, scale = net(x, y)
         loss = out.sum() + (same**2).sum() + (scale * mx.nd.arange(4)).sum()
     loss.backward()
-    assert_same = np.testing.assert_array_equal
-    assert_same(same.asnumpy(), y.asnumpy())
-    assert_same(net.scale.grad().asnumpy(), [0, 1, 2, 3])
-    assert_same(net.dense.bias.grad().astype("float32").asnumpy(), [2] * 4)
+    assert_same([same, net.scale.grad()], [y, mx.nd.arange(4)])
+    assert_same([net.dense.bias.grad().astype("float32")], [mx.nd.full((4,), 2)])
     if attached:
-        assert_same(y.grad.asnumpy(), 2 * y.asnumpy())
+        assert_same([y.grad], [2 * y])
 
 
 class Partly(nn.HybridBlock):

@@ -379,42 +379,32 @@ BY_FORWARD = {
 }
 
 
+class Parent(gluon.Block):
+    """Calls its child's ``forward``, as a plain Block may."""
+
+    def __init__(self, child):
+        super().__init__()
+        self.child = child
+
+    def forward(self, x):
+        return self.child.forward(x)
+
+
+@pytest.mark.parametrize("within", [lambda net: net, Parent], ids=["net", "parent"])
 @pytest.mark.parametrize("called_before", [False, True])
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("kind", BY_FORWARD)
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_forward_computes_what_a_call_computes_or_says_to_call(policy, kind, flags, called_before):
+def test_forward_computes_what_a_call_computes_or_says_to_call(policy, kind, flags, called_before, within):
     x = rows(0)
     expected = mxmp.convert(BY_FORWARD[kind](), policy)(x).asnumpy()
     assert not np.array_equal(expected, BY_FORWARD[kind]()(x).asnumpy())
-    net = BY_FORWARD[kind]()
+    net = within(BY_FORWARD[kind]())
     convert(policy, net, flags=FLAGS[flags])
     if called_before:
         net(x)
     equal_or_refused(
         lambda: net.forward(x).asnumpy(), lambda found: np.testing.assert_array_equal(found, expected), saying="call"
-    )
-
-
-@pytest.mark.parametrize("kind", BY_FORWARD)
-def test_a_parent_s_forward_that_calls_a_child_s_forward(kind):
-    """As a plain Block may write it."""
-
-    class Parent(gluon.Block):
-        def __init__(self, child):
-            super().__init__()
-            self.child = child
-
-        def forward(self, x):
-            return self.child.forward(x)
-
-    x = rows(0)
-    expected = mxmp.convert(BY_FORWARD[kind]())(x).asnumpy()
-    net = Parent(BY_FORWARD[kind]())
-    net.child.hybridize()
-    mxmp.convert(net)
-    equal_or_refused(
-        lambda: net(x).asnumpy(), lambda found: np.testing.assert_array_equal(found, expected), saying="call"
     )
 
 
