@@ -8,11 +8,11 @@ import logging
 import numpy as np
 import pytest
 from kit.twins import (
-    LOSS,
     MASTERS,
     array,
     assert_same,
     convert,
+    loss_of,
     seeded,
     sequence,
     trainer_of,
@@ -26,11 +26,6 @@ import mxmp
 
 def dense(seed=1, units=3, **kwargs):
     return seeded(nn.Dense(units, in_units=6, **kwargs), seed=seed)
-
-
-def loss_of(net, seed=0):
-    with autograd.record():
-        return LOSS(net(array(seed, 4, 6)), array(seed + 1, 4, 3))
 
 
 def refused(net, run, *, saying, kind=RuntimeError):
@@ -69,7 +64,7 @@ def test_a_backward_after_the_block_is_refused_as_it_looks_like_a_plain_one(poli
     net = converted(policy)
     net.collect_params().setattr("grad_req", request_)
     trainer = trainer_of("float16", net)
-    loss, other = loss_of(net, 3), loss_of(net, 5)
+    loss, other = loss_of(net, seed=3), loss_of(net, seed=5)
     with trainer.scale_loss(loss) as scaled:
         pass
     for each in {"no": [scaled], "before": [other, scaled], "after": [scaled, other]}[plain]:
@@ -107,7 +102,7 @@ def test_a_plain_backward_between_a_scaled_one_and_the_step_is_refused(policy, r
         "allreduce": trainer.allreduce_grads,
     }
     trainer.backward(loss_of(net))
-    loss_of(net, 5).backward()
+    loss_of(net, seed=5).backward()
     refused(net, ends[last], saying=r"plain backward.*1024")
 
 
@@ -128,7 +123,7 @@ def test_a_plain_backward_before_a_scaled_one_that_adds_to_it_is_refused():
     net.collect_params().setattr("grad_req", "add")
     trainer = trainer_of("float16", net)
     loss_of(net).backward()
-    refused(net, lambda: trainer.backward(loss_of(net, 5)), saying="plain backward")
+    refused(net, lambda: trainer.backward(loss_of(net, seed=5)), saying="plain backward")
 
 
 def test_gradients_that_a_plain_backward_wrote_and_the_scaled_one_does_not_reach_are_refused():
