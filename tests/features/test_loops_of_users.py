@@ -45,20 +45,13 @@ def data_loader():
     return gluon.data.DataLoader(gluon.data.ArrayDataset(*arrays), batch_size=8)
 
 
-def fit(trainer_class, processor, policy=None, devices=1, epochs=2, **kwargs):
-    net = two_layers(policy, devices)
+def fit(trainer_class, processor, **kwargs):
+    net = two_layers()
     trainer = trainer_class(net.collect_params(), "sgd", options("sgd"), update_on_kvstore=False, **kwargs)
-    estimator = Estimator(
-        net,
-        LOSS,
-        train_metrics=mx.metric.MSE(),
-        trainer=trainer,
-        context=[mx.cpu(i) for i in range(devices)],
-        batch_processor=processor,
-    )
+    estimator = Estimator(net, LOSS, mx.metric.MSE(), trainer=trainer, context=mx.cpu(), batch_processor=processor)
     estimator.logger.handlers.clear()
-    estimator.fit(data_loader(), epochs=epochs)
-    return trainer, estimator
+    estimator.fit(data_loader(), epochs=2)
+    return trainer
 
 
 def test_the_estimator_skips_an_overflow_and_goes_on():
@@ -72,7 +65,7 @@ def test_the_estimator_skips_an_overflow_and_goes_on():
                 overflow(estimator.trainer)
             return found
 
-    trainer, _ = fit(mxmp.Trainer, Spoils(), loss_scale="dynamic")
+    trainer = fit(mxmp.Trainer, Spoils(), loss_scale="dynamic")
     assert trainer.skipped_steps == 1
     assert trainer.loss_scale == 2.0**15
 
