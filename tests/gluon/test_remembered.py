@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.takes import DTYPES, Takes, X, assert_alike, pair
-from kit.twins import FLAGS
+from kit.twins import FLAGS, step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -138,15 +138,12 @@ def test_a_loss_with_what_an_attribute_has_trains_as_in_fp32(nested, dtype):
     nets, inner = pair(lambda: Takes(left, aux=0), dtype, nested)
     moved = []
     for net, block in zip(nets, inner):
-        low = hook_of(net) is not None
         before = block.dense.weight.data().asnumpy()
-        kind, scale = (mxmp.Trainer, {"loss_scale": 64}) if low else (gluon.Trainer, {})
-        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1}, **scale)
+        trainer = trainer_of(dtype if hook_of(net) else None, net, scale=64, learning_rate=0.1)
         for _ in range(5):
             with autograd.record():
                 loss = net(X).square().mean() + 3 * block.aux
-            trainer.backward(loss) if low else loss.backward()
-            trainer.step(1)
+            step(trainer, loss, 1)
         moved.append(block.dense.weight.data().asnumpy() - before)
     np.testing.assert_allclose(*moved, rtol=0.05, atol=0.01)
 

@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.takes import DTYPES, Takes, X
+from kit.twins import step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -292,14 +293,11 @@ def test_weight_decay_leaves_what_is_read_in_pause_alone(compute, dtype, flags):
         net = made(compute, how, False)
         if how:
             net.hybridize(**flags)
-        options = {"learning_rate": 0.1, "wd": 0.5, "momentum": 0.9}
-        params = net.collect_params()
-        trainer = mxmp.Trainer(params, "sgd", options, loss_scale=128) if how else gluon.Trainer(params, "sgd", options)
+        trainer = trainer_of(how, net, scale=128, learning_rate=0.1, wd=0.5, momentum=0.9)
         for _ in range(3):
             with autograd.record():
                 loss = net(X)
-            (trainer.backward if how else autograd.backward)(loss)
-            trainer.step(4, ignore_stale_grad=True)
+            step(trainer, loss, ignore_stale_grad=True)
         found.append([param.data().asnumpy() for param in net.collect_params().values()])
         before = made(compute, None, False).layer.weight.data().asnumpy()
         assert (compute is layer_used_twice) == bool(np.abs(net.layer.weight.data().asnumpy() - before).max())

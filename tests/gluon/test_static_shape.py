@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kit.twins import FLAGS, array, seeded, sequence
+from kit.twins import FLAGS, array, backward, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -42,10 +42,8 @@ class Run:
         return self.net(array(next(self.batches), 4, 6, ctx=ctx)).square().sum()
 
     def backward(self, losses):
-        if self.trainer is None:
-            autograd.backward(losses)
-        else:
-            self.trainer.backward(losses)
+        backward(self.trainer, losses)
+        if self.trainer is not None:
             self.trainer.unscale()
         self.found.append([grad.asnumpy() for param in self.params for grad in param.list_grad()])
         if self.trainer is not None:
@@ -80,10 +78,7 @@ def retained(run):
     """Two backwards of one record: the second overwrites what the first has written."""
     with autograd.record():
         losses = [run.square(ctx) for ctx in run.devices]
-    if run.trainer is None:
-        autograd.backward(losses, retain_graph=True)
-    else:
-        run.trainer.backward(losses, retain_graph=True)
+    backward(run.trainer, losses, retain_graph=True)
     run.backward(losses)
 
 
