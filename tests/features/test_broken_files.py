@@ -169,8 +169,10 @@ def test_a_shape_of_an_input_with_the_name_of_an_argument_is_one_line_that_names
         assert_one_line(capsys, message, *command, "target-symbol.json", "--shape", "target=4,6")
 
 
-def test_a_folder_that_no_one_may_write_to_is_named(folder, capsys):
+def test_a_folder_that_no_one_may_write_to_is_named_and_so_is_one_in_the_place_of_a_file(folder, capsys):
     assert_one_line(capsys, "/proc", "cast", "net-symbol.json", "/proc/low")
+    (folder / "low-symbol.json").mkdir()
+    assert_one_line(capsys, "low-symbol.json", "cast", "net-symbol.json", "low")
 
 
 def test_shapes_that_are_too_large_are_refused_in_python_too():

@@ -246,6 +246,7 @@ WRONG = [
     ("mxmp.Policy.parse('float16,excldue=a')", ValueError, "did you mean 'exclude'?"),
     ("mxmp.convert(dense(3), 'flaot16')", ValueError, "did you mean 'float16'?"),
     ("mxmp.convert(dense(3), 'int8')", ValueError, "INT8 is for inference, mxmp.optimize_for_inference"),
+    ("mxmp.tune(net, (8, 20), policy='fp16', measure=False)", ValueError, "did you mean 'float16'?"),
     ("mxmp.Policy('float6')", ValueError, "did you mean 'float16'?"),
     ("mxmp.Policy(norm='compte')", ValueError, "did you mean 'compute'?"),
     ("mxmp.Policy(output='computed')", ValueError, "did you mean 'compute'?"),
