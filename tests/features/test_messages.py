@@ -126,6 +126,7 @@ WRONG = [
     ("mxmp.Module(net)", TypeError, CONVERT),
     ("mxmp.tune(module, (8, 20))", TypeError, MODULE),
     ("mxmp.explain(mx.mod.Module(symbol, label_names=None))", TypeError, MODULE),
+    ("mxmp.explain(mxmp.restore(net))", ValueError, "is not converted: call mxmp.convert(net) first"),
     ("mxmp.diagnose.advise('net')", TypeError, LOAD),
     ("mxmp.optimize_for_inference(module, [x])", TypeError, MODULE),
     ("mxmp.guard(trainer, net)", TypeError, "pass the network that it trains"),

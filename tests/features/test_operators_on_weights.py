@@ -178,6 +178,7 @@ FOUND = {
             S.tanh(weight(shape=(9, 6))), S.broadcast_add(S.arange(8), 0 * S.sum(S.FullyConnected(DATA, num_hidden=2)))
         )
     ),
+    "concat": lambda: dense(S.Concat(S.clip(weight(shape=(3, 6)), -0.5, 0.5), weight("v", (5, 6)), dim=0)),
     "swapped": lambda: dense(S.SwapAxis(weight(shape=(6, 8), dtype="float32"), dim1=0, dim2=1)),
     "foreach": lambda: dense(looped(weight())),
     "data that is dropped": lambda: dense(S.L2Normalization(weight()), S.Dropout(DATA, p=0.0)),
