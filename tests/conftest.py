@@ -45,13 +45,11 @@ def pytest_configure(config):
 
 # Faults of other versions of MXNet than 1.9.1: pytest ids, the versions that have the fault, and the fault.
 FAULTS = (
-    ("tests/gluon/test_convert.py::test_block_save_writes_the_fp32_graph", BEFORE_1_9, "has no HybridBlock.save"),
     ("tests/gluon/test_hook.py::test_block_save_", BEFORE_1_9, "has no HybridBlock.save"),
     *(
         (f"tests/features/test_save_and_load.py::test_{what}", BEFORE_1_9, "has no HybridBlock.save")
         for what in ("any_net", "a_loaded", "after_the_first_call", "the_graph_of_a_loaded")
     ),
-    ("tests/features/test_copies.py::test_block_save_and_load_still_work", BEFORE_1_9, "has no HybridBlock.save"),
     ("tests/features/test_wrong_kernels.py::test_a_3d_deconvolution", BEFORE_1_9, NO_3D_DECONVOLUTION),
     ("tests/kernels/test_padding.py::test_3d_deconvolutions_are_cropped_apart", BEFORE_1_9, NO_3D_DECONVOLUTION),
     (

@@ -554,13 +554,16 @@ class GluonPair:
         self.full.reduce(scale)
         self.summed = True
 
-    def stray(self) -> None:
-        """A plain backward whose gradients are set to zero before a step."""
+    def _plain_backward(self) -> None:
         self.forward()
         for side in (self.low, self.full):
             losses = side.losses.pop()
             if side.requested():
                 autograd.backward(losses)
+
+    def stray(self) -> None:
+        """A plain backward whose gradients are set to zero before a step."""
+        self._plain_backward()
         self.zero_grad()
 
     def inputs(self) -> None:
@@ -611,11 +614,9 @@ class GluonPair:
         if self.low.plain is None or self.low.trainer.ledger.pending:
             return
         self._forget()
-        self.forward()
+        self._plain_backward()
         for side in (self.low, self.full):
-            losses = side.losses.pop()
             if side.requested():
-                autograd.backward(losses)
                 side.plain.step(BATCH, ignore_stale_grad=True)
         self._forget()
         same(self.low.weights(), self.full.weights(), "weights after a plain step")

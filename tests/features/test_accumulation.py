@@ -13,7 +13,6 @@ from kit.twins import (
     array,
     assert_close,
     convert,
-    loss_of,
     seeded,
     sequence,
 )
@@ -25,36 +24,6 @@ import mxmp
 
 def net_of():
     return seeded(sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(2, in_units=5, use_bias=False)))
-
-
-@pytest.mark.parametrize("order", [("add", "write"), ("write", "add")], ids="-".join)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_request_that_changes_after_the_first_call_holds(policy, order):
-    def gradients(policy):
-        net = net_of()
-        convert(policy, net)
-        found = []
-        for request in order:
-            net.collect_params().setattr("grad_req", request)
-            for i in range(2):
-                loss_of(net, seed=i).backward()
-            found += [p.grad().asnumpy().astype("float32") for p in net.collect_params().values()]
-        return found
-
-    assert_close(gradients(POLICIES[policy]), gradients(None), policy)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_parameters_with_different_requests_stand_side_by_side(policy):
-    def gradients(policy):
-        net = net_of()
-        net[0].weight.grad_req, net[0].bias.grad_req = "add", "null"
-        convert(policy, net)
-        for i in range(3):
-            loss_of(net, seed=i).backward()
-        return [p.grad().asnumpy().astype("float32") for p in (net[0].weight, net[1].weight)]
-
-    assert_close(gradients(POLICIES[policy]), gradients(None), policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

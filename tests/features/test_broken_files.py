@@ -157,6 +157,24 @@ def test_a_shape_that_is_too_large_is_one_line(folder, capsys, command, shape):
     assert_one_line(capsys, message, *command, "net-symbol.json", "--shape", shape)
 
 
+@pytest.mark.parametrize("shape", ["data=4,7,x", "data=", "data=4,-6", "data=0,6", "=4,6", "data"])
+def test_a_shape_that_is_none_is_one_line(folder, capsys, shape):
+    assert_one_line(capsys, shape, "explain", "net-symbol.json", "--shape", shape)
+
+
+@pytest.mark.parametrize("command", [["explain"], ["advise"], ["tune", "--out", "plan.json"]], ids=" ".join)
+def test_a_shape_of_an_input_with_the_name_of_an_argument_is_one_line_that_names_both(folder, capsys, command):
+    mx.sym.FullyConnected(mx.sym.var("target"), num_hidden=2).save("target-symbol.json")
+    for message in ("'target'", f"mxmp.{command[0]}"):
+        assert_one_line(capsys, message, *command, "target-symbol.json", "--shape", "target=4,6")
+
+
+def test_a_folder_that_no_one_may_write_to_is_named_and_so_is_one_in_the_place_of_a_file(folder, capsys):
+    assert_one_line(capsys, "/proc", "cast", "net-symbol.json", "/proc/low")
+    (folder / "low-symbol.json").mkdir()
+    assert_one_line(capsys, "low-symbol.json", "cast", "net-symbol.json", "low")
+
+
 def test_shapes_that_are_too_large_are_refused_in_python_too():
     symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8)
     for call in (explain, advise):
@@ -214,4 +232,6 @@ def assert_one_line(capsys, message, *arguments):
     assert message in error
     assert error.count("\n") == 1
     assert len(error) < 1000
+    assert ".part" not in error
+    assert "Check failed" not in error
     assert out == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import mxnet as mx
@@ -13,12 +12,12 @@ from kit import twins
 from kit.twins import (
     FLAGS,
     array,
-    assert_close,
     assert_same,
     convert,
     seeded,
     sequence,
     train,
+    trainer_of,
     value,
     values,
 )
@@ -48,13 +47,6 @@ def converted(policy, called=True, flags=None):
     return net
 
 
-def mixed(net):
-    try:
-        return bool(mxmp.explain(net, array(0, 4, 6)).graphs)
-    except ValueError:
-        return False
-
-
 def trainable(net):
     """MXNet's copies of arrays are in no graph and have no gradients until they are asked for anew."""
     for param in net.collect_params().values():
@@ -62,11 +54,6 @@ def trainable(net):
         param.grad_req = "null"
         param.grad_req = request
     return net
-
-
-def trainer_of(net):
-    policy = "float16" if mixed(net) else None
-    return twins.trainer_of(policy, net, scale=mxmp.DynamicLossScaler(256.0), learning_rate=0.1, momentum=0.9)
 
 
 @pytest.fixture(params=COPIES)
@@ -89,27 +76,6 @@ def test_a_copy_of_a_converted_net_computes_the_same_and_apart(policy, called, f
         param.set_data(param.data().astype("float32") * 0 + (1 if name.endswith("var") else 0.5))
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
     assert not np.array_equal(other(x).asnumpy(), expected)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_copy_trains_as_the_original_does(policy, copied):
-    net = converted(policy)
-    other = trainable(copied(net))
-    for each in (net, other):
-        train(each, range(3), trainer_of(each))
-    assert_same(values(other), values(net))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_copy_made_in_the_middle_of_training_keeps_the_masters(policy, copied):
-    net = converted(policy)
-    train(net, range(3), trainer_of(net))
-    other = copied(net)
-    assert_same(values(other), values(net))
-    mxmp.restore(net)
-    mxmp.restore(other)
-    for p, q in zip(net.collect_params().values(), other.collect_params().values()):
-        np.testing.assert_array_equal(p.data().asnumpy(), q.data().asnumpy())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -138,8 +104,8 @@ def test_a_parameter_can_be_copied(policy, copied):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_copy_of_net_and_trainer_goes_on_apart(policy, copied):
     """As a checkpoint of everything, between two steps."""
-    net = converted(policy)
-    trainer = trainer_of(net)
+    net, scaler = converted(policy), mxmp.DynamicLossScaler(256.0)
+    trainer = trainer_of(POLICIES[policy], net, scale=scaler, learning_rate=0.1, momentum=0.9)
     train(net, range(3), trainer)
     kept = values(net)
     other, its_trainer = copied((net, trainer))
@@ -203,62 +169,3 @@ def test_a_user_s_hook_fires_also_after_restore_and_can_be_detached(when, kind, 
     assert seen == [block.name]
     expected = plain() if restored else converted("float16")
     assert np.array_equal(net(array(0, 4, 6)).asnumpy(), expected(array(0, 4, 6)).asnumpy())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_as_a_context_manager_across_convert_and_restore(kind):
-    net = plain()
-    seen = []
-    with hooked(net, kind, seen):
-        mxmp.convert(net)
-        net(array(0, 4, 6))
-        mxmp.restore(net)
-        net(array(0, 4, 6))
-    net(array(0, 4, 6))
-    mxmp.convert(net)
-    net(array(0, 4, 6))
-    assert seen == [net.name] * 2
-
-
-def test_hooks_fire_in_the_order_of_their_registration():
-    net = plain()
-    seen = []
-    net.register_forward_pre_hook(lambda *_: seen.append(1))
-    mxmp.convert(net)
-    net.register_forward_pre_hook(lambda *_: seen.append(2))
-    mxmp.convert(net, "bfloat16")
-    net.register_forward_pre_hook(lambda *_: seen.append(3))
-    net(array(0, 4, 6))
-    assert seen == [1, 2, 3]
-
-
-def test_a_copy_has_the_hooks_and_their_handles_are_the_original_s():
-    """As plain MXNet: deepcopy copies the hooks' dictionary with the block."""
-
-    class Count:
-        calls = 0
-
-        def __call__(self, block, *args):
-            Count.calls += 1
-
-    net = plain()
-    handle = net.register_forward_hook(Count())
-    mxmp.convert(net)
-    other = copy.deepcopy(net)
-    handle.detach()
-    net(array(0, 4, 6))
-    assert Count.calls == 0
-    other(array(0, 4, 6))
-    assert Count.calls == 1
-
-
-def test_a_file_of_a_pickled_net_holds_fp32(tmp_path):
-    net = converted("float16 masters")
-    buffer = io.BytesIO()
-    pickle.dump(net, buffer)
-    buffer.seek(0)
-    other = pickle.load(buffer)
-    other.save_parameters(str(tmp_path / "p"))
-    found = mx.nd.load(str(tmp_path / "p"))
-    assert {a.dtype for a in found.values()} == {np.float32}
-    assert_close([found["0.weight"].asnumpy()], [value(net[0].weight)], "float32")

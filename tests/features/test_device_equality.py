@@ -5,10 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.nets import contexts
-from kit.twins import LOSS, POLICIES, array, assert_close, assert_same, convert, seeded, sequence, updates, values
+from kit.nets import contexts, forward, overflow, train, two_layers
+from kit.twins import POLICIES, array, assert_close, assert_same, updates, values
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 from support.optimizers import OPTIMIZERS, options
 
 import mxmp
@@ -48,28 +47,6 @@ def chosen(name):
     return (OWN[name](learning_rate=0.05), None) if name in OWN else (name, dict(OPTIMIZERS[name]))
 
 
-def ready(policy, devices):
-    net = sequence(nn.Dense(4, in_units=6, use_bias=False), nn.Dense(2, in_units=4, use_bias=False))
-    convert(policy, seeded(net, contexts(devices)))
-    return net
-
-
-def train(net, trainer, steps, devices, bad=()):
-    for i in steps:
-        with autograd.record():
-            losses = []
-            for k, ctx in enumerate(contexts(devices)):
-                out = net(array(10 * i + k, 4, 6, ctx=ctx))
-                losses.append(LOSS(out, mx.nd.ones_like(out)))
-        if isinstance(trainer, mxmp.Trainer):
-            trainer.backward(losses)
-            if i in bad:
-                net[1].weight.list_grad()[devices - 1][:] = float("inf")
-        else:
-            autograd.backward(losses)
-        trainer.step(4 * devices)
-
-
 def assert_equal_everywhere(net, devices):
     for k in range(1, devices):
         assert_same(values(net, k), values(net))
@@ -82,12 +59,15 @@ def assert_equal_everywhere(net, devices):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *OWN])
 def test_devices_hold_equal_weights_after_every_step(name, policy, devices):
-    net = ready(POLICIES[policy], devices)
+    net = two_layers(POLICIES[policy], devices)
     scaler = mxmp.DynamicLossScaler(1024.0)
     trainer = mxmp.Trainer(net.collect_params(), *chosen(name), loss_scale=scaler)
     start = values(net)
     for i in range(4):
-        train(net, trainer, [i], devices, bad=(1,))
+        trainer.backward(forward(net, i, devices))
+        if i == 1:
+            overflow(trainer, 1, devices - 1)
+        trainer.step(4 * devices)
         assert trainer.last_step_skipped == (i == 1)
         assert_equal_everywhere(net, devices)
     assert all((new != old).any() for new, old in zip(values(net), start))
@@ -99,12 +79,12 @@ def test_a_schedule_gives_all_devices_one_rate_where_a_layer_is_left_out(name, p
     """The weight with fewer updates stands first, and takes the rate of the step before, as MXNet's does."""
     found = []
     for devices in (1, 2):
-        net = ready(POLICIES[policy], devices)
+        net = two_layers(POLICIES[policy], devices)
         params = [*net.collect_params().values()][::-1]
         trainer = mxmp.Trainer(params, name, options(name, True), loss_scale=64.0)
         for i in range(6):
             with autograd.record():
-                low = [net[0](array(i, 4, 6, ctx=ctx)) for ctx in contexts(devices)]
+                low = [net[0](array(i, 4, 3, ctx=ctx)) for ctx in contexts(devices)]
                 losses = [(net[1](out) if i % 2 == 0 else out).square().sum() for out in low]
             trainer.backward(losses)
             trainer.step(4 * devices, ignore_stale_grad=True)
@@ -119,12 +99,12 @@ def test_two_devices_learn_what_plain_mxnet_learns_on_two(name):
     """Plain MXNet updates once, on the kvstore, whatever the number of devices."""
     found = []
     for policy in (None, "float16"):
-        net = ready(policy, 2)
+        net = two_layers(policy, 2)
         if policy is None:
             trainer = gluon.Trainer(net.collect_params(), *chosen(name), update_on_kvstore=True)
         else:
             trainer = mxmp.Trainer(net.collect_params(), *chosen(name), loss_scale=1024.0)
-        found.append(updates(net, lambda: train(net, trainer, range(4), 2)))  # noqa: B023
+        found.append(updates(net, lambda: train(net, trainer, range(4), 2, 8)))  # noqa: B023
     if name not in NORMALIZING:
         assert_close(found[1], found[0])
         return

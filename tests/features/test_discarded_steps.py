@@ -7,8 +7,9 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import LOSS, MASTERS, array, assert_close, assert_same, convert, seeded, sequence, trainer_of, values
-from mxnet import autograd, gluon
+from kit.nets import CASTS, forward, two_layers
+from kit.twins import MASTERS, array, assert_close, assert_same, convert, seeded, sequence, trainer_of, values
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
@@ -18,35 +19,12 @@ POLICIES = {"float16": "float16", "float16 masters": MASTERS, "bfloat16": "bfloa
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
 
-def made(policy, grad_req="write", ctx=None):
-    net = seeded(sequence(nn.Dense(8, in_units=6, activation="tanh"), nn.Dense(3, in_units=8)), ctx=ctx)
-    net.collect_params().setattr("grad_req", grad_req)
-    convert(policy and POLICIES[policy], net)
-    return net
-
-
-def backward(net, trainer, step, factor=1.0):
-    with autograd.record():
-        loss = factor * LOSS(net(array(step, 8, 6)), array(100 + step, 8, 3))
-    trainer.backward(loss) if isinstance(trainer, mxmp.Trainer) else loss.backward()
-
-
-def test_states_are_saved_after_a_discard_and_not_between_a_backward_and_its_step(tmp_path):
-    net = made("float16")
-    trainer = trainer_of("float16", net, scale=128.0, **SGD)
-    backward(net, trainer, 0)
-    with pytest.raises(RuntimeError, match=r"step first, or trainer\.discard\(\)"):
-        trainer.save_states(str(tmp_path / "s"))
-    trainer.discard()
-    mxmp.save_checkpoint(str(tmp_path / "run"), net, trainer, epoch=1)
-
-
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_nothing_is_left_to_step_after_a_discard(request_):
-    net = made("float16", request_)
+    net = two_layers(CASTS, grad_req=request_)
     trainer = trainer_of("float16", net, scale=128.0, **SGD)
     trainer.discard()  # before any backward
-    backward(net, trainer, 0)
+    trainer.backward(forward(net, 0))
     trainer.discard()
     trainer.discard()
     before = values(net)
@@ -58,18 +36,14 @@ def test_nothing_is_left_to_step_after_a_discard(request_):
 
 
 def test_one_parameter_at_zero_is_no_discard():
-    net = made("float16")
+    net = two_layers(CASTS)
     trainer = trainer_of("float16", net, scale=128.0, **SGD)
-    backward(net, trainer, 0)
+    trainer.backward(forward(net, 0))
     trainer.unscale()
     net[0].weight.zero_grad()
     with pytest.raises(RuntimeError, match=r"step first, then continue, or trainer\.discard\(\)"):
-        backward(net, trainer, 1)
+        trainer.backward(forward(net, 1))
     trainer.step(8)
-
-
-def _params(net):
-    return net.collect_params().values()
 
 
 # -- gradients that are used without a step ---------------------------------------------------------
@@ -137,15 +111,11 @@ def test_input_grad_says_what_it_needs():
 
 
 def test_a_parameter_that_was_never_used_has_nothing_to_drop():
-    net = made("float16")
-    unused = nn.Dense(3)
+    net, unused = two_layers(CASTS), nn.Dense(3)
     unused.initialize()
-    params = gluon.ParameterDict()
-    for each in (net, unused):
-        params.update(each.collect_params())
-    trainer = mxmp.Trainer(params, "sgd", loss_scale=mxmp.DynamicLossScaler(128))
-    for _ in range(2):
-        backward(net, trainer, 0)
+    trainer = trainer_of("float16", net, unused, scale=mxmp.DynamicLossScaler(128))
+    for i in range(2):
+        trainer.backward(forward(net, i))
     trainer.discard()
 
 

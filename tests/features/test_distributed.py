@@ -105,11 +105,6 @@ def test_a_job_that_hangs_is_ended_at_its_time_limit(capfd):
     assert "past its time limit" in capfd.readouterr().err
 
 
-def test_a_worker_killed_by_a_signal_is_an_error_too():
-    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    assert launcher.launch(command, workers=1, timeout=30) == 137
-
-
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
     [

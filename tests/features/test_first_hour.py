@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import mxnet as mx
 import numpy as np
@@ -25,35 +24,27 @@ def dense():
 
 # -- names of a precision ---------------------------------------------------------------------------
 
-TAKE_A_POLICY = {
-    "convert": lambda policy: mxmp.convert(dense(), policy),
-    "cast_symbol": lambda policy: mxmp.cast_symbol(mlp(), policy),
-    "Module": lambda policy: mxmp.Module(mlp(), policy=policy),
-    "BucketingModule": lambda policy: bucketing(policy=policy),
-    "explain": lambda policy: mxmp.explain(mlp(), policy=policy),
-    "tune": lambda policy: mxmp.tune(dense(), (4, 6), policy=policy, measure=False),
-    "Policy": lambda policy: mxmp.Policy(policy),
-}
 OTHER_NAMES = {
     "float16": ["fp16", "half", "FP16", "mixed_float16", "torch.float16", "float_16", np.float16, np.dtype("float16")],
     "bfloat16": ["bf16", "mixed_bfloat16", "torch.bfloat16", BFLOAT16],
 }
 
 
-@pytest.mark.parametrize("where", TAKE_A_POLICY)
+# tests/test_policy.py has the other doors.
 @pytest.mark.parametrize(
-    ("name", "meant"), [(name, meant) for meant, names in OTHER_NAMES.items() for name in names], ids=str
+    "takes", [mxmp.Policy, lambda policy: mxmp.convert(dense(), policy)], ids=["Policy", "convert"]
 )
-def test_another_library_s_name_of_a_precision_is_answered_with_ours(where, name, meant):
-    with pytest.raises(ValueError, match=rf"did you mean '{meant}'\?$"):
-        TAKE_A_POLICY[where](name)
-
-
-@pytest.mark.parametrize("where", TAKE_A_POLICY)
-@pytest.mark.parametrize("name", ["float32", "fp32", np.float32], ids=str)
-def test_fp32_as_a_policy_is_answered_with_restore(where, name):
-    with pytest.raises(ValueError, match=r"FP32 needs no policy.*mxmp\.restore"):
-        TAKE_A_POLICY[where](name)
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        *((name, rf"did you mean '{meant}'\?$") for meant, names in OTHER_NAMES.items() for name in names),
+        *((name, r"FP32 needs no policy.*mxmp\.restore") for name in ("float32", "fp32", np.float32)),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_another_library_s_name_of_a_precision_is_answered_with_ours_and_fp32_with_restore(takes, name, answer):
+    with pytest.raises(ValueError, match=answer):
+        takes(name)
 
 
 def test_apex_s_levels_are_answered_with_the_policy_string_that_parses():
@@ -70,20 +61,6 @@ def test_other_fields_suggest_only_what_they_allow(field):
     for other in ("bf16", "int8"):
         with pytest.raises(ValueError, match=rf"Policy\({field}='{other}'\): {field} must be one of \[.*\]$"):
             mxmp.Policy(**{field: other})
-
-
-def test_a_block_in_exclude_is_answered_with_its_name():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(3, prefix="head_"))
-    with pytest.raises(ValueError, match=r"block\.name, 'head'"):
-        mxmp.convert(net, exclude=[net[0]])
-
-
-def test_arguments_in_the_wrong_order_are_no_question_of_the_policy():
-    with pytest.raises(TypeError, match="takes a gluon Block, got str"):
-        mxmp.convert("float16", dense())
-    with pytest.raises(TypeError, match=r"Module takes an mxnet Symbol, got Dense: for a Block use mxmp\.convert"):
-        mxmp.Module(dense())
 
 
 # -- the path of a plan -----------------------------------------------------------------------------
@@ -190,70 +167,54 @@ def test_what_is_no_shape_is_answered_with_one(wrong, hint):
             takes()
 
 
-def test_sizes_that_are_not_in_a_tuple_are_answered_with_the_tuple():
-    for sizes in ((8,), (8, 6)):
-        with pytest.raises(ValueError, match=re.escape(f"as one tuple, {sizes}")):
-            mxmp.tune(dense(), *sizes, measure=False)
-    with pytest.raises(ValueError, match=r"data=8 is neither an MXNet array nor a shape"):
-        mxmp.tune(mlp(), data=8, measure=False)
-    with pytest.raises(ValueError, match=r"name the inputs of a Symbol: tune\(symbol, data="):
-        mxmp.tune(mlp(), (8, 6), measure=False)
-
-
 # -- the loss and its scale -------------------------------------------------------------------------
+
+
+def scaled(scale="dynamic"):
+    """A converted net and its trainer."""
+    net = mxmp.convert(dense())
+    return net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scale)
 
 
 @pytest.fixture(params=["dynamic", 128, None], ids=str)
 def trained(request):
-    net = mxmp.convert(dense())
-    return net, mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=request.param)
+    return scaled(request.param)
+
+
+def mean(net):
+    with autograd.record():
+        return net(array(0, 4, 6)).mean()
 
 
 def step_is_sound(net, trainer):
     """A step after the slip is that of a net that never slipped."""
-    with autograd.record():
-        loss = net(array(0, 4, 6)).mean()
-    trainer.backward(loss)
-    trainer.step(1)
-    other = mxmp.convert(dense())
-    twin = mxmp.Trainer(other.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=trainer.loss_scale)
-    with autograd.record():
-        loss = other(array(0, 4, 6)).mean()
-    twin.backward(loss)
-    twin.step(1)
+    other, twin = scaled(trainer.loss_scale)
+    for each, of in ((net, trainer), (other, twin)):
+        of.backward(mean(each))
+        of.step(1)
     assert_same(values(net), values(other))
 
 
 def unrecorded(net):
     yield net(array(0, 4, 6)).mean()
-    with autograd.record():
-        loss = net(array(0, 4, 6)).mean()
+    loss = mean(net)
     yield loss * 2
     yield loss.detach()
     yield [loss, mx.nd.ones((1,))]
 
 
-def test_backward_outside_record_says_where_the_loss_is_computed(trained):
+def test_a_loss_outside_record_says_where_it_is_computed_before_anything_is_written(trained):
     net, trainer = trained
     for loss in unrecorded(net):
-        with pytest.raises(RuntimeError, match=r"not recorded.*with autograd\.record\(\)"):
-            trainer.backward(loss)
-    step_is_sound(net, trainer)
-
-
-def test_scale_loss_outside_record_says_so_before_anything_is_written():
-    net = mxmp.convert(dense())
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    for loss in unrecorded(net):
-        with pytest.raises(RuntimeError, match=r"not recorded.*with autograd\.record\(\)"), trainer.scale_loss(loss):
-            pass
+        for call in (trainer.backward, lambda losses: trainer.scale_loss(losses).__enter__()):
+            with pytest.raises(RuntimeError, match=r"not recorded.*with autograd\.record\(\)"):
+                call(loss)
     step_is_sound(net, trainer)
 
 
 def test_a_second_backward_of_one_loss_says_retain_graph(trained):
     net, trainer = trained
-    with autograd.record():
-        loss = net(array(0, 4, 6)).mean()
+    loss = mean(net)
     trainer.backward(loss)
     with pytest.raises(RuntimeError, match=r"earlier backward used its record up \(retain_graph=True"):
         trainer.backward(loss)
@@ -269,22 +230,6 @@ def test_a_loss_that_nothing_trained_leads_to_says_so(trained):
         with pytest.raises(ValueError, match="got an empty list"):
             call([])
     step_is_sound(net, trainer)
-
-
-WRONG_SCALES = {
-    -1: "positive finite number, got -1$",
-    float("nan"): "got nan$",
-    float("inf"): "got inf$",
-    1e-50: r"FP32's range.*got 1e-50$",
-    "1024": r"did you mean the number 1024\?",
-    " 2.5 ": r"did you mean the number 2\.5\?",
-    "auto": r"did you mean 'dynamic'\?",
-    "Dynamic": r"did you mean 'dynamic'\?",
-    True: r"did you mean 'dynamic'\?",
-    False: r"did you mean None",
-    "None": r"did you mean None",
-    mxmp.DynamicLossScaler: r"is an object: DynamicLossScaler\(\.\.\.\)",
-}
 
 
 class GradScaler:
@@ -303,16 +248,23 @@ class GradScaler:
         pass
 
 
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [
-        *WRONG_SCALES.items(),
-        (0, "positive finite number, got 0$"),
-        (GradScaler(), "DynamicLossScaler.*is what torch's GradScaler is"),
-        (np.ones(1), "float"),
-    ],
-    ids=lambda each: str(each)[:20],
-)
+WRONG_SCALES = [
+    (-1, "positive finite number, got -1$"),
+    (0, "positive finite number, got 0$"),
+    (float("nan"), "got nan$"),
+    (float("inf"), "got inf$"),
+    (1e-50, r"FP32's range.*got 1e-50$"),
+    ("1024", r"did you mean the number 1024\?"),
+    (" 2.5 ", r"did you mean the number 2\.5\?"),
+    *((wrong, r"did you mean 'dynamic'\?") for wrong in ("auto", "Dynamic", True)),
+    *((wrong, r"did you mean None") for wrong in (False, "None")),
+    (mxmp.DynamicLossScaler, r"is an object: DynamicLossScaler\(\.\.\.\)"),
+    (GradScaler(), "DynamicLossScaler.*is what torch's GradScaler is"),
+    (np.ones(1), "float"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "hint"), WRONG_SCALES, ids=lambda each: str(each)[:20])
 def test_what_is_no_loss_scale_is_named_loss_scale_and_answered_with_one(wrong, hint):
     for make in (
         lambda: mxmp.Trainer(dense().collect_params(), "sgd", loss_scale=wrong),
@@ -327,8 +279,7 @@ def test_what_is_no_loss_scale_is_named_loss_scale_and_answered_with_one(wrong, 
 
 
 def test_amp_scale_loss_is_answered_with_backward():
-    net = mxmp.convert(dense())
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    net, trainer = scaled()
     with autograd.record():
         loss = net(array(0, 4, 6)).mean()
         with pytest.raises(AttributeError, match=r"call trainer\.backward\(loss\).*trainer\.scale_loss\(loss\)"):
@@ -340,19 +291,15 @@ def test_amp_scale_loss_is_answered_with_backward():
 
 def test_amp_unscale_between_backward_and_step_is_answered_with_unscale():
     """It would divide by nothing, and a gradient clipped behind it would be 65,536 times too large."""
-    net = mxmp.convert(dense())
-    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    with autograd.record():
-        loss = net(array(0, 4, 6)).mean()
-    trainer.backward(loss)
+    net, trainer = scaled()
+    trainer.backward(mean(net))
     with pytest.raises(TypeError, match=r"call trainer\.unscale\(\)"):
         amp.unscale(trainer)
     trainer.step(1)
-    step = values(net)
-    again = mxmp.convert(dense())
-    twin = mxmp.Trainer(again.collect_params(), "sgd", {"learning_rate": 0.5})
-    step_is_sound(again, twin)
-    assert_same(step, values(again))
+    other, twin = scaled()
+    twin.backward(mean(other))
+    twin.step(1)
+    assert_same(values(net), values(other))
 
 
 AMP_INIT = """

@@ -23,7 +23,7 @@ from mxnet.gluon import nn
 
 import mxmp
 
-from .arrangements import HEADS, MadeHead, RegressionHead, SoftmaxHead
+from .arrangements import HEADS, MadeHead, SoftmaxHead
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing in .* computes in:UserWarning")
 DTYPES = ["float16", "bfloat16"]
@@ -78,35 +78,20 @@ def compare(run, policy, *more):
 # -- whose heads ------------------------------------------------------------------------------------
 
 
-def body_and_head(policy, head, flags):
-    body, tail = dense(), HEADS[head]()
-    convert(policy, body, tail, flags=flags)
-    step = stepping(trainer_of(policy, body), lambda: tail(body(array(0, 4, 6)), label()))
-    return [*updates(body, step), *updates(body, step)]
-
-
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("policy", DTYPES)
-def test_a_head_block_without_parameters_that_was_converted_on_its_own(policy, head, flags):
-    compare(body_and_head, policy, head, FLAGS[flags])
-
-
-def one_head_by_dtypes(policy, head, dtypes):
-    body, tail = dense(), HEADS[head]()
-    convert(policy, body, tail, flags={})
-    trainer, found = trainer_of(policy, body), []
-    for dtype in dtypes:
-        given = label().astype(dtype)
-        step = stepping(trainer, lambda: tail(body(array(0, 4, 6)).astype(given.dtype), given))  # noqa: B023
-        found += updates(body, step)
-    return found
-
-
 @pytest.mark.parametrize("dtypes", [["float32", "float64", "float32"], ["float64", "float32"]], ids="-".join)
 @pytest.mark.parametrize("head", ["SoftmaxOutput", "MakeLoss"])
 def test_a_head_that_reads_an_input_takes_another_dtype_at_a_later_call(head, dtypes):
-    compare(one_head_by_dtypes, "bfloat16", head, dtypes)
+    def run(policy):
+        body, tail = dense(), HEADS[head]()
+        convert(policy, body, tail, flags={})
+        trainer, found = trainer_of(policy, body), []
+        for dtype in dtypes:
+            given = label().astype(dtype)
+            step = stepping(trainer, lambda: tail(body(array(0, 4, 6)).astype(given.dtype), given))  # noqa: B023
+            found += updates(body, step)
+        return found
+
+    compare(run, "bfloat16")
 
 
 def test_a_monitor_gets_the_backwards_of_two_calls_with_inputs_of_different_dtypes():
@@ -122,59 +107,6 @@ def test_a_monitor_gets_the_backwards_of_two_calls_with_inputs_of_different_dtyp
         mx.nd.waitall()
         names.append(sorted(seen))
     assert names[0] == names[1]
-
-
-def two_nets_one_set_of_parameters(policy, order):
-    first = seeded(Whole(SoftmaxHead))
-    second = Whole(RegressionHead, params=first.body.params)
-    nets = first, second
-    convert(policy, *nets)
-    trainer = trainer_of(policy, first)
-    steps = [stepping(trainer, lambda net=nets[i]: net(array(0, 4, 6), label())) for i in order]
-    return [delta for step in steps for delta in updates(first, step)]
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
-@pytest.mark.parametrize("policy", DTYPES)
-def test_two_converted_nets_that_share_all_parameters(policy, order):
-    compare(two_nets_one_set_of_parameters, policy, order)
-
-
-def two_heads_at_once(policy, policies):
-    """One trainer, two nets with a head each, one backward through both, one of them on a shared input."""
-    first, second = whole(seed=1), whole(RegressionHead, seed=2)
-    for net, other in zip((first, second), policies):
-        convert(policy and other, net)
-    body = dense(6, 6, seed=3)
-    convert(policy, body)
-
-    def losses():
-        x = body(array(0, 4, 6))
-        return [first(x, label()), second(x, label())]
-
-    return updates(body, stepping(trainer_of(policy, body), losses))
-
-
-@pytest.mark.parametrize("policies", [("float16", "float16"), ("float16", "bfloat16")], ids="-".join)
-def test_one_backward_through_the_heads_of_two_nets(policies):
-    found, expected = two_heads_at_once("float16", policies), two_heads_at_once(None, policies)
-    assert_close(found, expected, policies[1])
-
-
-def a_head_and_a_plain_loss(policy):
-    net = whole()
-    body = dense(6, 6, seed=3)
-    convert(policy, net, body)
-
-    def losses():
-        x = body(array(0, 4, 6))
-        return [net(x, label()), LOSS(x, mx.nd.ones_like(x))]
-
-    return updates(body, stepping(trainer_of(policy, body), losses))
-
-
-def test_a_head_of_another_net_beside_a_plain_loss():
-    compare(a_head_and_a_plain_loss, "float16")
 
 
 class HeadInLoop(gluon.HybridBlock):
@@ -252,80 +184,6 @@ def test_a_backward_of_the_user_s_own_after_a_scaled_one_gives_true_gradients(po
     if flags == "static" and how == "recorded before":
         pytest.skip("MXNet keeps one recorded graph of a static net")
     compare(own_backward_afterwards, policy, FLAGS[flags], how)
-
-
-def own_grad_afterwards(policy):
-    net = whole()
-    convert(policy, net)
-    trainer = trainer_of(policy, net)
-    with autograd.record():
-        out = net(array(0, 4, 6), label())
-    backward(trainer, out)
-    trainer.step(4)
-    x = array(1, 4, 6)
-    x.attach_grad()
-    with autograd.record():
-        out = net(x, label())
-    return [autograd.grad(out, [x])[0].asnumpy()]
-
-
-def test_autograd_grad_after_a_scaled_backward_gives_true_gradients():
-    compare(own_grad_afterwards, "float16")
-
-
-def by_scale_loss(trainer, out):
-    if not isinstance(trainer, mxmp.Trainer):
-        return out.backward()
-    with trainer.scale_loss(out) as scaled:
-        return scaled.backward()
-
-
-def by_one_that_fails_too(trainer, out):
-    backward(trainer, out)
-    trainer.step(4)
-    with pytest.raises(RuntimeError):
-        backward(trainer, array(0, 4))  # not recorded
-
-
-def backward_then_one_of_the_user_s_own(policy, first):
-    net = whole()
-    convert(policy, net)
-    trainer = trainer_of(policy, net)
-    with autograd.record():
-        out = net(array(0, 4, 6), label())
-    first(trainer, out)
-    if first is by_scale_loss:
-        trainer.step(4)
-    with autograd.record():
-        out = net(array(1, 4, 6), label())
-    out.backward()
-    return gradients(net)
-
-
-@pytest.mark.parametrize("first", [by_scale_loss, by_one_that_fails_too])
-def test_the_scale_ends_with_the_block_of_scale_loss_and_with_a_backward_that_failed(first):
-    compare(backward_then_one_of_the_user_s_own, "float16", first)
-
-
-def trainers_of_different_scales(policy, flags):
-    nets = [whole(seed=1), whole(seed=2)]
-    convert(policy, *nets, flags=flags)
-    trainers = [trainer_of(policy, net, scale=scale) for net, scale in zip(nets, (64.0, 4096.0))]
-    with autograd.record():
-        outs = [net(array(0, 4, 6), label()) for net in nets]
-
-    def both():
-        for trainer, out in zip(trainers, outs):
-            backward(trainer, out)
-        for trainer in trainers:
-            trainer.step(4)
-
-    return [*updates({0: nets[0].body.weight, 1: nets[1].body.weight}, both)]
-
-
-@pytest.mark.parametrize("flags", FLAGS)
-def test_two_trainers_with_their_own_scales_and_heads(flags):
-    compare(trainers_of_different_scales, "float16", FLAGS[flags])
 
 
 def the_same_critic_under_two_scales(policy):
@@ -524,97 +382,7 @@ def test_no_backward_looks_through_python_s_heap(monkeypatch):
         stepping(trainer, lambda: head(net(array(0, 4, 6)), label()))()
 
 
-def bystanders(policy):
-    """A plain hybridized head elsewhere in the process, which no scaled backward reaches, is nobody's business."""
-    net, other = whole(), whole(MadeHead, seed=3)
-    convert(policy, net)
-    other.hybridize()
-    trainer = trainer_of(policy, net)
-    with autograd.record():
-        other(array(0, 4, 6), label()).backward()
-    return updates(net, stepping(trainer, lambda: net(array(0, 4, 6), label())))
-
-
-def test_a_hybridized_head_that_is_not_reached_is_no_reason_to_refuse():
-    compare(bystanders, "float16")
-
-
-def two_forwards_then_their_backwards(policy, flags):
-    """The scale is an input that both recorded graphs share."""
-    net = whole()
-    net.collect_params().setattr("grad_req", "add")
-    convert(policy, net, flags=flags)
-    trainer = trainer_of(policy, net)
-    with autograd.record():
-        outs = [net(array(i, 4, 6), label()) for i in range(2)]
-
-    def step():
-        for out in outs:
-            backward(trainer, out)
-        trainer.step(8)
-
-    return updates(net, step)
-
-
-@pytest.mark.parametrize("flags", ["not hybridized", "hybridized"])
-def test_two_recorded_forwards_of_one_head_have_a_backward_each(flags):
-    compare(two_forwards_then_their_backwards, "float16", FLAGS[flags])
-
-
-def bare_then_again(policy):
-    """A refusal does not clear the way for the next backward."""
-    net = dense()
-    convert(policy, net)
-    trainer = trainer_of(policy, net)
-    for attempt in range(2):
-        with autograd.record():
-            out = mx.nd.MakeLoss(net(array(0, 4, 6)))
-        try:
-            backward(trainer, out)
-        except ValueError:
-            if attempt:
-                raise
-    return gradients(net)
-
-
-def test_a_refused_head_is_refused_again():
-    with pytest.raises(ValueError, match=r"MakeLoss.*loss scale"):
-        bare_then_again("float16")
-
-
-# -- modules ----------------------------------------------------------------------------------------
-
-
-def modules(policy):
-    """A generator's Module under a critic's, as MXNet's DCGAN example chains them."""
-    kind = mx.mod.Module if policy is None else mxmp.Module
-    mixed = [{}, {}] if policy is None else [{"policy": policy, "loss_scale": s} for s in (64.0, 4096.0)]
-    noise, data = mx.sym.var("noise"), mx.sym.var("data")
-    made = mx.sym.FullyConnected(noise, num_hidden=4, name="g")
-    judged = mx.sym.LogisticRegressionOutput(
-        mx.sym.FullyConnected(data, num_hidden=1, name="d"), mx.sym.var("label"), name="out"
-    )
-    generator = kind(made, data_names=["noise"], label_names=None, **mixed[0])
-    critic = kind(judged, label_names=["label"], **mixed[1])
-    generator.bind([("noise", (4, 6))])
-    critic.bind([("data", (4, 4))], [("label", (4, 1))], inputs_need_grad=True)
-    start = {"g_weight": array(1, 4, 6), "g_bias": array(2, 4), "d_weight": array(3, 1, 4), "d_bias": array(4, 1)}
-    for module, name in ((generator, "g"), (critic, "d")):
-        module.init_params(arg_params={k: v for k, v in start.items() if k.startswith(name)}, aux_params={})
-        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.5, "rescale_grad": 0.25})
-    generator.forward(mx.io.DataBatch([array(0, 4, 6)], []), is_train=True)
-    critic.forward(mx.io.DataBatch(generator.get_outputs(), [mx.nd.ones((4, 1))]), is_train=True)
-    critic.backward()
-    generator.backward(critic.get_input_grads())
-    generator.update()
-    critic.update()
-    after = {**generator.get_params()[0], **critic.get_params()[0]}
-    return [(after[name] - start[name]).asnumpy() for name in start]
-
-
-@pytest.mark.parametrize("policy", DTYPES)
-def test_a_generator_s_module_under_a_critic_s(policy):
-    compare(modules, policy)
+# -- what it costs -----------------------------------------------------------------------------------
 
 
 def test_a_scaled_backward_reads_the_record_of_its_loss_once(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from gluoncv.utils.parallel import Parallel, Parallelizable
 from kit.nets import CASTS, batch, overflow, train, two_layers
 from kit.pictures import weights
-from kit.twins import LOSS, MASTERS
+from kit.twins import LOSS, MASTERS, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
 from support.optimizers import options
@@ -45,20 +45,13 @@ def data_loader():
     return gluon.data.DataLoader(gluon.data.ArrayDataset(*arrays), batch_size=8)
 
 
-def fit(trainer_class, processor, policy=None, devices=1, epochs=2, **kwargs):
-    net = two_layers(policy, devices)
+def fit(trainer_class, processor, **kwargs):
+    net = two_layers()
     trainer = trainer_class(net.collect_params(), "sgd", options("sgd"), update_on_kvstore=False, **kwargs)
-    estimator = Estimator(
-        net,
-        LOSS,
-        train_metrics=mx.metric.MSE(),
-        trainer=trainer,
-        context=[mx.cpu(i) for i in range(devices)],
-        batch_processor=processor,
-    )
+    estimator = Estimator(net, LOSS, mx.metric.MSE(), trainer=trainer, context=mx.cpu(), batch_processor=processor)
     estimator.logger.handlers.clear()
-    estimator.fit(data_loader(), epochs=epochs)
-    return trainer, estimator
+    estimator.fit(data_loader(), epochs=2)
+    return trainer
 
 
 def test_the_estimator_skips_an_overflow_and_goes_on():
@@ -72,7 +65,7 @@ def test_the_estimator_skips_an_overflow_and_goes_on():
                 overflow(estimator.trainer)
             return found
 
-    trainer, _ = fit(mxmp.Trainer, Spoils(), loss_scale="dynamic")
+    trainer = fit(mxmp.Trainer, Spoils(), loss_scale="dynamic")
     assert trainer.skipped_steps == 1
     assert trainer.loss_scale == 2.0**15
 
@@ -148,27 +141,23 @@ def test_a_batch_in_shared_memory_without_parameters_computes():
 # -- the numpy interface ----------------------------------------------------------------------------
 
 
+@mx.util.use_np
 def test_a_net_of_the_numpy_interface_trains_scaled_and_skips():
-    mx.npx.set_np()
-    try:
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Dense(4, in_units=3), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
-        net.initialize()
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=2.0**8)
-        x = mx.np.array(np.random.RandomState(0).randn(4, 3), dtype="float32")
-        for value in (x, x, x * math.inf, x):
-            before = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
-            with autograd.record():
-                loss = (net(value) ** 2).sum()
-            trainer.backward(loss)
-            trainer.clip_global_norm(10.0)
-            trainer.step(4)
-            after = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
-            same = all(np.array_equal(a, b) for a, b in zip(before, after))
-            assert same == trainer.last_step_skipped == (value is not x)
-        assert all(np.isfinite(p.data().asnumpy()).all() for p in trainer._params)
-    finally:
-        mx.npx.reset_np()
+    net = sequence(gluon.nn.Dense(4, in_units=3), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
+    net.initialize()
+    trainer = trainer_of(net)
+    x = mx.np.array(np.random.RandomState(0).randn(4, 3), dtype="float32")
+    for value in (x, x, x * math.inf, x):
+        before = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
+        with autograd.record():
+            loss = (net(value) ** 2).sum()
+        trainer.backward(loss)
+        trainer.clip_global_norm(10.0)
+        trainer.step(4)
+        after = [p.data().asnumpy() for p in trainer._params if p.grad_req != "null"]
+        same = all(np.array_equal(a, b) for a, b in zip(before, after))
+        assert same == trainer.last_step_skipped == (value is not x)
+    assert all(np.isfinite(p.data().asnumpy()).all() for p in trainer._params)
 
 
 def of_numpy(policy):

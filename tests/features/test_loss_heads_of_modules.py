@@ -74,18 +74,22 @@ HEADS = {
 }
 
 
+def bound(symbol, kind, label=("label", (BATCH,)), inputs_need_grad=False, **mixed):
+    module = kind(symbol, label_names=[label[0]] if label else None, **mixed)
+    module.bind([("data", (BATCH, 5))], [label] if label else None, inputs_need_grad=inputs_need_grad)
+    mx.random.seed(0)
+    module.init_params(mx.init.Xavier())
+    return module
+
+
 def gradients(symbol, kind, **mixed):
     """The gradients that reach the optimizer, unscaled, and the outputs."""
     rng = np.random.RandomState(0)
     classes = np.arange(BATCH) % CLASSES
-    labels = np.stack([classes % 2, classes // 2], 1) if MULTI in symbol.list_arguments() else classes
-    name = MULTI if MULTI in symbol.list_arguments() else "label"
-    data = mx.io.DataBatch([mx.nd.array(rng.randn(BATCH, 5))], [mx.nd.array(labels)])
-    module = kind(symbol, label_names=[name], **mixed)
-    module.bind([("data", (BATCH, 5))], [(name, data.label[0].shape)])
-    mx.random.seed(0)
-    module.init_params(mx.init.Xavier())
-    module.forward_backward(data)
+    of_positions = MULTI in symbol.list_arguments()
+    labels = np.stack([classes % 2, classes // 2], 1) if of_positions else classes
+    module = bound(symbol, kind, (MULTI if of_positions else "label", labels.shape), **mixed)
+    module.forward_backward(mx.io.DataBatch([mx.nd.array(rng.randn(BATCH, 5))], [mx.nd.array(labels)]))
     found = {n: g[0].asnumpy() for n, g in zip(module._exec_group.param_names, module._exec_group.grad_arrays)}
     return found, [out.asnumpy() for out in module.get_outputs()]
 
@@ -137,10 +141,7 @@ def test_a_head_with_labels_of_another_dtype_trains_as_in_fp32(dtype):
     symbol = mx.sym.Custom(body(), label(), op_type="mxmp_test_typed_loss", dtype=dtype)
 
     def gradients_of(kind, **mixed):
-        module = kind(symbol, label_names=["label"], **mixed)
-        module.bind([("data", (BATCH, 5))], [mx.io.DataDesc("label", (BATCH,), dtype=dtype)])
-        mx.random.seed(0)
-        module.init_params(mx.init.Xavier())
+        module = bound(symbol, kind, mx.io.DataDesc("label", (BATCH,), dtype=dtype), **mixed)
         labels = mx.nd.array(np.arange(BATCH) % CLASSES, dtype=dtype)
         module.forward_backward(mx.io.DataBatch([mx.nd.ones((BATCH, 5))], [labels]))
         return [arrays[0].asnumpy() for arrays in module._exec_group.grad_arrays]
@@ -191,11 +192,8 @@ def test_an_input_with_the_name_of_the_loss_scale_is_refused():
 
 
 def backward_with(symbol, head_gradient, kind, **mixed):
-    module = kind(symbol, label_names=["label"] if "label" in symbol.list_arguments() else None, **mixed)
-    labels = [("label", (BATCH,))] if module.label_names else None
-    module.bind([("data", (BATCH, 5))], labels, inputs_need_grad=True)
-    mx.random.seed(0)
-    module.init_params(mx.init.Xavier())
+    label = ("label", (BATCH,)) if "label" in symbol.list_arguments() else None
+    module = bound(symbol, kind, label, inputs_need_grad=True, **mixed)
     module.forward(mx.io.DataBatch([mx.nd.ones((BATCH, 5))], [mx.nd.zeros((BATCH,))]))
     module.backward([mx.nd.full((BATCH, CLASSES), head_gradient)])
     return module._exec_group.grad_arrays[0][0].asnumpy(), module.get_input_grads()[0].asnumpy()
@@ -239,10 +237,7 @@ def test_in_a_module_on_several_devices_a_heads_gradient_has_the_scale_of_its_ow
     places = {"first": mx.cpu(1), "second": mx.cpu(2)}
     found = []
     for kind, more in ((mx.mod.Module, {}), (mxmp.Module, {"loss_scale": 1.0})):
-        module = kind(symbol, label_names=["label"], group2ctxs=places, **more)
-        module.bind([("data", (BATCH, 5))], [("label", (BATCH,))], inputs_need_grad=True)
-        mx.random.seed(0)
-        module.init_params(mx.init.Xavier())
+        module = bound(symbol, kind, inputs_need_grad=True, group2ctxs=places, **more)
         for scale in (64.0, 8.0, 1024.0):
             if more:
                 module.scaled_step.scaler.loss_scale = scale

@@ -67,24 +67,17 @@ def test_gradients_of_inputs_are_right_at_a_later_call_without_an_update(policy,
     assert module.loss_scale < 2.0**16
 
 
-def test_a_module_that_is_updated_is_not_asked_and_its_scale_falls_once_a_step():
-    module = bound(critic(), "float16", optimizer=True)
+@pytest.mark.parametrize("updates", [True, False])
+def test_two_reads_of_one_backward_lower_the_scale_once_where_no_update_does(updates):
+    module = bound(critic(), "float16", optimizer=updates)
     for step in range(3):
         forward_backward(module)
         module.get_input_grads()
         module.get_input_grads()
-        module.update()
-        assert module.loss_scale == 2.0 ** (15 - step)
-        assert module.skipped_steps == step + 1
-
-
-def test_two_reads_of_one_backward_lower_the_scale_once():
-    module = bound(critic(), "float16")
-    for step in range(3):
-        forward_backward(module)
-        module.get_input_grads()
-        module.get_input_grads()
-        assert module.loss_scale == 2.0 ** (16 - step)
+        if updates:
+            module.update()
+        assert module.loss_scale == 2.0 ** (16 - step - updates)
+        assert module.skipped_steps == (step + 1) * updates
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -111,39 +104,19 @@ def test_a_module_trains_through_another_that_is_never_updated(policy):
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_that_is_left_out_leaves_nothing_behind(policy, grad_req):
-    def learned(policy, discards):
-        module = bound(
-            critic(), policy, optimizer=True, grad_req=grad_req, **({"loss_scale": 2.0**-4} if policy else {})
-        )
-        before = parameters(module)
-        for step in range(4):
-            if discards and step % 2:
-                forward_backward(module, factor=2.0)
-                module.discard()
-                continue
-            forward_backward(module)
-            module.update()
-            if grad_req == "add":
-                for gradients in module._exec_group.grad_arrays:
-                    gradients[0][:] = 0
-        return [value - before[name] for name, value in parameters(module).items()], module
-
-    found, module = learned(policy, True)
-
-    def without():
+    def learned(*steps):
         module = bound(critic(), policy, optimizer=True, grad_req=grad_req, loss_scale=2.0**-4)
         before = parameters(module)
-        for _ in range(2):
-            forward_backward(module)
-            module.update()
-            if grad_req == "add":
+        for step in steps:
+            forward_backward(module, factor=2.0 if step == "discard" else 1.0)
+            getattr(module, step)()
+            if grad_req == "add" and step == "update":
                 for gradients in module._exec_group.grad_arrays:
                     gradients[0][:] = 0
+        assert (module.scaled_step.steps, module.skipped_steps) == (2, 0)
         return [value - before[name] for name, value in parameters(module).items()]
 
-    assert_same(found, without())
-    assert module.scaled_step.steps == 2
-    assert module.skipped_steps == 0
+    assert_same(learned("update", "discard", "update", "discard"), learned("update", "update"))
 
 
 def test_an_overflow_that_is_discarded_lowers_the_scale(caplog):

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluonnlp.model.utils import apply_weight_drop
-from kit.twins import LOSS
+from kit.twins import LOSS, backward
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -48,12 +48,17 @@ def trainer_of(net: gluon.Block, kind: type = gluon.Trainer, rate: float = 0.5) 
     return kind(net.collect_params(), "sgd", {"learning_rate": rate}, **scale)
 
 
-def train(net: gluon.Block, trainer: gluon.Trainer, during: Callable = lambda net: None) -> np.ndarray:
+def train(
+    net: gluon.Block,
+    trainer: gluon.Trainer,
+    during: Callable = lambda net: None,
+    loss_of: Callable = lambda out: LOSS(out, Y),
+) -> np.ndarray:
     """Return the output after some steps."""
     for _ in range(STEPS):
         with autograd.record():
-            loss = LOSS(net(X), Y)
-        trainer.backward(loss) if isinstance(trainer, mxmp.Trainer) else loss.backward()
+            loss = loss_of(net(X))
+        backward(trainer, loss)
         trainer.step(8)
         during(net)
     return net(X).asnumpy()
@@ -125,18 +130,18 @@ class InitImpl(gluon.Parameter):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_data_computes_is_what_the_net_reads_and_the_gradient_goes_through_it(policy):
-    compared(lambda: net_of(Data), policy)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_set_data_of_a_subclass_is_called(policy):
-    compared(lambda: net_of(SetData), policy, lambda net: net[0].weight.set_data(mx.nd.ones((5, 6)) / 4))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_reset_ctx_of_a_subclass_is_called(policy):
-    compared(lambda: net_of(ResetContext), policy, lambda net: net.collect_params().reset_ctx(mx.cpu()))
+@pytest.mark.parametrize(
+    ("kind", "during"),
+    [
+        (Data, lambda net: None),
+        (SetData, lambda net: net[0].weight.set_data(mx.nd.ones((5, 6)) / 4)),
+        (ResetContext, lambda net: net.collect_params().reset_ctx(mx.cpu())),
+    ],
+    ids=["data", "set_data", "reset_ctx"],
+)
+def test_a_net_trains_by_what_its_parameter_overrides(kind, during, policy):
+    """It reads what ``data`` computes, and the gradient goes through it."""
+    compared(lambda: net_of(kind), policy, during)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -261,7 +266,7 @@ def test_an_lstm_with_weight_dropout_trains_as_in_fp32_with_the_same_masks(polic
             with autograd.record():
                 out, _ = net(x, state)
                 loss = (out - 0.3).square().mean()
-            trainer.backward(loss) if convert else loss.backward()
+            backward(trainer, loss)
             trainer.step(1)
             losses.append(float(loss.asscalar()))
         return losses
@@ -269,17 +274,6 @@ def test_an_lstm_with_weight_dropout_trains_as_in_fp32_with_the_same_masks(polic
     want = run(False)
     np.testing.assert_allclose(run(True), want, rtol=0.01)
     assert not np.allclose(run(False, rate=0), want, rtol=0.02)
-
-
-def test_data_of_a_subclass_is_that_of_the_input_s_device():
-    net = net_of(Data)
-    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
-    want = net(X).asnumpy()
-    mxmp.convert(net, POLICIES[0])
-    for ctx in (mx.cpu(1), mx.cpu(0)):
-        out = net(X.as_in_context(ctx))
-        assert out.ctx == ctx
-        close(out.asnumpy(), want)
 
 
 # -- HybridBlock ------------------------------------------------------------------------------------
@@ -362,12 +356,7 @@ def test_what_a_block_overrides_is_called(kind, alone, policy):
         if convert:
             mxmp.convert(net, policy)
         trainer = trainer_of(net, mxmp.Trainer if convert else gluon.Trainer, 0.1)
-        for _ in range(2):
-            with autograd.record():
-                loss = net(X).square().sum()
-            trainer.backward(loss) if convert else loss.backward()
-            trainer.step(8)
-        return net(X).asnumpy()
+        return train(net, trainer, loss_of=lambda out: out.square().mean(axis=1))
 
     close(run(True), run(False))
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import mxnet as mx
-import numpy as np
 import pytest
-from kit.twins import array
+from kit.processes import run_program
+from kit.twins import array, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -144,20 +140,6 @@ def test_the_plan_of_a_net_fits_the_next_one_of_the_same_code(kind, again):
     assert lows(train_graph(third, kind).decisions) == lows(plan.decisions)
 
 
-@pytest.mark.parametrize("kind", NETS)
-def test_a_net_under_another_s_plan_computes_what_it_computes_under_its_own(kind):
-    plan = mixed_plan(kind, made(kind))
-    mx.random.seed(5)
-    second = made(kind)
-    x = array(0, *shape_of(kind))
-    own = mixed_plan(kind, second)
-    assert own.decisions.keys() != plan.decisions.keys()
-    with autograd.train_mode():
-        want = mxmp.convert(second, own)(x).asnumpy()
-        mxmp.restore(second)
-        np.testing.assert_array_equal(mxmp.convert(second, plan)(x).asnumpy(), want)
-
-
 def test_names_that_overlap_are_not_taken_for_each_other():
     """The next net's first layer is called as the second of the one before: alone, it must follow the first's."""
     first = flat()
@@ -288,27 +270,17 @@ def test_advise_takes_the_plan_of_another_net_of_the_same_code():
 # -- what it must not fit ---------------------------------------------------------------------------
 
 
-def mlp(*widths, activation=None, kind=nn.Dense):
-    net = nn.HybridSequential()
-    net.add(*(kind(width, in_units=4, activation=activation) for width in widths))
-    net.initialize()
-    return net
+def mlp(*widths, activation=None):
+    return seeded(sequence(*(nn.Dense(width, in_units=4, activation=activation) for width in widths)))
 
 
 OTHERS = {
     "a layer more": lambda: mlp(4, 4, 4),
     "a layer less": lambda: mlp(4),
     "an activation more": lambda: mlp(4, 4, activation="relu"),
-    "another type": lambda: _sequence(nn.Dense(4, in_units=4), nn.LayerNorm(in_channels=4)),
-    "another order": lambda: _sequence(nn.LayerNorm(in_channels=4), nn.Dense(4, in_units=4)),
+    "another type": lambda: seeded(sequence(nn.Dense(4, in_units=4), nn.LayerNorm(in_channels=4))),
+    "another order": lambda: seeded(sequence(nn.LayerNorm(in_channels=4), nn.Dense(4, in_units=4))),
 }
-
-
-def _sequence(*layers):
-    net = nn.HybridSequential()
-    net.add(*layers)
-    net.initialize()
-    return net
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -318,6 +290,22 @@ def test_the_plan_of_other_code_is_refused(other):
     with pytest.raises(ValueError, match="the plan is of another graph"), autograd.train_mode():
         net(array(0, 2, 4))
     mxmp.convert(net, "float16")(array(0, 2, 4))
+
+
+def test_blocks_that_would_get_one_name_leave_the_plan_as_it_is():
+    plan = mxmp.tune(mlp(4, 4), (2, 4), policy="float16", measure=False)
+    assert renamed(plan, ["n_", "a_", "b_"]).blocks == ("n_", "a_", "b_")
+    for blocks in (["n_", "a_", "a_"], ["n_", "a_"], ["n_", "a_", "b_", "c_"], [], ["", "", ""], plan.blocks):
+        assert renamed(plan, blocks) is plan
+
+
+def test_a_file_whose_blocks_are_none_is_refused():
+    text = mxmp.tune(scoped(), (2, 4), policy="float16", measure=False).to_json()
+    start = text.index(' "blocks"')
+    end = text.index("],", start) + 1
+    for wrong in ("[1]", "5", '{"a": 1}', '"dense0_"', "null", "[null]"):
+        with pytest.raises(ValueError, match="not a precision plan"):
+            Plan.from_json(f'{text[:start]} "blocks": {wrong}{text[end:]}')
 
 
 # -- files ------------------------------------------------------------------------------------------
@@ -370,17 +358,10 @@ else:
 
 @pytest.mark.slow
 def test_a_plan_of_another_process_fits_where_the_numbers_are_others(tmp_path):
-    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mxmp.__file__))}
-
-    def run(*arguments):
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments, str(tmp_path / "plan.json")]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    run("save")
-    dtypes = "['float16', 'float32', 'float16']"
-    assert run("load").splitlines() == [f"dense{used} {dtypes}" for used in (0, 1, 9, 12)]
+    plan, dtypes = str(tmp_path / "plan.json"), "['float16', 'float32', 'float16']"
+    run_program("-c", PROGRAM, "save", plan)
+    found = run_program("-c", PROGRAM, "load", plan)
+    assert found.splitlines() == [f"dense{used} {dtypes}" for used in (0, 1, 9, 12)]
 
 
 def test_a_symbol_s_names_are_its_own():

@@ -7,7 +7,7 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.twins import POLICIES, array, assert_same, value
+from kit.twins import POLICIES, array, assert_same
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -93,21 +93,6 @@ def test_any_net_loads_what_any_net_saved(kind, saved, into, policy, tmp_path):
     net.load(file)
     found, (low, full) = net(X).asnumpy(), outputs(source, policy)
     assert_same([found, *outputs(net, policy)], [low if "converted" in into else full, low, full])
-
-
-@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet says so of any FP32 export
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_export_of_a_trained_net_is_the_fp32_network_with_its_masters(policy, tmp_path):
-    source = made(Nested(), "converted, trained", policy)
-    masters = {name: value(param) for name, param in source.collect_params().items()}
-    source.export(str(tmp_path / "net"), 3)
-    saved = mx.nd.load(str(tmp_path / "net-0003.params"))
-    assert {key.partition(":")[2] for key in saved} == masters.keys()
-    for key, stored in saved.items():
-        assert stored.dtype == np.float32
-        np.testing.assert_array_equal(stored.asnumpy(), masters[key.partition(":")[2]], err_msg=key)
-    plain = gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0003.params"))
-    np.testing.assert_array_equal(plain(X).asnumpy(), mxmp.restore(source)(X).asnumpy())
 
 
 @UNUSED

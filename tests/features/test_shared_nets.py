@@ -23,7 +23,7 @@ from kit.twins import (
     updates,
     value,
 )
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -72,40 +72,6 @@ def outputs(nets):
 @pytest.fixture(params=["block", "parameters"])
 def kind(request):
     return request.param
-
-
-@pytest.mark.parametrize("called", ["before", "between", "after"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_both_converted_train_as_in_fp32(kind, policy, called):
-    def run():
-        nets = pair(kind)
-        for net in nets:
-            if called == "before":
-                net(array(0, 1, 6))
-            mxmp.convert(net, POLICIES[policy])
-            if called == "between":
-                net(array(0, 1, 6))
-        return train(nets, policy)
-
-    expected = train(pair(kind), None)
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying=SHARED)
-
-
-@pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("called", ["before", "after"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_converted_the_other_plain(kind, policy, called, hybridized):
-    def run():
-        nets = pair(kind)
-        if called == "before":
-            outputs(nets)
-        mxmp.convert(nets[0], POLICIES[policy])
-        if hybridized:
-            nets[1].hybridize()
-        return train(nets, policy)
-
-    expected = train(pair(kind), None)
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying="convert")
 
 
 MIXED = {
@@ -191,38 +157,6 @@ def test_a_deleted_net_keeps_neither_its_conversion_nor_the_parameters_that_it_s
     assert [conversion() for conversion in ended] == [None] * len(ended)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_restore_of_a_part_is_right_or_refused(policy):
-    def net():
-        return pair("block")[0]
-
-    expected = train([net()], None, (0, 0))
-
-    def run():
-        whole = mxmp.convert(net(), POLICIES[policy])
-        low = outputs([whole])[0]
-        mxmp.restore(whole[0])
-        # The part, asked on its own, is FP32; the whole is the converted net that it was.
-        np.testing.assert_array_equal(whole[0](array(9, 4, 6)).asnumpy(), net()[0](array(9, 4, 6)).asnumpy())
-        np.testing.assert_array_equal(outputs([whole])[0], low)
-        return train([whole], policy, (0, 0))
-
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying="part")
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_convert_of_a_part_after_the_whole_with_another_policy_is_right_or_refused(policy):
-    def run():
-        whole = mxmp.convert(pair("block")[0], POLICIES[policy])
-        low = outputs([whole])[0]
-        mxmp.convert(whole[0], "float16" if policy == "bfloat16" else "bfloat16")
-        np.testing.assert_array_equal(outputs([whole])[0], low)
-        return train([whole], policy, (0, 0))
-
-    expected = train([pair("block")[0]], None, (0, 0))
-    equal_or_refused(run, lambda found: assert_close(found, expected, policy), saying="part")
-
-
 @pytest.mark.parametrize("policies", ["float16, bfloat16", "bfloat16, float16"])
 def test_explain_shows_what_runs(kind, policies):
     def run():
@@ -248,20 +182,10 @@ def test_a_trainer_of_one_net_does_not_lose_the_masters_when_the_other_is_restor
         for net in nets:
             mxmp.convert(net, MASTERS)
             net(array(0, 1, 6))
-        trainer = mxmp.Trainer(nets[0].collect_params(), "sgd", {"learning_rate": 1e-5}, loss_scale=256.0)
-
-        def step():
-            with autograd.record():
-                loss = nets[0](array(0, 4, 6)).sum()
-            trainer.backward(loss)
-            trainer.step(1)
-
-        step()
-        before = [value(p) for p in nets[0].collect_params().values()]
+        trainer = trainer_of("float16", nets[0], scale=256.0, learning_rate=1e-5)
+        step(trainer, loss_of(nets[0]), 1)
         mxmp.restore(nets[1])
-        for _ in range(3):
-            step()
-        return [value(p) - old for p, old in zip(nets[0].collect_params().values(), before)]
+        return updates(nets[0], lambda: [step(trainer, loss_of(nets[0]), 1) for _ in range(3)])
 
     def check(found):
         for delta in found:  # updates this small exist in a master only

@@ -134,25 +134,21 @@ def test_a_module_with_csr_data_trains_as_fp32_with_low_layers_behind_the_produc
         mx.random.seed(1)
         hidden = mx.sym.FullyConnected(mx.sym.dot(csr(), W, name="product"), num_hidden=16, name="fc1")
         sym = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(hidden, num_hidden=16, name="fc2"), name="out")
-        kind = (
-            mx.mod.Module(sym, label_names=["out_label"])
-            if policy is None
-            else mxmp.Module(sym, policy=policy, loss_scale=128, label_names=["out_label"])
-        )
+        kind, mixed = (mx.mod.Module, {}) if policy is None else (mxmp.Module, {"policy": policy, "loss_scale": 128})
+        module = kind(sym, label_names=["out_label"], **mixed)
         data = mx.io.NDArrayIter(
             words().tostype("csr"), mx.nd.ones((ROWS, 16)), ROWS, label_name="out_label", last_batch_handle="discard"
         )
-        kind.bind(data.provide_data, data.provide_label)
-        kind.init_params(
-            mx.init.Xavier(), arg_params={"w": mx.nd.random.uniform(shape=(WORDS, 16))}, allow_missing=True
-        )
-        kind.init_optimizer(optimizer_params={"learning_rate": 0.01})
+        module.bind(data.provide_data, data.provide_label)
+        weight = {"w": mx.nd.random.uniform(shape=(WORDS, 16))}
+        module.init_params(mx.init.Xavier(), arg_params=weight, allow_missing=True)
+        module.init_optimizer(optimizer_params={"learning_rate": 0.01})
         for _ in range(3):
             data.reset()
             for batch in data:
-                kind.forward_backward(batch)
-                kind.update()
-        return kind
+                module.forward_backward(batch)
+                module.update()
+        return module
 
     module, full = run(policy), run(None)
     decided = mxmp.explain(module).graphs[0].plan.decisions

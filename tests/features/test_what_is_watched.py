@@ -36,28 +36,24 @@ class Masked(gluon.HybridBlock):
         return self.tail(F.softmax(F.broadcast_add(x, F.cast(mask, "float32").reshape((1, -1)))))
 
 
+def train(net, trainer, x):
+    with autograd.record():
+        out = net(x)
+        loss = LOSS(out, mx.nd.ones_like(out))
+    step(trainer, loss, 8)
+
+
 def trained(mask, dtype="float32", kind="parameter", policy=None, flags=None, overflow=False):
     """Updates of three steps, the mask, and the output afterwards."""
     net = Masked(mask, dtype, kind)
     net.initialize()
-    for i, param in enumerate(p for p in net.collect_params().values() if p.grad_req != "null"):
+    learned = {k: p for k, p in net.collect_params().items() if p.grad_req != "null"}
+    for i, param in enumerate(learned.values()):
         param.set_data(array(50 + i, *param.shape) * 0.5)
     convert(policy, net, flags=flags)
     trainer = trainer_of(policy, net)
-    learned = {k: p for k, p in net.collect_params().items() if p.grad_req != "null"}
-
-    def run():
-        for i in range(3):
-            with autograd.record():
-                out = net(array(i, 8, 6))
-                loss = LOSS(out, mx.nd.ones_like(out))
-            step(trainer, loss, 8)
-        if overflow:
-            with autograd.record():
-                out = net(array(9, 8, 6) * np.inf)
-            step(trainer, out, 8)
-
-    found = updates(learned, run)
+    batches = [array(i, 8, 6) for i in range(3)] + [array(9, 8, 6) * np.inf] * overflow
+    found = updates(learned, lambda: [train(net, trainer, x) for x in batches])
     return found, net.mask.data().asnumpy(), net(array(7, 8, 6)).asnumpy()
 
 
@@ -95,10 +91,7 @@ def test_in_a_plain_net_without_convert_too():
     """The Trainer alone must not take a frozen parameter for a statistic either."""
     net = Masked(MASK)
     net.initialize()
-    trainer = trainer_of("float16", net)
-    with autograd.record():
-        loss = net(array(0, 8, 6)).sum()
-    step(trainer, loss, 8)
+    train(net, trainer_of("float16", net), array(0, 8, 6))
     np.testing.assert_array_equal(net.mask.data().asnumpy(), MASK)
 
 
@@ -148,15 +141,9 @@ def test_the_graph_says_what_an_auxiliary_state_is(differentiable):
     net.initialize()
     mxmp.convert(net, "float16")
     trainer = trainer_of("float16", net.body)
-
-    def train(x):
-        with autograd.record():
-            loss = net(x).sum()
-        step(trainer, loss, 8)
-
-    train(array(0, 8, 6))
+    train(net, trainer, array(0, 8, 6))
     kept = net.average.data().asscalar()
-    train(array(1, 8, 6) * np.inf)
+    train(net, trainer, array(1, 8, 6) * np.inf)
     assert trainer.last_step_skipped
     assert net.average.data().asscalar() == kept
 
@@ -169,9 +156,7 @@ def test_statistics_of_a_net_that_another_trainer_s_backward_runs_through_stay_f
     convert("float16", generator, critic, flags=FLAGS[flags])
     trainer = trainer_of("float16", generator)
     for factor in (1.0, 1e30):
-        with autograd.record():
-            loss = critic(generator(array(0, 8, 6) * factor)).sum()
-        step(trainer, loss, 8)
+        train(lambda x: critic(generator(x)), trainer, array(0, 8, 6) * factor)
     assert trainer.last_step_skipped
     mx.nd.waitall()
     for name in ("running_mean", "running_var"):

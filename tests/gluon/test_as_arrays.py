@@ -117,16 +117,6 @@ def test_a_recurrent_layer_in_the_numpy_interface_begins_with_states_of_any_batc
         np.testing.assert_allclose(*outs, rtol=0.03, atol=0.02)
 
 
-@mx.util.use_np
-def test_outputs_of_an_operator_of_the_numpy_interface_are_counted_and_taken_as_ever():
-    def split(block, op, x):
-        first, *others = parts = op.np.split(x, 3, axis=1)
-        return first + parts[-1] * len(parts) + others[0] + op.np.split(x, 1)[0][:, :1]
-
-    outs = [net(X.as_np_ndarray()).asnumpy() for net in pair(lambda: Takes(split), "bfloat16")[0]]
-    np.testing.assert_allclose(*outs, rtol=0.03, atol=0.02)
-
-
 def test_outputs_of_an_operator_are_counted_and_taken_as_ever():
     def split(block, op, x):
         parts = op.split(x, num_outputs=3, axis=1)

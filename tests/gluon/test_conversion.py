@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kit.networks import NETS, made
 from kit.oracle import by_gluon, sqnr
-from kit.twins import assert_same
+from kit.twins import assert_same, step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -119,11 +119,10 @@ def test_a_parameter_without_a_dtype_is_one_in_fp32(policy):
         net = WithoutDtype(dtype)
         net.initialize(mx.init.One())
         mxmp.convert(net, policy)
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25}, loss_scale=8.0)
+        trainer = trainer_of(policy, net, scale=8.0, learning_rate=0.25)
         for _ in range(3):
             with autograd.record():
                 loss = net(mx.nd.ones((2, 5))).sum()
-            trainer.backward(loss)
-            trainer.step(2)
+            step(trainer, loss, 2)
         steps.append(mxmp.master_weights(net)["weight"].asnumpy())
     np.testing.assert_array_equal(*steps)

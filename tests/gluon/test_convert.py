@@ -114,19 +114,6 @@ def test_restore_leaves_nothing_behind(policy, hybridize):
     assert mxmp.restore(net) is net
 
 
-def test_restore_keeps_what_was_learned_and_what_the_user_hooked():
-    net, x = made("mlp")
-    hook = net.register_forward_pre_hook(lambda block, args: None)
-    mxmp.convert(net, "params=float16")
-    net(mx.nd.array(x))
-    net[0].weight.data()[:] = 0.5
-    mxmp.restore(net)
-    assert net[0].weight.data().dtype == np.float32
-    assert (net[0].weight.data().astype("float16") == 0.5).asnumpy().all()
-    assert len(net._forward_pre_hooks) == 1
-    hook.detach()
-
-
 # -- Hybridize --------------------------------------------------------------------------------------
 
 FLAGS = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}, {"inline_limit": 0}]
@@ -146,30 +133,6 @@ def test_every_way_to_hybridize_computes_the_same_bits(name, dtype):
     assert_same_bits(by_gluon(net, [x]), want)
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-def test_hybridize_may_come_first(flags):
-    net, x = made("mlp")
-    want = by_gluon(mxmp.convert(net), [x])
-    mxmp.restore(net)
-    net.hybridize(**flags)
-    net(mx.nd.array(x))
-    mxmp.convert(net)
-    assert net._active
-    assert_same_bits(by_gluon(net, [x]), want)
-
-
-def test_hybridize_warns_of_nothing_and_restore_gives_the_users_choice_back():
-    net, x = made("mlp")
-    mxmp.convert(net)
-    net.hybridize(False)
-    net(mx.nd.array(x))
-    net.hybridize(static_alloc=True)
-    net(mx.nd.array(x))
-    mxmp.restore(net)
-    assert net._active
-    assert dict(net._flags)["static_alloc"]
-
-
 @pytest.mark.parametrize("then", [lambda net: net.cast("float32"), lambda net: net.add(nn.Activation("relu"))])
 @pytest.mark.parametrize("active", [False, True])
 def test_restore_gives_the_users_choice_back_after_a_cast_or_a_new_child(active, then):
@@ -184,35 +147,6 @@ def test_restore_gives_the_users_choice_back_after_a_cast_or_a_new_child(active,
 
 
 # -- Graphs of their own ----------------------------------------------------------------------------
-
-
-class Optional(nn.HybridBlock):
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x, pair=None, mask=None):  # noqa: N803
-        x = self.dense(x)
-        if pair is not None:
-            x = x + self.dense(pair[0]) * self.dense(pair[1])
-        return x if mask is None else F.where(mask, x, F.zeros_like(x))
-
-
-def test_inputs_may_be_none_or_nested():
-    net = Optional()
-    net.initialize()
-    plain = Optional()
-    for mine, theirs in zip(plain.collect_params().values(), net.collect_params().values()):
-        mine.initialize()
-        mine.set_data(theirs.data())
-    mxmp.convert(net)
-    x, y, z = (mx.nd.random.normal(shape=(2, 4)) for _ in range(3))
-    mask = mx.nd.array([[1, 0, 1], [0, 1, 1]], dtype="int32")
-    for args in [(x,), (x, [y, z]), (x, None, mask), (x, [y, z], mask), (x,)]:
-        want, got = plain(*args).asnumpy(), net(*args).asnumpy()
-        assert sqnr(want, got) > 50
-        assert not np.array_equal(want, got)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -251,22 +185,6 @@ def test_initialisation_may_come_after_convert():
     x = np.random.normal(0, 1, (2, 3, 8, 8)).astype("float32")
     late, early = built(True), built(False)
     assert_same([*late.outputs, *late.grads.values()], [*early.outputs, *early.grads.values()])
-
-
-@pytest.mark.parametrize("policy", ["float16", "params=float16", "bfloat16"])
-def test_several_contexts_compute_the_same(policy):
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net, x = made("smooth", ctx=contexts)
-    mxmp.convert(net, policy)
-    grads = []
-    for ctx in contexts:
-        with autograd.record():
-            out = net(mx.nd.array(x, ctx=ctx))
-        out.backward()
-        assert out.ctx == ctx
-        grads.append((out.asnumpy(), [p.grad(ctx).asnumpy() for p in net.collect_params(".*weight").values()]))
-    np.testing.assert_array_equal(grads[0][0], grads[1][0])
-    assert_same(grads[0][1], grads[1][1])
 
 
 def without_versions(path: str) -> dict:
@@ -436,15 +354,6 @@ def test_a_converted_symbol_block_exports_the_files_it_was_made_of(policy, tmp_p
 # -- Parameters in float16 --------------------------------------------------------------------------
 
 
-def test_a_plain_trainer_is_refused_where_parameters_are_float16():
-    net, x = made("mlp")
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    mxmp.convert(net, "params=float16")
-    with pytest.raises(TypeError, match=r"mxmp\.Trainer.*params='float32'"):
-        net(mx.nd.array(x))
-    del trainer
-
-
 # -- Bad input --------------------------------------------------------------------------------------
 
 
@@ -484,16 +393,6 @@ def test_a_bad_second_policy_keeps_the_first():
     assert_same_bits(by_gluon(net, [x]), want)
 
 
-def test_a_backend_is_refused_with_the_way_out():
-    net, x = made("mlp")
-    mxmp.convert(net)
-    want = net(mx.nd.array(x)).asnumpy()
-    for call in (lambda: net.hybridize(backend="MKLDNN"), lambda: net.optimize_for(mx.nd.array(x), backend="MKLDNN")):
-        with pytest.raises(ValueError, match=r"backend='MKLDNN'.*mxmp\.restore"):
-            call()
-    np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
-
-
 @pytest.mark.parametrize("dtype", ["float16", np.float16, "bfloat16", "int8"])
 def test_a_cast_is_refused_at_once_and_changes_nothing(dtype):
     net, x = made("mlp")
@@ -519,11 +418,6 @@ def test_a_part_of_a_converted_net_may_be_converted_for_calls_of_its_own(own):
     np.testing.assert_array_equal(net(mx.nd.array(x)).asnumpy(), want)
     with pytest.raises(ValueError, match="part of a net that was converted as a whole"):
         mxmp.restore(net[0])
-
-
-def test_restore_takes_a_block():
-    with pytest.raises(TypeError, match="gluon Block, got int"):
-        mxmp.restore(3)
 
 
 # -- Entries of a policy that change nothing ----------------------------------------------------------

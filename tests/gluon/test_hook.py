@@ -13,8 +13,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.examples import examples
+from kit.modules import SHAPES
 from kit.processes import run_program
-from kit.twins import FLAGS, array, assert_same, seeded
+from kit.twins import FLAGS, array, assert_same, convert, equal_or_refused, seeded, sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -115,6 +116,88 @@ def test_one_thread_trains_while_others_predict(beside, flags):
     for i, results in enumerate(found):
         for seed, result in enumerate(results):
             assert_same(result, expected[min(i, 1)][seed % 8])
+
+
+@pytest.mark.parametrize(
+    ("by", "flags"), [*(("another thread", flags) for flags in FLAGS), ("a hook of the net's own", "not hybridized")]
+)
+@pytest.mark.parametrize("inner", KINDS)
+@pytest.mark.parametrize("outer", KINDS)
+def test_a_call_in_the_middle_of_another_call_changes_neither(outer, inner, flags, by):
+    """The second call falls between the first one's hooks and its forward."""
+    net = mxmp.convert(seeded(Shifting()))
+    if FLAGS[flags] is not None:
+        net.hybridize(**FLAGS[flags])
+    expected = {kind: call(net, kind, 0) for kind in KINDS}
+    between = []
+
+    def meanwhile(block, args):
+        if threading.current_thread() is not threading.main_thread() or between:
+            return
+        between.append(None)
+        if by == "another thread":
+            with ThreadPoolExecutor(1) as pool:
+                between[0] = pool.submit(lambda: call(net, inner, 0)).result(timeout=60)
+        else:
+            with autograd.pause(train_mode=False):
+                between[0] = call(net, inner, 0)
+
+    handle = net.register_forward_pre_hook(meanwhile)
+    assert_same(call(net, outer, 0), expected[outer])
+    handle.detach()
+    assert_same(between[0], expected[inner])
+
+
+def test_two_threads_train_two_nets_while_a_third_net_serves_both():
+    """A frozen feature extractor under two heads, each with its thread and its trainer."""
+
+    def train(features, head, seed):
+        trainer = mxmp.Trainer(head.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=256.0, kvstore=None)
+        for i in range(30):
+            x = features(rows(seed + i))
+            with autograd.record():
+                loss = (head(x) ** 2).sum()
+            trainer.backward(loss)
+            trainer.step(4)
+        return head.weight.data().asnumpy()
+
+    found = []
+    for threads in (1, 2):
+        features, *heads = (mxmp.convert(seeded(nn.Dense(n, in_units=6), seed=i)) for i, n in enumerate((6, 2, 2)))
+        with ThreadPoolExecutor(threads) as pool:
+            found.append(list(pool.map(lambda i: train(features, heads[i], 100 * i), range(2))))  # noqa: B023
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("kind", ["trainer.backward", "plain backward"])
+def test_a_scaled_backward_in_one_thread_is_not_seen_in_another(kind):
+    """A loss head under a trainer of scale 1024 here, and under one of scale 2 or none there."""
+
+    class Head(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.body = nn.Dense(3, in_units=6)
+
+        def hybrid_forward(self, F, x, label):  # noqa: N803
+            return F.SoftmaxOutput(self.body(x), label)
+
+    def gradients(job):
+        scale, seed = job
+        net = mxmp.convert(seeded(Head()))
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", loss_scale=scale) if scale else None
+        found = []
+        for i in range(40):
+            with autograd.record():
+                out = net(rows(seed + i), mx.nd.array([0, 1, 2, 0]))
+            trainer.backward(out) if scale else out.backward()
+            found.append(net.body.weight.grad().asnumpy() / (scale or 1.0))
+        return found
+
+    jobs = [(1024.0, 0), (2.0 if kind == "trainer.backward" else None, 50)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(gradients, jobs))
+    np.testing.assert_allclose(found, list(map(gradients, jobs)), rtol=0, atol=1e-4)
 
 
 ENDING = """
@@ -253,19 +336,6 @@ def test_many_calls_on_one_array_that_autograd_computed_lose_no_gradient():
     np.testing.assert_allclose(gradients[1], 9 * gradients[0], rtol=1e-6)
 
 
-def test_the_structure_of_outputs_is_each_call_s_own():
-    net = mxmp.convert(seeded(Shifting()))
-    for _ in range(2):
-        x = rows(0)
-        with autograd.record():
-            first, (second, third) = net(x)
-        assert [a.shape for a in (first, second, third)] == [(4, 6)] * 3
-        assert net(x).shape == (4, 6)
-        pair = net(x, [x, x])
-        assert isinstance(pair, Pair)
-        assert pair.right[0].shape == (4, 6)
-
-
 @pytest.mark.parametrize("last", KINDS)
 def test_block_save_holds_the_graph_of_the_last_call_and_its_structure(last, tmp_path):
     net = mxmp.convert(seeded(Shifting()))
@@ -290,6 +360,52 @@ def test_hybridize_in_the_middle_takes_hold_at_once_even_for_forward():
         assert [key for key, _ in mxmp.gluon.hook.hook_of(net).graphs.items()]
     mxmp.restore(net)
     assert net._active is False
+
+
+def symbol_block():
+    data = mx.sym.var("data", dtype="float32")
+    x = mx.sym.FullyConnected(data, num_hidden=5, name="fc1")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=3, name="fc2")
+    net = gluon.SymbolBlock(x, data)
+    for name, param in net.collect_params().items():
+        param.shape = SHAPES[name]
+    return seeded(net)
+
+
+BY_FORWARD = {
+    "SymbolBlock": symbol_block,
+    "leaf": lambda: seeded(nn.Dense(3, in_units=6)),
+    "tree": lambda: seeded(sequence(nn.Dense(5, in_units=6, activation="tanh"), nn.Dense(3, in_units=5))),
+}
+
+
+class Parent(gluon.Block):
+    """Calls its child's ``forward``, as a plain Block may."""
+
+    def __init__(self, child):
+        super().__init__()
+        self.child = child
+
+    def forward(self, x):
+        return self.child.forward(x)
+
+
+@pytest.mark.parametrize("within", [lambda net: net, Parent], ids=["net", "parent"])
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("kind", BY_FORWARD)
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_forward_computes_what_a_call_computes_or_says_to_call(policy, kind, flags, called_before, within):
+    x = rows(0)
+    expected = mxmp.convert(BY_FORWARD[kind](), policy)(x).asnumpy()
+    assert not np.array_equal(expected, BY_FORWARD[kind]()(x).asnumpy())
+    net = within(BY_FORWARD[kind]())
+    convert(policy, net, flags=FLAGS[flags])
+    if called_before:
+        net(x)
+    equal_or_refused(
+        lambda: net.forward(x).asnumpy(), lambda found: np.testing.assert_array_equal(found, expected), saying="call"
+    )
 
 
 class OneStep(gluon.HybridBlock):

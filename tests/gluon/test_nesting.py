@@ -8,15 +8,14 @@ from collections import namedtuple
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.known import takes
+from kit.takes import DTYPES, X, takes
+from kit.twins import FLAGS, array, assert_close, convert, seeded
 from mxnet import autograd, gluon
 
 import mxmp
 from mxmp.gluon.hook import hook_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
-DTYPES = ["float16", "bfloat16"]
-X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
 Pair = namedtuple("Pair", "first second")
 
 
@@ -88,22 +87,6 @@ def test_values_in_nested_arguments_stay_where_they_are():
         assert_alike(net(X, *args), plain(X, *args))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_net_called_with_a_bool_trains_as_in_fp32(dtype):
-    results = []
-    for how in (None, dtype):
-        net = takes(lambda op, x, flag: op.tanh(x) if flag else x, how)
-        kind, scale = (mxmp.Trainer, {"loss_scale": 256}) if how else (gluon.Trainer, {})
-        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1}, **scale)
-        for step in range(4):
-            with autograd.record():
-                loss = net(X, step % 2 == 0).square().mean()
-            trainer.backward(loss) if how else loss.backward()
-            trainer.step(1)
-        results.append(net(X, False))
-    assert_alike(results[1], results[0])
-
-
 def test_a_number_that_changes_in_each_call_is_warned_of_once_and_leaves_no_graphs():
     net = takes(lambda op, x, t: x * t, "float16")
     with warnings.catch_warnings():
@@ -128,6 +111,24 @@ def test_a_graph_that_was_dropped_still_has_its_backward():
             net(X, i / 7)
     loss.backward()
     np.testing.assert_allclose(net.dense.bias.grad().asnumpy(), 12)
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.parametrize("order", ["without, with", "with, without", "with, with", "without, with, without"])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_is_called_with_and_without_states(layer, dtype, flags, order):
+    runs = []
+    for how in (dtype, None):
+        net, found = seeded(getattr(gluon.rnn, layer)(4, input_size=6)), []
+        convert(how, net, flags=FLAGS[flags] if how else None)
+        for i, states in enumerate(order.split(", ")):
+            x = array(i, 3, 2, 6)
+            out, more = (net(x), []) if states == "without" else net(x, net.begin_state(2))
+            found += [each.asnumpy() for each in (out, *more)]
+        runs.append(found)
+    assert_close(*runs, dtype)
 
 
 def test_what_is_no_value_is_refused_in_words():

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.takes import DTYPES, Takes, X, assert_alike, pair
-from kit.twins import FLAGS
+from kit.twins import FLAGS, step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -24,30 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used by any 
 def left(block, op, x):
     block.aux = op.mean(op.square(x))
     return x * 2
-
-
-def nest(block, op, x):
-    block.aux = {"a": [x + 1, 3], "b": (x * 2, None)}
-    return x + 1
-
-
-def same_as_output(block, op, x):
-    block.aux = y = op.tanh(x)
-    return y
-
-
-def calls(block, op, x):
-    block.calls += 1
-    block.aux = block.calls
-    return x * block.calls
-
-
-def shapes(block, op, x):
-    block.aux = x.shape
-    return x
-
-
-LEFT = {"an output": left, "nested": nest, "the output itself": same_as_output, "a counter": calls, "shape": shapes}
 
 
 def as_numpy(value):
@@ -70,38 +46,6 @@ def assert_nearly(found, wanted):
         np.testing.assert_allclose(found, wanted, rtol=0.03, atol=0.02)
     else:
         assert found == wanted
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("kind", LEFT)
-def test_a_result_in_an_attribute_is_that_of_each_call(kind, flags, nested, dtype):
-    nets, inner = pair(lambda: Takes(LEFT[kind], aux=0, calls=0), dtype, nested)
-    if FLAGS[flags] is not None:
-        nets[1].hybridize(**FLAGS[flags])
-    for scale in (1, 2, 3):
-        outs = [net(X * scale) for net in nets]
-        assert_nearly(as_numpy(outs[1]), as_numpy(outs[0])) if not isinstance(outs[0], tuple) else None
-        assert_nearly(as_numpy(inner[1].aux), as_numpy(inner[0].aux))
-        assert inner[0].calls == inner[1].calls
-
-
-@mx.util.use_np
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_attributes_in_the_numpy_interface_have_the_kind_and_dtype_of_each_call(dtype):
-    def compute(block, op, x):
-        mask = x > 0.5
-        block.aux = [mask, op.np.argmax(x, axis=1), x.as_nd_ndarray()]
-        return x, mask
-
-    nets, _ = pair(lambda: Takes(compute, aux=0), dtype)
-    for scale in (1, 2):
-        for net in nets:
-            net(X.as_np_ndarray() * scale)
-        for full, low in zip(*(net.aux for net in nets)):
-            assert (type(low), low.dtype) == (type(full), full.dtype)
-            assert_nearly(low.asnumpy(), full.asnumpy())
 
 
 def step_of_each(block, op, x):
@@ -194,15 +138,12 @@ def test_a_loss_with_what_an_attribute_has_trains_as_in_fp32(nested, dtype):
     nets, inner = pair(lambda: Takes(left, aux=0), dtype, nested)
     moved = []
     for net, block in zip(nets, inner):
-        low = hook_of(net) is not None
         before = block.dense.weight.data().asnumpy()
-        kind, scale = (mxmp.Trainer, {"loss_scale": 64}) if low else (gluon.Trainer, {})
-        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1}, **scale)
+        trainer = trainer_of(dtype if hook_of(net) else None, net, scale=64, learning_rate=0.1)
         for _ in range(5):
             with autograd.record():
                 loss = net(X).square().mean() + 3 * block.aux
-            trainer.backward(loss) if low else loss.backward()
-            trainer.step(1)
+            step(trainer, loss, 1)
         moved.append(block.dense.weight.data().asnumpy() - before)
     np.testing.assert_allclose(*moved, rtol=0.05, atol=0.01)
 

@@ -187,25 +187,18 @@ def test_a_copy_within_the_window_reads_its_gradients_without_a_warning(policy, 
         assert type(param.data()) is mx.nd.NDArray
 
 
+@mx.util.use_np
 @pytest.mark.parametrize("read", READS)
 def test_np_nets_warn_too(read):
-    mx.npx.set_np()
-    try:
-        net = nn.HybridSequential()
-        net.add(nn.Dense(3, in_units=6))
-        net.initialize()
-        mxmp.convert(net, "float16")
-        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
-        with autograd.record():
-            loss = (net(mx.np.ones((4, 6))) ** 2).sum()
-        trainer.backward(loss)
-        with pytest.warns(UserWarning, match=WARNING):
-            norm = math.sqrt(sum(float((g**2).sum()) for g in read(net)))
-        assert norm > 0
-        trainer.step(4)
-        assert type(net[0].weight.data()) is mx.np.ndarray
-    finally:
-        mx.npx.reset_np()
+    net, trainer = made()
+    with autograd.record():
+        loss = (net(mx.np.ones((4, 6))) ** 2).sum()
+    trainer.backward(loss)
+    with pytest.warns(UserWarning, match=WARNING):
+        norm = math.sqrt(sum(float((g**2).sum()) for g in read(net)))
+    assert norm > 0
+    trainer.step(4)
+    assert type(net[0].weight.data()) is mx.np.ndarray
 
 
 @pytest.mark.parametrize("optimizer", ["dcasgd", "sgd"])

@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.takes import DTYPES, Takes, X
+from kit.twins import step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -39,12 +40,6 @@ def paused_output(block, op, x):
     with autograd.pause():
         y = op.tanh(x)
     return y, x * 2
-
-
-def paused_left(block, op, x):
-    with autograd.pause():
-        block.aux = op.tanh(x)
-    return x * block.aux
 
 
 def paused_around(block, op, x):
@@ -143,11 +138,6 @@ def symbols_of_custom_in_pause(block, op, x):
     return x * factor
 
 
-def predicting(block, op, x):
-    with autograd.predict_mode():
-        return block.drop(x)
-
-
 def predicting_by_setting(block, op, x):
     before = autograd.set_training(False)
     y = block.drop(x)
@@ -163,14 +153,10 @@ def predicting_in_loop(block, op, x):
     return op.contrib.foreach(body, x, op.zeros((1,)))[0]
 
 
-def asking(block, op, x):
-    return x * 2 if autograd.is_recording() else x
-
-
-ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_left, paused_around, paused_while_training]
+ALIKE = [paused, paused_layer, all_paused_but_one, paused_output, paused_around, paused_while_training]
 ALIKE += [cond_in_pause, while_in_pause, symbols_in_pause, symbols_predicting]
 ALIKE += [custom_in_pause, symbols_of_custom_in_pause]
-ALIKE += [in_loop, loop_in_pause, predicting, predicting_by_setting, predicting_in_loop, asking]
+ALIKE += [in_loop, loop_in_pause, predicting_by_setting, predicting_in_loop]
 MODES = {
     "record": autograd.record,
     "record, predict": lambda: autograd.record(train_mode=False),
@@ -307,14 +293,11 @@ def test_weight_decay_leaves_what_is_read_in_pause_alone(compute, dtype, flags):
         net = made(compute, how, False)
         if how:
             net.hybridize(**flags)
-        options = {"learning_rate": 0.1, "wd": 0.5, "momentum": 0.9}
-        params = net.collect_params()
-        trainer = mxmp.Trainer(params, "sgd", options, loss_scale=128) if how else gluon.Trainer(params, "sgd", options)
+        trainer = trainer_of(how, net, scale=128, learning_rate=0.1, wd=0.5, momentum=0.9)
         for _ in range(3):
             with autograd.record():
                 loss = net(X)
-            (trainer.backward if how else autograd.backward)(loss)
-            trainer.step(4, ignore_stale_grad=True)
+            step(trainer, loss, ignore_stale_grad=True)
         found.append([param.data().asnumpy() for param in net.collect_params().values()])
         before = made(compute, None, False).layer.weight.data().asnumpy()
         assert (compute is layer_used_twice) == bool(np.abs(net.layer.weight.data().asnumpy() - before).max())
@@ -328,13 +311,12 @@ def test_an_input_that_is_read_in_pause_alone_gets_no_gradient(dtype):
     x.attach_grad()
     x.grad[:] = 3
 
-    class Reads(nn.HybridBlock):
-        def hybrid_forward(self, op, x, y):
-            with autograd.pause():
-                factor = op.tanh(x)
-            return factor * y
+    def reads(op, x, y):
+        with autograd.pause():
+            factor = op.tanh(x)
+        return factor * y
 
-    low = mxmp.convert(Reads(), dtype)
+    low = mxmp.convert(nn.HybridLambda(reads), dtype)
     y = X.copy()
     y.attach_grad()
     with autograd.record():

@@ -5,20 +5,22 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.known import takes
+from kit.takes import Takes, X, takes
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
 
-X = mx.nd.random.uniform(0.5, 1, shape=(4, 3))
-
 
 def test_what_is_inside_a_block_that_cannot_be_traced_is_converted_by_itself():
-    alone = takes(lambda op, x: x / max(1, x.max().asscalar()), "float16")
+    def compute(op, x):
+        return x / max(1, x.max().asscalar())
+
+    alone = takes(compute, "float16")
     with pytest.raises(ValueError, match=r"or convert, in place of it, what is inside, as mxmp.convert\(net.dense\)"):
         alone(X)
     net = nn.HybridSequential()
-    net.add(nn.Dense(3), takes(alone.compute))
+    net.add(nn.Dense(3), takes(compute))
     net[0].initialize()
     mxmp.convert(net, "float16")
     with pytest.raises(
@@ -129,3 +131,34 @@ def test_layers_in_a_dict_are_to_be_children_and_as_children_they_run():
     net.initialize()
     want = net(X).asnumpy()
     np.testing.assert_allclose(mxmp.convert(net, "bfloat16")(X).asnumpy(), want, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:nothing in .* computes in")
+@pytest.mark.filterwarnings("ignore:.* is not used by any computation")
+@pytest.mark.parametrize(
+    ("compute", "cured", "said"),
+    [
+        (
+            lambda block, op, x: op.khatri_rao(x, x),
+            lambda block, op, x: op.BlockGrad(op.khatri_rao(x, x)),
+            "operator khatri_rao has no gradient.*write F.BlockGrad",
+        ),
+        (
+            lambda block, op, x: op.ones((2, 2)),
+            lambda block, op, x: op.ones_like(x),
+            "no output depends on an input.*such as F.ones_like",
+        ),
+    ],
+    ids=["without a gradient", "without an input"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_what_mxnet_makes_no_graph_of_has_a_cure_that_cures(compute, cured, said, training):
+    def of(code):
+        net = Takes(code)
+        net.initialize()
+        return mxmp.convert(net, "float16")
+
+    with autograd.record(training), pytest.raises(mx.MXNetError, match=said):
+        of(compute)(X)
+    with autograd.record(training):
+        of(cured)(X).wait_to_read()

@@ -107,22 +107,19 @@ def test_running_statistics_of_two_devices_are_averaged_and_names_of_equal_nets_
     assert [a.asnumpy()[0] for a in nets[1][0].bias.list_data()] == [1, 1]
 
 
+@mx.util.use_np
 def test_master_weights_of_the_numpy_interface():
-    mx.npx.set_np()
-    try:
-        net = nn.Dense(3, in_units=2)
-        net.initialize()
-        mxmp.convert(net, MASTERS)(mx.np.ones((1, 2)))
-        assert isinstance(net.weight, LowParameter)
-        found = mxmp.master_weights(net)
-        assert isinstance(found["weight"], mx.np.ndarray)
-        mxmp.set_master_weights(net, {"weight": np.full((3, 2), 1 + 2.0**-20)})
-        kept = net.weight.data().copy()
-        net.weight.set_data(mx.np.ones((3, 2)) * 7)
-        net.weight.set_data(kept)
-        np.testing.assert_array_equal(mxmp.master_weights(net)["weight"].asnumpy(), np.float32(1 + 2.0**-20))
-    finally:
-        mx.npx.reset_np()
+    net = nn.Dense(3, in_units=2)
+    net.initialize()
+    mxmp.convert(net, MASTERS)(mx.np.ones((1, 2)))
+    assert isinstance(net.weight, LowParameter)
+    found = mxmp.master_weights(net)
+    assert isinstance(found["weight"], mx.np.ndarray)
+    mxmp.set_master_weights(net, {"weight": np.full((3, 2), 1 + 2.0**-20)})
+    kept = net.weight.data().copy()
+    net.weight.set_data(mx.np.ones((3, 2)) * 7)
+    net.weight.set_data(kept)
+    np.testing.assert_array_equal(mxmp.master_weights(net)["weight"].asnumpy(), np.float32(1 + 2.0**-20))
 
 
 def test_what_cannot_be_set_is_refused_and_changes_nothing():

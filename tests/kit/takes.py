@@ -14,7 +14,7 @@ X = mx.nd.array(np.random.RandomState(0).uniform(0.5, 1, (4, 3)))
 
 
 class Takes(nn.HybridBlock):
-    """Calls ``compute(block, op, x)`` behind a dense layer."""
+    """Calls ``compute(block, op, x, *args)`` behind a dense layer."""
 
     def __init__(self, compute, **attributes):
         super().__init__()
@@ -24,8 +24,8 @@ class Takes(nn.HybridBlock):
         for name, value in attributes.items():
             setattr(self, name, value)
 
-    def hybrid_forward(self, op, x):
-        return self.compute(self, op, self.dense(x))
+    def hybrid_forward(self, op, x, *args):
+        return self.compute(self, op, self.dense(x), *args)
 
 
 class Around(nn.HybridBlock):
@@ -58,3 +58,10 @@ def assert_alike(nets, training=False):
     one, other = (out if isinstance(out, list) else [out] for out in outs)
     for low, full in zip(other, one):
         np.testing.assert_allclose(low.asnumpy(), full.asnumpy(), rtol=0.03, atol=0.02)
+
+
+def takes(compute, dtype=None):
+    """A net of ``compute(op, x, *args)``, with weights of one, converted unless ``dtype`` is None."""
+    net = Takes(lambda block, op, x, *args: compute(op, x, *args))
+    net.initialize(mx.init.One())
+    return mxmp.convert(net, dtype) if dtype else net
