@@ -70,10 +70,6 @@ def test_outputs_that_the_policy_leaves_low_are_low():
     assert low_of(S.sigmoid(Z, name="p"), "float16,output=compute") == {"z", "p"}
 
 
-def test_an_operator_that_low_ops_names_is_low():
-    assert "p" in low_of(S.sigmoid(Z, name="p"), "float16,low_ops=sigmoid")
-
-
 def test_fp32_reaches_through_what_rounds_nothing_but_not_through_what_shrinks():
     twice = S._internal._mul_scalar(fc(Z, "fc") * 2, scalar=2, name="twice")
     assert "twice" not in low_of(S.relu(twice), device="cpu")

@@ -93,10 +93,3 @@ def test_a_clean_step_at_the_floor_starts_the_count_again():
             run(step, SPOILED)
         run(step, CLEAN)
     assert step.skipped_steps == 5 * (FLOOR_PATIENCE - 1)
-
-
-def test_skips_at_the_floor_are_counted_on_from_a_saved_state():
-    step, other = ScaledStep(mxmp.DynamicLossScaler()), ScaledStep(mxmp.DynamicLossScaler())
-    step.skips_at_floor = 2
-    other.load_state_dict(step.state_dict())
-    assert other.skips_at_floor == 2
