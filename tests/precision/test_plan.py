@@ -245,6 +245,7 @@ WRONG = {
     "bytes are true": (("tuned", "cast_bytes", "rules"), True),
     "the choice is a number": (("tuned", "chosen"), 1),
     "training is a text": (("tuned", "training"), "yes"),
+    "tuned has more": (("tuned", "more"), 1),
     "tuned is null": (("tuned",), None),
     "tuned is a list": (("tuned",), []),
     "variables are a text": (("low_variables",), "abc"),

@@ -16,7 +16,6 @@ import mxmp
 
 CPU, GPU = mx.cpu(), mx.gpu(0)
 ROWS, WORDS, UNITS, CLASSES = 8, 13, 12, 5
-SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 class Lambda(gluon.HybridBlock):

@@ -6,22 +6,11 @@ import math
 
 import mxnet as mx
 import pytest
+from kit.steps import CLEAN, SPOILED, run
 
 import mxmp
 from mxmp.step.gradients import Gradient
 from mxmp.step.step import FLOOR_PATIENCE, ScaledStep
-
-CLEAN = [Gradient("a", mx.nd.ones(3)), Gradient("b", mx.nd.ones((2, 2), ctx=mx.cpu(1)))]
-
-
-SPOILED = [CLEAN[0], Gradient("b", mx.nd.full((2, 2), math.nan, ctx=mx.cpu(1)))]
-
-
-def run(step, gradients):
-    applied = []
-    returned = step.run(gradients, lambda: applied.append(1))
-    assert returned == bool(applied)
-    return bool(applied)
 
 
 def test_repeated_overflow_at_the_floor_raises_and_names_the_parameters():

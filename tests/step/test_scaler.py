@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
+from kit.processes import run_program
 
 import mxmp
 from mxmp import DynamicLossScaler, NoLossScaler, StaticLossScaler
@@ -255,9 +254,11 @@ def test_dynamic_means_no_scaling_where_the_range_is_that_of_fp32():
     assert type(as_scaler(DynamicLossScaler(), only_bfloat16=True)) is DynamicLossScaler
 
 
-@pytest.mark.parametrize("bad", ["auto", True, [2], 0, -1.0, object()])
+@pytest.mark.parametrize(
+    "bad", ["auto", True, [2], 0, -1.0, object(), np.bool_(True), *np.float32(["inf", "nan"]), np.ones(1), "128", 1j]
+)
 def test_a_bad_loss_scale_names_what_is_allowed(bad):
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match=r"scale must be.* positive"):
         as_scaler(bad)
 
 
@@ -271,7 +272,7 @@ def test_the_scaler_module_runs_without_mxnet():
         "module.DynamicLossScaler().adjust(False)\n"
         "assert not {'mxnet', 'numpy'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_program("-c", program)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.float16])
@@ -283,11 +284,3 @@ def test_numpy_s_numbers_are_numbers(kind):
     for _ in range(3):
         scaler.adjust(True)
     assert scaler.loss_scale == 256.0
-
-
-@pytest.mark.parametrize(
-    "value", [np.bool_(True), True, np.float32("inf"), np.float32("nan"), np.array([1.0]), "128", 1j]
-)
-def test_what_is_no_number_is_no_loss_scale(value):
-    with pytest.raises(ValueError, match="scale must be"):
-        as_scaler(value)
