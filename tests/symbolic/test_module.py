@@ -1,5 +1,4 @@
 import logging
-import os
 
 import mxnet as mx
 import numpy as np
@@ -75,31 +74,6 @@ def test_running_statistics_of_training_or_of_the_user_survive_an_overflow_in_th
             np.testing.assert_array_equal(value, before[name])
 
 
-def test_the_users_rescale_grad_and_static_scaling_of_mxnets_faq_compose(symbol, digits):
-    plain = bound(symbol, loss_scale=None)
-    scaled = bound(symbol, loss_scale=mxmp.StaticLossScaler(128))
-    for module in (plain, scaled):
-        assert module._optimizer.rescale_grad == 1 / BATCH
-        module._optimizer.rescale_grad = 0.5 / BATCH
-    train(plain, batches(digits, 2))
-    train(scaled, batches(digits, 2))
-    assert scaled._optimizer.rescale_grad == 0.5 / BATCH
-    for name, value in weights(plain).items():
-        np.testing.assert_allclose(weights(scaled)[name], value, rtol=0, atol=2e-3 * max(1e-3, np.abs(value).max()))
-
-
-def test_fit_goes_on_with_an_optimizer_that_was_made_and_loaded_before(symbol, digits, tmp_path):
-    path = str(tmp_path / "net.states")
-    module = bound(symbol, loss_scale=64.0)
-    train(module, batches(digits, 3))
-    module.save_optimizer_states(path)
-    updater = module._updater
-    with pytest.warns(UserWarning, match="Parameters already initialized"):
-        module.fit(digits.train(BATCH), num_epoch=1)
-    assert module._updater is updater
-    assert module._optimizer.num_update == 3 + 40
-
-
 def test_calls_that_mxnet_ignores_change_nothing(symbol, digits):
     """``fit`` of a module that was trained by hand begins with such an ``init_params``."""
     module, other = (bound(symbol, policy="float16,params=float16") for _ in range(2))
@@ -171,13 +145,6 @@ def test_kvstores_that_update_before_the_check_and_compression_are_refused(symbo
         bound(symbol, kvstore="dist_async")
     with pytest.raises(ValueError, match="compression_params"):
         mxmp.Module(symbol, compression_params={"type": "2bit", "threshold": 0.5})
-
-
-def test_never_updates_on_the_kvstore_and_leaves_the_environment_as_it_was(symbol, monkeypatch):
-    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
-    module = bound(symbol, context=[mx.cpu(0), mx.cpu(1)], kvstore=mx.kv.create("device"))
-    assert not module._update_on_kvstore
-    assert os.environ["MXNET_UPDATE_ON_KVSTORE"] == "1"
 
 
 def test_a_damaged_states_file_changes_nothing(symbol, digits, tmp_path):
