@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import mxnet as mx
 from kit.oracle import S
-
-from mxmp import Policy
-from mxmp.precision.decide import decide
-from mxmp.precision.graph import Graph
-
-Z = S.FullyConnected(S.var("data"), S.var("weight"), no_bias=True, num_hidden=4, name="z")
-
-
-def low_of(symbol, policy="float16", device="gpu"):
-    plan = decide(Graph.from_symbol(symbol), Policy.parse(policy), device)
-    return {name for name, decision in plan.decisions.items() if decision.low}
-
-
-def fc(x, name):
-    return S.FullyConnected(x, num_hidden=4, name=name)
+from kit.plans import Z, fc, low_of
 
 
 def test_gates_and_attention_stay_low():

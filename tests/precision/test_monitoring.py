@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.blocks import Lambda
 from kit.twins import MASTERS, TOLERANCE, array, assert_same, seeded
 from mxnet import autograd, gluon
 from mxnet.base import NDArrayHandle
@@ -377,15 +378,6 @@ CHOICES = {
 }
 
 
-class Choice(gluon.HybridBlock):
-    def __init__(self, choose):
-        super().__init__()
-        self.choose = choose
-
-    def hybrid_forward(self, F, c, x, y):  # noqa: N803
-        return self.choose(F, c, x, y)
-
-
 @pytest.mark.parametrize("op", CHOICES)
 @pytest.mark.filterwarnings("ignore:register_op_hook is experimental")
 def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(op):
@@ -398,7 +390,7 @@ def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(o
         inputs = {name: make(np.array(value, "float32")) for name, value in arrays.items()}
         for name in ("data1", "data2"):
             inputs[name].attach_grad()
-        net = Choice(CHOICES[op])
+        net = Lambda(lambda f, net, *inputs: CHOICES[op](f, *inputs))
         net.hybridize(inline_limit=0)  # records one operator, whose backward the hook hears
         found = listened(net)
         with autograd.record():

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.oracle import S, by_symbol
+from kit.plans import Z, fc, low_of
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -21,7 +22,6 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.needs import MANY
 from mxmp.serving.lowering import lower, lower_to_float16
 
-Z = S.FullyConnected(S.var("data"), S.var("weight"), no_bias=True, num_hidden=4, name="z")
 POLICIES = ["float16", "float16-fast", "bfloat16"]
 
 
@@ -210,15 +210,6 @@ def test_a_gpu_s_graph_decides_as_the_emulation_does(kind):
 def test_the_gradient_of_an_output_for_small_targets_does_not_overflow(policy):
     symbol, z = Z * 1e-6, [[1.0, 2.0, 3.0, 4.0]]
     agrees(mxmp.cast_symbol(symbol, policy), symbol, z, heads=[np.full((1, 4), 1e6, "float32")])
-
-
-def low_of(symbol, policy="float16", device="gpu"):
-    plan = decide(Graph.from_symbol(symbol), Policy.parse(policy), device)
-    return {name for name, decision in plan.decisions.items() if decision.low}
-
-
-def fc(x, name, width=4):
-    return S.FullyConnected(x, num_hidden=width, name=name)
 
 
 def residual_blocks(count, update=lambda x: x, norm=S.BatchNorm, width=4):

@@ -130,6 +130,10 @@ def test_a_wrong_rule_is_found(monkeypatch):
             assert (op, "bfloat16", "biased") in faults([op])
 
 
+def test_the_page_is_the_one_of_the_results():
+    assert sweep_operators.PAGE.read_text(encoding="utf-8") == page.render(RESULTS)
+
+
 # -- Measured here and now --------------------------------------------------------------------------
 
 
