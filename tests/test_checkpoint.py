@@ -6,12 +6,10 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.modules import module_of, run_of, symbol_of, train_on_random_numbers
+from kit.modules import module_of, run_of, symbol_of, train_on_random_numbers, warnings_of_another_step
 from mxnet import autograd, gluon
 
 import mxmp
-
-POLICIES = ["float16", "params=float16", "bfloat16"]
 
 
 def values(net):
@@ -100,12 +98,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkey
 # -- states of another step --------------------------------------------------------------------------
 
 
-def warnings_of(caplog):
-    found = [record.getMessage() for record in caplog.records if "other values" in record.getMessage()]
-    caplog.clear()
-    return found
-
-
 def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
     """MXNet saves the mean over the devices: equal weights may differ by a bit, and running statistics do differ."""
     devices = [mx.cpu(k) for k in range(3)]
@@ -125,4 +117,4 @@ def test_a_checkpoint_of_several_devices_is_of_one_step(tmp_path, caplog):
     mxmp.load_checkpoint(tmp_path / "run", *runs[1])
     for name, value in values(net).items():
         np.testing.assert_allclose(value, values(runs[1][0])[name], rtol=1e-6, err_msg=name)
-    assert not warnings_of(caplog)
+    assert not warnings_of_another_step(caplog)

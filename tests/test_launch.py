@@ -39,6 +39,15 @@ def left(monkeypatch, tmp_path):
     return list_them
 
 
+def lasting_job(folder, stderr=subprocess.PIPE):
+    """The command, whose two workers have started."""
+    command = [sys.executable, "-W", "ignore", "-m", "mxmp", "launch", "--", *LASTING, str(folder / "started")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    job = subprocess.Popen(command, env=environment, stderr=stderr, text=True, start_new_session=True)
+    until(lambda: len(list(folder.glob("started-*"))) == 2)
+    return job
+
+
 def until(condition):
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
@@ -88,10 +97,7 @@ def _heard():
 @pytest.mark.usefixtures("_heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_job_and_all_its_processes(left, tmp_path, number):
-    command = [sys.executable, "-W", "ignore", "-m", "mxmp", "launch", "--", *LASTING, str(tmp_path / "started")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    job = lasting_job(tmp_path)
     assert len(left()) == 1 + 2 + 2 * 2
     job.send_signal(number)
     said = job.communicate(timeout=60)[1]
@@ -110,14 +116,11 @@ def test_signals_mean_after_a_job_what_they_meant_before(monkeypatch):
 
 @pytest.mark.slow
 def test_a_job_started_under_nohup_hears_no_hangup(left, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "mxmp", "launch", "--", *LASTING, str(tmp_path / "started")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        job = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+        job = lasting_job(tmp_path, subprocess.DEVNULL)
     finally:
         signal.signal(signal.SIGHUP, before)
-    until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
     job.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     assert job.poll() is None

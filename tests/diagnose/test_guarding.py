@@ -296,18 +296,23 @@ def test_buckets_move_together_and_share_what_they_shared():
     assert {array.dtype for array in values_of} == {np.float32}
 
 
+def sharing(policy, training=(True, True, True)):
+    """Three Modules of ``always`` with the arrays of the first."""
+    x, y = batch()
+    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(always()(mx.sym.var("data")) - mx.sym.var("label"))))
+    first, *others = modules = [mxmp.Module(loss, ["data"], ["label"], policy=policy, loss_scale=8.0) for _ in training]
+    shapes = [("data", x.shape)], [("label", y.shape)]
+    first.bind(*shapes, for_training=training[0])
+    first.init_params(arg_params={name: p.data() for name, p in always().collect_params().items()})
+    for module, trains in zip(others, training[1:]):
+        module.bind(*shapes, for_training=trains, shared_module=first)
+    return modules
+
+
 @pytest.mark.parametrize("policy", STORED)
 @pytest.mark.parametrize("trained", ["the first", "the second"])
 def test_modules_that_share_parameters_move_together_and_still_share_them(policy, trained):
-    x, y = batch()
-    label = mx.sym.var("label")
-    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(always()(mx.sym.var("data")) - label)))
-    modules = [mxmp.Module(loss, ["data"], ["label"], policy=policy, loss_scale=8.0) for _ in range(3)]
-    for module, training in zip(modules, (True, True, False)):
-        shapes = [("data", x.shape)], [("label", y.shape)]
-        module.bind(*shapes, for_training=training, shared_module=None if module is modules[0] else modules[0])
-        if module is modules[0]:
-            module.init_params(arg_params={name: p.data() for name, p in always().collect_params().items()})
+    modules = sharing(policy, (True, True, False))
     module = modules[trained == "the second"]
     module.init_optimizer(optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
     with guard(module) as guarded:
@@ -324,14 +329,7 @@ def test_modules_that_share_parameters_move_together_and_still_share_them(policy
 
 @pytest.mark.parametrize("policy", STORED)
 def test_modules_that_share_parameters_keep_an_optimizer_of_their_own(policy):
-    x, y = batch()
-    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(always()(mx.sym.var("data")) - mx.sym.var("label"))))
-    modules = [mxmp.Module(loss, ["data"], ["label"], policy=policy, loss_scale=8.0) for _ in range(3)]
-    first, second, borrower = modules
-    for module in modules:
-        module.bind([("data", x.shape)], [("label", y.shape)], shared_module=None if module is first else first)
-        if module is first:
-            module.init_params(arg_params={name: p.data() for name, p in always().collect_params().items()})
+    first, second, borrower = modules = sharing(policy)
     first.init_optimizer(optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
     second.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.001})
     borrower.borrow_optimizer(second)

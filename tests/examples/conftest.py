@@ -1,9 +1,13 @@
 """Small sets of digits, and the example as a function."""
 
+import importlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.digits import load, write
+
+RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +61,10 @@ def run(arguments, capsys):
         return SimpleNamespace(status=status, lines=lines, error=lines[-1] if lines else "")
 
     return call
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """Imports a module of the recipes by its name."""
+    monkeypatch.syspath_prepend(str(RECIPES))
+    return importlib.import_module

@@ -1,19 +1,8 @@
 """What the recipes of language and speech stand on: texts, metrics, and networks that do not see what they predict."""
 
-import importlib
-from pathlib import Path
-
 import mxnet as mx
 import numpy as np
 import pytest
-
-RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
-
-
-@pytest.fixture
-def recipe(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    return importlib.import_module
 
 
 def test_a_package_that_is_not_there_is_named(recipe, monkeypatch, tmp_path):

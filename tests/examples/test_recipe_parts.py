@@ -1,19 +1,8 @@
 """What the recipes of vision stand on: the digits, the canvases, the narrowed networks and the measures."""
 
-import importlib
-from pathlib import Path
-
 import mxnet as mx
 import numpy as np
 import pytest
-
-RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
-
-
-@pytest.fixture
-def recipe(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    return importlib.import_module
 
 
 def test_digits_to_test_on_are_not_trained_on(recipe):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from kit.measuring import (
+    LINUX,
+    WAITING,
     add_to_start,
     no_child_is_left,  # noqa: F401
     tuned_apart,
@@ -20,9 +22,6 @@ import mxmp
 from mxmp.tuning import process
 
 pytestmark = pytest.mark.slow
-
-
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def test_a_process_that_cannot_start_is_an_error(monkeypatch):
@@ -39,9 +38,6 @@ def test_a_process_that_is_killed_is_an_error_and_no_crash_of_a_kernel(monkeypat
     add_to_start(monkeypatch, code)
     with pytest.raises(RuntimeError, match="ended by SIGKILL: perhaps memory ran out"):
         tuned_apart()
-
-
-WAITING = "from mxmp.tuning import search; import time; search.PlanSearch.run = lambda self: time.sleep(600)"
 
 
 KILLED = """

@@ -8,6 +8,7 @@ import pytest
 from kit.served_networks import batches, digits, trained_on_digits
 
 import mxmp
+from mxmp.inference.runner import CandidateError, Runner
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +56,20 @@ def candidates(net, images):
 @pytest.fixture(scope="session")
 def full(net, images):
     return mxmp.optimize_for_inference(net, batches(images), dtypes=())
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Lets the process of candidates fail where ``is_asked(what, *arguments)``."""
+
+    def fail(is_asked, message="its process ended with SIGSEGV"):
+        ask = Runner.ask
+
+        def failing_ask(self, what, *arguments):
+            if is_asked(what, *arguments):
+                raise CandidateError(message, crashed="ended" in message)
+            return ask(self, what, *arguments)
+
+        monkeypatch.setattr(Runner, "ask", failing_ask)
+
+    return fail

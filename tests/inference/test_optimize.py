@@ -9,6 +9,7 @@ import gluonnlp as nlp
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.blocks import Lambda
 from kit.oracle import sqnr
 from kit.served_networks import LOW, S, batches, conv, filled, warmed
 from mxnet import autograd, gluon
@@ -86,9 +87,10 @@ def test_weights_in_bfloat16_are_stored_so(candidates, tmp_path):
 def test_a_product_that_int8_cannot_compute_is_left_out():
     """MobileNetV3's gates: ``quantized_elemwise_mul`` takes int8 only, and fails."""
     mx.random.seed(0)
+    gate = nn.HybridLambda(lambda f, x: f.elemwise_mul(x, f.clip(x + 3, 0, 6) / 6))
     net = nn.HybridSequential(prefix="gated_")
     with net.name_scope():
-        net.add(nn.Conv2D(8, 3, padding=1), Gate(), nn.Conv2D(8, 3, padding=1), nn.GlobalAvgPool2D(), nn.Flatten())
+        net.add(nn.Conv2D(8, 3, padding=1), gate, nn.Conv2D(8, 3, padding=1), nn.GlobalAvgPool2D(), nn.Flatten())
     warmed(net, 4, 3, 12, 12)
     data = [mx.nd.random.normal(shape=(4, 3, 12, 12)) for _ in range(3)]
     found = mxmp.optimize_for_inference(net, data, dtypes=["int8"], max_drop=1, min_sqnr=10)
@@ -97,11 +99,6 @@ def test_a_product_that_int8_cannot_compute_is_left_out():
     assert rows["int8"].sqnr > 15
     x = mx.nd.random.normal(shape=(4, 3, 12, 12))
     assert sqnr(net(x).asnumpy(), found(x).asnumpy()) > 15
-
-
-class Gate(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return F.elemwise_mul(x, F.clip(x + 3, 0, 6) / 6)
 
 
 # -- what may go wrong ------------------------------------------------------------------------------
@@ -133,18 +130,14 @@ def test_nothing_to_quantize_is_said():
     assert found.report.chosen.startswith("float32")
 
 
-class Branches(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last = nn.Dense(4, in_units=6), nn.Dense(4, in_units=6), nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.last(F.contrib.cond(F.sum(x) > 0, lambda: self.first(x), lambda: self.second(x)))
-
-
 def test_a_network_with_a_condition_takes_either_branch():
     """MXNet infers no shape behind a ``cond``, though it needs none."""
-    net = Branches()
+    net = Lambda(
+        lambda f, net, x: net.last(f.contrib.cond(f.sum(x) > 0, lambda: net.first(x), lambda: net.second(x))),
+        first=nn.Dense(4, in_units=6),
+        second=nn.Dense(4, in_units=6),
+        last=nn.Dense(3, in_units=4),
+    )
     net.initialize()
     first, second = mx.nd.ones((4, 6)), -mx.nd.ones((4, 6))
     found = mxmp.optimize_for_inference(net, [first, second], dtypes=())

@@ -31,15 +31,8 @@ def test_a_crash_of_a_candidate_is_an_error_of_that_candidate():
         np.testing.assert_array_equal(runner.ask("outputs", "good", [0])[0][0], before)
 
 
-def test_a_folded_graph_that_fails_is_not_evaluated_in_this_process(net, images, monkeypatch):
-    ask = Runner.ask
-
-    def failing(self, what, *arguments):
-        if (what, arguments[:1]) == ("outputs", (search.FOLDED,)):
-            raise CandidateError("its process ended with SIGSEGV", crashed=True)
-        return ask(self, what, *arguments)
-
-    monkeypatch.setattr(Runner, "ask", failing)
+def test_a_folded_graph_that_fails_is_not_evaluated_in_this_process(net, images, failing):
+    failing(lambda what, *arguments: (what, arguments[:1]) == ("outputs", (search.FOLDED,)))
     report = mxmp.optimize_for_inference(net, batches(images), dtypes=(), evaluate=lambda served: 1.0).report
     scores = {row.name: row.score for row in report.candidates}
     assert scores[search.PLAIN] == 1.0
@@ -94,15 +87,8 @@ def test_a_kernel_that_fails_in_its_second_run_is_left_out_alone(monkeypatch, kn
         assert sqnr(wanted, found(x[0]).asnumpy()) > 0
 
 
-def test_a_candidate_that_fails_when_it_is_timed_gets_that_verdict(net, images, monkeypatch):
-    ask = Runner.ask
-
-    def failing(self, what, *arguments):
-        if what == "times" and "float32, fused" in arguments[0]:
-            raise CandidateError("no second run")
-        return ask(self, what, *arguments)
-
-    monkeypatch.setattr(Runner, "ask", failing)
+def test_a_candidate_that_fails_when_it_is_timed_gets_that_verdict(net, images, failing):
+    failing(lambda what, *arguments: what == "times" and "float32, fused" in arguments[0], "no second run")
     found = mxmp.optimize_for_inference(net, batches(images), dtypes=(), progress=False)
     verdicts = {row.name: row.verdict for row in found.report.candidates}
     assert verdicts["float32, fused"] == "fails here: no second run"

@@ -11,9 +11,9 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.blocks import Lambda
 from kit.oracle import sqnr
 from kit.served_networks import LOW, S, batches, filled, forward, preactivation
-from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -159,17 +159,8 @@ def test_a_parameter_of_no_layer_that_is_missing_is_named_and_not_zero(batch):
     assert sqnr(wanted, got) > 100
 
 
-class OneOfThree(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(3, in_units=6)
-
-    def hybrid_forward(self, F, first, second, third):  # noqa: N803
-        return self.dense(second)
-
-
 def test_an_input_that_the_block_does_not_read_is_taken_and_ignored():
-    net = OneOfThree()
+    net = Lambda(lambda f, net, first, second, third: net.dense(second), dense=nn.Dense(3, in_units=6))
     net.initialize()
     arrays = [mx.nd.random.normal(shape=(4, size)) for size in (2, 6, 3)]
     found = mxmp.optimize_for_inference(net, [arrays] * 2, dtypes=())
@@ -179,19 +170,9 @@ def test_an_input_that_the_block_does_not_read_is_taken_and_ignored():
         found(arrays[1])
 
 
-class OfOneSize(gluon.HybridBlock):
-    """MXNet lets the reshape of a smaller batch pass, and reads behind its end."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(3, in_units=6)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.dense(F.reshape(x, (8, 6)))
-
-
 def test_a_single_batch_of_a_network_that_takes_one_size_calibrates_and_measures():
-    net = OfOneSize()
+    """MXNet lets the reshape of a smaller batch pass, and reads behind its end."""
+    net = Lambda(lambda f, net, x: net.dense(f.reshape(x, (8, 6))), dense=nn.Dense(3, in_units=6))
     net.initialize()
     x = mx.nd.random.normal(shape=(8, 6))
     found = mxmp.optimize_for_inference(net, [x], dtypes=["bfloat16"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import cast_nodes, nodes
 from kit.twins import assert_same
 from mxnet import symbol as S
 
@@ -21,7 +20,7 @@ from mxmp.precision.subgraphs import bodies
 
 
 def operators(symbol):
-    return [node["op"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"] if node["op"] != "null"]
+    return [node["op"] for node in nodes(symbol) if node["op"] != "null"]
 
 
 def numbers(symbol, shape=(2, 3, 6, 6)):
@@ -98,39 +97,35 @@ def normed(**attrs):
     return S.FullyConnected(S.relu(norm, name="relu"), num_hidden=2, name="dense")
 
 
-def casts(symbol):
-    return [node["name"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"] if node["op"] == "Cast"]
-
-
 def test_the_casts_around_a_norm_are_inside_its_kernel_on_a_gpu(monkeypatch):
     inner = ["convolution_to_float32", "norm_to_float16"]
     outer = ["data_to_float16", "dense"]
-    assert casts(on_a_gpu(normed())) == outer
-    assert casts(on_a_gpu(normed(), "norm=float32")) == [outer[0], *inner, outer[1]]
+    assert cast_nodes(on_a_gpu(normed())) == outer
+    assert cast_nodes(on_a_gpu(normed(), "norm=float32")) == [outer[0], *inner, outer[1]]
     (report,) = mxmp.explain(normed(), ctx=mx.gpu(), data=(2, 3, 6, 6)).graphs
     assert report.workarounds["fp32_inside_the_kernel"] == ("norm",)
     assert {node.name: (node.dtype, node.casts) for node in report.nodes}["norm"] == ("float32", 0)
     assert [cast.tensor for cast in report.casts] == ["data", "dense_float16"]
     monkeypatch.setenv(SWITCH, "fp32_inside_the_kernel")
-    assert casts(on_a_gpu(normed())) == [outer[0], *inner, outer[1]]
+    assert cast_nodes(on_a_gpu(normed())) == [outer[0], *inner, outer[1]]
 
 
 @pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"cudnn_off": True}])
 def test_a_norm_that_cudnn_does_not_compute_keeps_its_casts_but_for_norm_compute(attrs):
-    assert casts(on_a_gpu(normed(**attrs)))[1:3] == ["convolution_to_float32", "norm_to_float16"]
-    assert casts(on_a_gpu(normed(**attrs), "float16-fast")) == ["data_to_float16", "dense"]
+    assert cast_nodes(on_a_gpu(normed(**attrs)))[1:3] == ["convolution_to_float32", "norm_to_float16"]
+    assert cast_nodes(on_a_gpu(normed(**attrs), "float16-fast")) == ["data_to_float16", "dense"]
 
 
 def test_an_fp32_operator_reads_what_a_kernel_has_rounded():
     norm = normed().get_internals()["norm_output"]
     symbol = S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), S.exp(norm, name="exp")])
-    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "dense", "norm_to_float32"]
+    assert cast_nodes(on_a_gpu(symbol)) == ["data_to_float16", "dense", "norm_to_float32"]
 
 
 def test_a_norm_at_the_head_is_fp32_and_not_rounded():
     norm = normed().get_internals()["norm_output"]
     found = on_a_gpu(S.Group([S.FullyConnected(norm, num_hidden=2, name="dense"), norm]))
-    assert casts(found) == ["data_to_float16", "convolution_to_float32", "norm_to_float16", "dense"]
+    assert cast_nodes(found) == ["data_to_float16", "convolution_to_float32", "norm_to_float16", "dense"]
     assert found[1].infer_type(data="float32")[1] == [np.float32]
 
 
@@ -152,21 +147,21 @@ def test_a_sum_reads_float16_and_adds_in_fp32_on_a_gpu(axis, keepdims, at_the_he
     symbol = total if at_the_head else S.exp(-S.abs(total), name="exp")
     found = on_a_gpu(symbol)
     assert "_np_sum" in operators(found)
-    assert casts(found) == ["data_to_float16"]
+    assert cast_nodes(found) == ["data_to_float16"]
     assert found.list_outputs() == symbol.list_outputs()
     assert found.infer_shape(data=(2, 3, 6, 6)) == symbol.infer_shape(data=(2, 3, 6, 6))
     for got, want in zip(numbers(in_float32(symbol)), numbers(symbol)):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     monkeypatch.setenv(SWITCH, "sums_of_float16")
-    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
+    assert cast_nodes(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
 
 
 def test_a_sum_that_float16_operators_alone_read_is_rounded_by_its_kernel_on_a_gpu():
     total = S.sum(convolution(), axis=1, name="total")
     low = S.FullyConnected(total, num_hidden=2, name="dense")
     twice = S.elemwise_add(low, S.FullyConnected(S.Flatten(total), num_hidden=2, name="other"))
-    assert casts(on_a_gpu(low)) == ["data_to_float16", "dense"]
-    assert casts(on_a_gpu(S.Group([low, total]))) == ["data_to_float16", "total_to_float16", "dense"]
+    assert cast_nodes(on_a_gpu(low)) == ["data_to_float16", "dense"]
+    assert cast_nodes(on_a_gpu(S.Group([low, total]))) == ["data_to_float16", "total_to_float16", "dense"]
     assert on_a_gpu(S.Group([low, total])).infer_type(data="float32")[1] == [np.float32] * 2
     for found in (low, twice):
         for got, want in zip(numbers(in_float32(found)), numbers(found)):
@@ -182,7 +177,7 @@ def test_a_sum_over_a_vector_has_the_shape_that_mxnets_has():
 
 def test_a_sum_over_all_but_some_axes_keeps_its_cast():
     symbol = S.exp(S.sum(convolution(), axis=1, exclude=True))
-    assert casts(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
+    assert cast_nodes(on_a_gpu(symbol)) == ["data_to_float16", "convolution_to_float32"]
 
 
 @pytest.mark.parametrize(("scale", "steps"), [(2, 1), (4, 2), (8, 3)])
@@ -205,7 +200,7 @@ def test_another_adaptive_average_is_fp32_on_both_devices():
 
 def test_a_norm_with_relu_of_low_input_has_no_casts_on_a_gpu():
     norm = S.contrib.BatchNormWithReLU(convolution(), fix_gamma=False, name="norm")
-    assert casts(on_a_gpu(S.FullyConnected(norm, num_hidden=2, name="dense"))) == ["data_to_float16", "dense"]
+    assert cast_nodes(on_a_gpu(S.FullyConnected(norm, num_hidden=2, name="dense"))) == ["data_to_float16", "dense"]
 
 
 @pytest.mark.parametrize("policy", ["params=float32", "params=float16"])

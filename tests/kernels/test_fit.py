@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from kit.examples import examples
-from kit.graphs import graphs
+from kit.graphs import graphs, small
 from kit.oracle import S, agree, by_gluon, by_symbol, filled, native, sqnr
 from mxnet.gluon import nn
 
@@ -18,11 +18,6 @@ from mxmp.precision.decide import decide
 from mxmp.precision.graph import Graph
 from mxmp.precision.missing_kernels import missing_kernel
 from mxmp.precision.plan import PlannedGraph
-
-
-def small() -> mx.sym.Symbol:
-    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), num_filter=4, name="c"), name="r")
-    return S.FullyConnected(S.exp(x), num_hidden=5, name="fc")
 
 
 def test_the_context_of_the_moment_is_the_default():

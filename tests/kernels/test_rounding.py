@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from kit.examples import examples
-from kit.graphs import graphs, mixed
+from kit.graphs import graphs, mixed, small
 from kit.oracle import S, assert_same_bits, by_symbol, filled, half, nodes, sqnr
 
 import mxmp
@@ -100,11 +100,6 @@ def test_the_shortcut_changes_no_bit_on_random_graphs(drawn):
             low, _ = low_graph(Graph.from_symbol(symbol), decided, "cpu")
             results.append(by_symbol(low.to_symbol(), values))
     assert_same_bits(*results)
-
-
-def small() -> mx.sym.Symbol:
-    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), num_filter=4, name="c"), name="r")
-    return S.FullyConnected(S.exp(x), num_hidden=5, name="fc")
 
 
 def test_bfloat16_casts_are_amp_casts():

@@ -149,3 +149,8 @@ class Run:
         if self.is_gluon:
             return mxmp.diagnose.blame(*self.target, x, loss=lambda out: LOSS(out, y) * self.factor, **options)
         return mxmp.diagnose.blame(*self.target, mx.io.DataBatch([x], [y]), **options)
+
+
+def tensors(snapshot, kind):
+    """What ``watch`` has seen of this kind, by name."""
+    return {t.name: t for t in snapshot.tensors if t.kind == kind}

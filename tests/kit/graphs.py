@@ -80,3 +80,9 @@ def mixed() -> mx.sym.Symbol:
     x = S.relu(S.Deconvolution(-left, kernel=(2, 2), num_filter=6, name="d")).slice_axis(axis=2, begin=0, end=6)
     x = S.tanh(x.slice_axis(axis=3, begin=0, end=6)) + right
     return S.FullyConnected(S.flatten(x), num_hidden=5, name="fc")
+
+
+def small() -> mx.sym.Symbol:
+    """Return a convolution and a dense layer for images, with an exponential between them."""
+    x = S.relu(S.Convolution(S.var("data"), kernel=(3, 3), num_filter=4, name="c"), name="r")
+    return S.FullyConnected(S.exp(x), num_hidden=5, name="fc")

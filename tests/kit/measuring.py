@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import mxnet as mx
@@ -15,6 +16,9 @@ import mxmp
 from kit.oracle import S
 from mxmp.tuning import process, search
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+# For ``add_to_start``: the process waits where it would measure.
+WAITING = "from mxmp.tuning import search; import time; search.PlanSearch.run = lambda self: time.sleep(600)"
 FEW = {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}
 
 

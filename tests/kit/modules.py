@@ -120,3 +120,10 @@ def train_on_random_numbers(net, trainer, steps):
             loss = (net(x) ** 2).sum()
         trainer.backward(loss)
         trainer.step(6)
+
+
+def warnings_of_another_step(caplog):
+    """What was logged of states and parameters of different steps; the log is empty afterwards."""
+    found = [record.getMessage() for record in caplog.records if "other values" in record.getMessage()]
+    caplog.clear()
+    return found

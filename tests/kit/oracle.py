@@ -142,3 +142,8 @@ def filled(symbol: mx.sym.Symbol, **shapes: tuple[int, ...]) -> dict[str, np.nda
     for name, shape in zip(symbol.list_auxiliary_states(), states):
         values[name] = np.ones(shape, "float32") if "var" in name else np.zeros(shape, "float32")
     return values
+
+
+def cast_nodes(symbol: mx.sym.Symbol) -> list[str]:
+    """The names of a Symbol's ``Cast`` operators."""
+    return [node["name"] for node in nodes(symbol) if node["op"] == "Cast"]

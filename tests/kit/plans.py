@@ -58,3 +58,16 @@ def tuned_plan() -> mxmp.Plan:
     one = {"float32": 1.0, "rules": 2.5}
     gains = {"float32": (1.0, 1.0, 1.0), "rules": (1.5, 2.0, 2.5)}
     return replace(found, tuned=Tuned("rules", True, one, gains, one, {"float32": 0, "rules": 1024}, ("a note",)))
+
+
+Z = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("weight"), no_bias=True, num_hidden=4, name="z")
+
+
+def fc(x: mx.sym.Symbol, name: str, width: int = 4) -> mx.sym.Symbol:
+    return mx.sym.FullyConnected(x, num_hidden=width, name=name)
+
+
+def low_of(symbol: mx.sym.Symbol, policy: str = "float16", device: str = "gpu") -> set[str]:
+    """Return the names of the operators that a policy lets compute low."""
+    plan = decide(Graph.from_symbol(symbol), mxmp.Policy.parse(policy), device)
+    return {name for name, decision in plan.decisions.items() if decision.low}

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gpu.null.record import recording
+from kit.blocks import Lambda
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -19,30 +20,6 @@ from mxmp.gluon import _mxnet
 
 from .checks import wrong_matrix_calls
 from .test_operators import CASES, run
-
-
-class Cropped(nn.HybridBlock):
-    """Crop between two convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.first, self.second = nn.Conv2D(8, 3, padding=1), nn.Conv2D(8, 3, padding=1)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.second(F.Crop(self.first(x), num_args=1, h_w=(4, 4)))
-
-
-class Sliced(nn.HybridBlock):
-    """The first samples of a convolution, into a softmax, which is FP32: a Cast stands between the two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.first = nn.Conv2D(8, 3, padding=1)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return F.log_softmax(F.slice(self.first(x), begin=(0,), end=(1,)), axis=1)
 
 
 def trained(net: gluon.Block, x: mx.nd.NDArray, how: str = "float16", **flags: bool) -> None:
@@ -65,25 +42,22 @@ def pictures() -> mx.nd.NDArray:
 
 @pytest.mark.parametrize("how", ["float32", "float16"])
 def test_crop_between_convolutions(how):
-    trained(Cropped(), pictures(), how)
+    net = Lambda(
+        lambda f, net, x: net.second(f.Crop(net.first(x), num_args=1, h_w=(4, 4))),
+        first=nn.Conv2D(8, 3, padding=1),
+        second=nn.Conv2D(8, 3, padding=1),
+    )
+    trained(net, pictures(), how)
 
 
 @pytest.mark.parametrize("how", ["float32", "float16"])
 def test_slice_of_the_first_axis_beside_a_cast(how, fusion):
-    trained(Sliced(), pictures(), how, static_alloc=True)
-
-
-class Pointwise(nn.HybridBlock):
-    """An operator with default parameters behind a convolution."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name_of_operator = name
-        with self.name_scope():
-            self.first = nn.Conv2D(8, 3, padding=1)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return getattr(F, self.name_of_operator)(self.first(x))
+    """The first samples of a convolution, into a softmax, which is FP32: a Cast stands between the two."""
+    net = Lambda(
+        lambda f, net, x: f.log_softmax(f.slice(net.first(x), begin=(0,), end=(1,)), axis=1),
+        first=nn.Conv2D(8, 3, padding=1),
+    )
+    trained(net, pictures(), how, static_alloc=True)
 
 
 @pytest.mark.parametrize("how", ["float32", "float16", "params=float32"])
@@ -91,7 +65,8 @@ class Pointwise(nn.HybridBlock):
 def test_an_operator_with_default_parameters_beside_a_cast(name, how, fusion):
     if (name, how) == ("LeakyReLU", "float32"):
         pytest.skip("MXNet's fusion fails on it wherever it stands")
-    trained(Pointwise(name), pictures(), how, static_alloc=True)
+    net = Lambda(lambda f, net, x: getattr(f, name)(net.first(x)), first=nn.Conv2D(8, 3, padding=1))
+    trained(net, pictures(), how, static_alloc=True)
 
 
 def test_batch_norm_with_relu_ends_the_process_in_fp32_too():
@@ -179,18 +154,6 @@ class Masked(Residual):
         return F.contrib.foreach(lambda x, h: self.body(F, x, h), [x, F.cast(x, "bool")], h)[0]
 
 
-class Standardized(nn.HybridBlock):
-    """A dense layer of standardized inputs."""
-
-    def __init__(self, units: int) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(4, in_units=units)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.dense((x - 1) * 2)
-
-
 # MXNet's fused kernels load two elements at a time where one of their arrays is float16, whatever its address
 # (fused_op-inl.h: load_index, store_index). A GPU refuses an odd one.
 UNITS = [4, 5]
@@ -218,7 +181,7 @@ def test_an_iteration_of_a_loop_reads_and_writes_a_row_of_an_array(kind, units, 
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_input_that_is_a_row_of_an_array(units, whole, fusion):
-    net = Standardized(units)
+    net = Lambda(lambda f, net, x: net.dense((x - 1) * 2), dense=nn.Dense(4, in_units=units))
     net.initialize(ctx=mx.gpu())
     mxmp.convert(net, "float16")
     net.hybridize(static_alloc=True)

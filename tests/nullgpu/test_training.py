@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mxnet as mx
-import numpy as np
 import pytest
 from gpu.null.networks import FAMILIES
 from gpu.null.record import Record, overflow, peak_bytes, recording
@@ -167,32 +166,6 @@ def test_two_devices_train(how, kvstore, two_devices):
     for kind in ("matrix_calls", "launches"):
         assert {event.device for event in getattr(record, kind)} == {0, 1}
     assert {event.device for event in updates(record)} == {0, 1}
-
-
-@pytest.mark.parametrize("kvstore", ["device", "local"])
-@pytest.mark.parametrize("device", [0, 1])
-def test_an_overflow_on_one_device_stops_the_update_on_both(device, kvstore, two_devices):
-    training = Training(FAMILIES["resnet18_v2"](), "float16", devices=2, kvstore=kvstore)
-    training.run(1)
-    before = state(training)
-    training.forward_backward()
-    with overflow(device), recording() as record:
-        training.step()
-    assert training.trainer.last_step_skipped
-    assert not updates(record)
-    assert state(training) == before
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb", "rmsprop"])
-def test_an_optimizer_updates_the_fp32_masters_of_float16_weights(optimizer):
-    training = Training(FAMILIES["resnet18_v2"](), "float16", optimizer=optimizer)
-    with recording() as record:
-        training.run(2)
-    assert not record.impossible
-    assert updates(record)
-    weights = [p for p in training.net.collect_params().values() if p.grad_req != "null"]
-    assert any(p.data().dtype == np.float16 for p in weights)
-    assert all(master.dtype == np.float32 for p in weights if hasattr(p, "masters") for master in p.masters())
 
 
 @pytest.mark.parametrize(("optimizer", "in_fp32"), [("adam", 16), ("rmsprop", 12)])

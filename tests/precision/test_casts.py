@@ -112,25 +112,6 @@ def test_casts_stand_exactly_where_the_dtype_changes(symbol, policy, expected):
     assert casts(cast) == expected
 
 
-def test_a_tied_weight_is_cast_once():
-    weight = S.var("w")
-    x = fc(S.relu(fc(DATA, "c1", weight=weight)), "c2", weight=weight)
-    assert casts(native(x)) == [IN, ("w", LOW), ("c2_float16", FULL)]
-
-
-def test_an_input_is_cast_once_for_all_its_readers():
-    branches = [conv(DATA, f"c{i}") for i in range(3)]
-    cast = casts(native(S.Group([*branches, S.square(DATA)])))
-    assert cast.count(IN) == 1
-
-
-def test_the_same_head_twice_is_cast_once():
-    x = conv(DATA, "c1")
-    cast = native(S.Group([x, x, S.exp(x)]))
-    assert casts(cast) == [IN, W1, ("c1_float16", FULL)]
-    assert cast.list_outputs()[:2] == ["c1_output"] * 2
-
-
 def test_outputs_of_one_node_are_cast_one_by_one():
     parts = S.SliceChannel(conv(DATA, "c1"), num_outputs=2, name="split")
     x = S.Group([S.exp(parts[0]), S.exp(parts[1]), conv(parts[1], "c2")])

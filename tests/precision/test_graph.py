@@ -82,24 +82,6 @@ def test_a_graph_writes_the_json_that_mxnet_wrote(build):
     assert type(again) is type(symbol)
 
 
-@pytest.mark.parametrize("build", NETS)
-def test_a_round_trip_keeps_the_order_of_arguments_states_and_outputs(build):
-    symbol = build()
-    again = Graph.from_symbol(symbol).to_symbol()
-    assert again.list_arguments() == symbol.list_arguments()
-    assert again.list_auxiliary_states() == symbol.list_auxiliary_states()
-    assert again.list_outputs() == symbol.list_outputs()
-
-
-@pytest.mark.parametrize("build", CONTROL_FLOW)
-def test_control_flow_bodies_are_carried_untouched(build):
-    symbol = build()
-    bodies = [n["subgraphs"] for n in as_data(symbol)["nodes"] if "subgraphs" in n]
-    assert bodies
-    graph = Graph.from_symbol(symbol)
-    assert [n.subgraphs for n in graph.nodes() if n.subgraphs] == bodies
-
-
 def test_reading_leaves_the_symbol_alone():
     symbol = conv_net()
     before = symbol.tojson()
@@ -114,15 +96,6 @@ def test_tied_variables_are_one_node_with_all_its_readers():
     weight = next(n for n in graph.nodes() if n.name == "weight")
     assert [(n.name, i) for n, i in graph.consumers()[Entry(weight)]] == [("one", 1), ("two", 1)]
     assert weight.attrs == {"__lr_mult__": "0.5", "__shape__": "(4, 4)"}
-
-
-def test_nodes_come_once_inputs_first_in_mxnets_order():
-    for build in NETS:
-        symbol = build()
-        nodes = list(Graph.from_symbol(symbol).nodes())
-        assert [n.name for n in nodes] == [n["name"] for n in as_data(symbol)["nodes"]]
-        for index, node in enumerate(nodes):
-            assert {e.node for e in node.inputs} <= set(nodes[:index])
 
 
 def test_control_dependencies_are_walked_and_written():

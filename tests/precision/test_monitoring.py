@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.blocks import Lambda
 from kit.twins import MASTERS, TOLERANCE, array, assert_same, seeded
 from mxnet import autograd, gluon
 from mxnet.base import NDArrayHandle
@@ -219,12 +220,8 @@ class Mixed(gluon.HybridBlock):
         return self.fc(z), z
 
 
-def heard(policy, training, monitor_all, flags=None):
-    """(name, kind, value) of everything that a hook is called with."""
-    net = seeded(Mixed())
-    net.hybridize(**(flags or {}))
-    if policy is not None:
-        mxmp.convert(net, policy)
+def listened(net, monitor_all=False):
+    """A list to which (name, kind, value) are added of everything that an op hook of ``net`` is called with."""
     found = []
 
     def listen(name, kind, handle):
@@ -232,6 +229,16 @@ def heard(policy, training, monitor_all, flags=None):
         found.append((name.decode(), kind.decode(), value.asnumpy()))
 
     net.register_op_hook(listen, monitor_all)
+    return found
+
+
+def heard(policy, training, monitor_all, flags=None):
+    """(name, kind, value) of everything that a hook is called with."""
+    net = seeded(Mixed())
+    net.hybridize(**(flags or {}))
+    if policy is not None:
+        mxmp.convert(net, policy)
+    found = listened(net, monitor_all)
     x = array(0, 2, 2, 6, 6)
     x.attach_grad()
     with autograd.record(training) if training else autograd.pause():
@@ -272,13 +279,10 @@ def test_what_overflows_in_float16_is_inf_in_the_report():
     net = seeded(nn.Dense(3, in_units=6, prefix="fc_"))
     net.weight.set_data(mx.nd.full((3, 6), 60000))
     mxmp.convert(net)
-    found = {}
-    net.register_op_hook(
-        lambda name, kind, handle: found.update({name: NDArray(ctypes.cast(handle, NDArrayHandle)).asnumpy()})
-    )
+    found = listened(net)
     net(mx.nd.ones((2, 6)))
     mx.nd.waitall()
-    assert np.isinf(found[b"fc_fwd_output"]).all()
+    assert np.isinf({name: value for name, _, value in found}["fc_fwd_output"]).all()
 
 
 def test_a_hook_after_a_watch_hears_of_the_network_alone():
@@ -291,12 +295,11 @@ def test_a_hook_after_a_watch_hears_of_the_network_alone():
         trainer.backward(loss)
         trainer.step(1)
     assert watched.latest.of("gradient")
-    found = []
-    net.register_op_hook(lambda name, *_: found.append(name))
+    found = listened(net)
     net(array(0, 2, 2, 6, 6))
     mx.nd.waitall()
     assert found
-    assert not [name for name in found if b"_to_float" in name]
+    assert not [name for name, *_ in found if "_to_float" in name]
 
 
 @dataclass
@@ -375,15 +378,6 @@ CHOICES = {
 }
 
 
-class Choice(gluon.HybridBlock):
-    def __init__(self, choose):
-        super().__init__()
-        self.choose = choose
-
-    def hybrid_forward(self, F, c, x, y):  # noqa: N803
-        return self.choose(F, c, x, y)
-
-
 @pytest.mark.parametrize("op", CHOICES)
 @pytest.mark.filterwarnings("ignore:register_op_hook is experimental")
 def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(op):
@@ -396,15 +390,9 @@ def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(o
         inputs = {name: make(np.array(value, "float32")) for name, value in arrays.items()}
         for name in ("data1", "data2"):
             inputs[name].attach_grad()
-        net = Choice(CHOICES[op])
+        net = Lambda(lambda f, net, *inputs: CHOICES[op](f, *inputs))
         net.hybridize(inline_limit=0)  # records one operator, whose backward the hook hears
-        reported = {}
-
-        def listen(name, kind, handle):
-            value = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-            reported[name.decode()] = value.asnumpy()
-
-        net.register_op_hook(listen)
+        found = listened(net)
         with autograd.record():
             out = net(*inputs.values())
         out.backward(make(np.array([8, 9, 10], "float32")))
@@ -412,6 +400,7 @@ def test_the_gradients_of_a_where_are_those_of_the_inputs_behind_its_condition(o
         symbol = net._cached_graph[1]
     finally:
         mx.npx.reset_np()
+    reported = {name: value for name, _, value in found}
     nodes = {node.name: node for node in Graph.from_symbol(symbol).nodes()}
     places = {name: place_of(nodes, name) for name in reported if "where" in name and "backward" in name}
     assert {place.node.op for place in places.values()} == {op}
@@ -452,18 +441,12 @@ def test_the_zeros_that_mxnet_makes_for_an_input_without_a_gradient_keep_their_o
         net.hybridize()
         if policy is not None:
             mxmp.convert(net, policy)
-        found = []
-
-        def listen(name, kind, handle):
-            NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees it
-            found.append((name.decode(), kind.decode()))
-
-        net.register_op_hook(listen, monitor_all)
+        found = listened(net, monitor_all)
         with autograd.record():
             out = net(array(0, 3, 4))
         out.backward()
         mx.nd.waitall()
-        return sorted(each for each in found if "backward" in each[0])
+        return sorted(each[:2] for each in found if "backward" in each[0])
 
     full = hooked(None)
     assert "zeros_like" in dict(full).values()

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.oracle import S, by_symbol
+from kit.plans import Z, fc, low_of
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -21,7 +22,6 @@ from mxmp.precision.graph import Graph
 from mxmp.precision.needs import MANY
 from mxmp.serving.lowering import lower, lower_to_float16
 
-Z = S.FullyConnected(S.var("data"), S.var("weight"), no_bias=True, num_hidden=4, name="z")
 POLICIES = ["float16", "float16-fast", "bfloat16"]
 
 
@@ -212,15 +212,6 @@ def test_the_gradient_of_an_output_for_small_targets_does_not_overflow(policy):
     agrees(mxmp.cast_symbol(symbol, policy), symbol, z, heads=[np.full((1, 4), 1e6, "float32")])
 
 
-def low_of(symbol, policy="float16", device="gpu"):
-    plan = decide(Graph.from_symbol(symbol), Policy.parse(policy), device)
-    return {name for name, decision in plan.decisions.items() if decision.low}
-
-
-def fc(x, name, width=4):
-    return S.FullyConnected(x, num_hidden=width, name=name)
-
-
 def residual_blocks(count, update=lambda x: x, norm=S.BatchNorm, width=4):
     x = fc(S.var("data"), "into", width)
     for i in range(count):
@@ -339,36 +330,6 @@ def test_a_module_multiplies_two_inputs_in_fp32_and_an_input_and_a_weight_low():
     module.bind([("a", (4, 4)), ("b", (4, 4))], for_training=False)
     decisions = {row.name: row.dtype for row in mxmp.explain(module).nodes}
     assert decisions == {"ab": "float32", "aw": "float16"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_classifier_with_some_wrong_labels_learns_as_in_fp32(dtype):
-    """A probability of 1 for a wrong label has a loss of log(1e-12), whose gradient moves every weight far away."""
-    rng = np.random.RandomState(0)
-    x = rng.normal(0, 1, (512, 8)).astype("float32")
-    right = (x[:, 0] * 3 + x[:, 1] > 0).astype("float32")
-    labels = np.where(rng.uniform(size=512) < 0.03, 1 - right, right)
-
-    def accuracy(policy):
-        mx.random.seed(0)
-        net = nn.HybridSequential(prefix="")
-        with net.name_scope():
-            net.add(nn.Dense(32, in_units=8, activation="relu"), nn.Dense(1, in_units=32, activation="sigmoid"))
-        net.initialize(mx.init.Xavier(magnitude=24))
-        trainer_of = mxmp.Trainer if policy else gluon.Trainer
-        if policy:
-            mxmp.convert(net, policy)
-        trainer = trainer_of(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        loss_fn = gluon.loss.SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)
-        for _ in range(60):
-            with mx.autograd.record():
-                loss = loss_fn(net(mx.nd.array(x)), mx.nd.array(labels))
-            trainer.backward(loss) if policy else loss.backward()
-            trainer.step(512)
-        return ((net(mx.nd.array(x)).asnumpy()[:, 0] > 0.5) == right).mean()
-
-    assert accuracy(dtype) > accuracy(None) - 0.01 > 0.94
 
 
 # -- drawn graphs -----------------------------------------------------------------------------------

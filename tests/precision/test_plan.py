@@ -133,24 +133,6 @@ def test_the_plan_of_another_device_and_patterns_beside_a_plan_are_refused():
 GOOD = plan_of(small()).to_json()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *("", "{}", "[]", "null", GOOD[:-9]),
-        GOOD.replace("mxmp-plan-1", "mxmp-plan-9"),
-        GOOD.replace("compute=float16", "compute=float8"),
-        GOOD.replace('"float32"', '"float64"'),
-        GOOD.replace('"cpu"', '"tpu"'),
-        GOOD.replace('"c2"', '"c1"'),
-    ],
-)
-def test_a_damaged_file_is_refused_by_name(bad, tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_text(bad)
-    with pytest.raises(ValueError, match=r"plan\.json.*not a precision plan"):
-        Plan.load(path)
-
-
 def test_equal_plans_have_equal_hashes_whatever_the_order_of_their_decisions():
     graph = Graph.from_symbol(S.relu(S.FullyConnected(S.var("data"), num_hidden=2, name="fc"), name="act"))
     plan = decide(graph, mxmp.Policy("float16"), "gpu")
@@ -232,17 +214,10 @@ def check(path, text):
 @pytest.mark.filterwarnings("ignore:exclude. no node or block matches")  # a plan may hold such a pattern
 @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(list(places(RAW))), value=JSON | st.just(MISSING))
-@example(where=("tuned", "cast_bytes", "rules"), value=HUGE)
-@example(where=("tuned", "steps", "rules"), value="1")
-@example(where=("tuned", "gains", "rules"), value=[1, 2])
-@example(where=("tuned", "notes"), value="note")
-@example(where=("tuned", "steps"), value=[])
 @example(where=("tuned", "training"), value=[])
-@example(where=("low_variables",), value="abc")
 @example(where=("low_variables",), value=[[]])
 @example(where=("unmatched",), value=[1])
 @example(where=("unmatched",), value=[""])
-@example(where=("operators",), value={"abcd": 1})
 @example(where=("operators", 0, 3), value="\ud800")
 @example(where=("policy",), value="compute=float16,exclude=\ud800")
 def test_a_file_with_something_else_in_it_is_refused_or_is_a_plan(where, value, tmp_path_factory):
@@ -270,6 +245,7 @@ WRONG = {
     "bytes are true": (("tuned", "cast_bytes", "rules"), True),
     "the choice is a number": (("tuned", "chosen"), 1),
     "training is a text": (("tuned", "training"), "yes"),
+    "tuned has more": (("tuned", "more"), 1),
     "tuned is null": (("tuned",), None),
     "tuned is a list": (("tuned",), []),
     "variables are a text": (("low_variables",), "abc"),
@@ -286,26 +262,34 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_no_plan_holds_is_refused_by_name(case, tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(changed(*WRONG[case])))
+DAMAGED = {
+    **{f"text {text!r}": text for text in ("", "{}", "[]", "null")},
+    "cut": GOOD[:-9],
+    "another format": GOOD.replace("mxmp-plan-1", "mxmp-plan-9"),
+    "another policy": GOOD.replace("compute=float16", "compute=float8"),
+    "another dtype": GOOD.replace('"float32"', '"float64"'),
+    "another device": GOOD.replace('"cpu"', '"tpu"'),
+    "a name twice": GOOD.replace('"c2"', '"c1"'),
+    **{name: json.dumps(changed(*case)) for name, case in WRONG.items()},
+    **{
+        f"deep {name}": json.dumps({**RAW, name: "HERE"}).replace('"HERE"', NESTED)
+        for name in ("format", "policy", "device", "operators", "low_variables", "unmatched", "tuned")
+    },
+    "deep throughout": NESTED,
+    "zeros": b"\0" * 50,
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_file_that_holds_no_plan_is_refused_by_name(case, tmp_path):
+    path, content = tmp_path / "plan.json", DAMAGED[case]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=r"plan\.json.*not a precision plan"):
         Plan.load(path)
 
 
-@pytest.mark.parametrize("name", ["format", "policy", "device", "operators", "low_variables", "unmatched", "tuned"])
-def test_deep_json_anywhere_is_refused_by_name(name, tmp_path):
-    path = tmp_path / "plan.json"
-    raw = json.dumps({**RAW, name: "HERE"})
-    path.write_text(raw.replace('"HERE"', NESTED))
-    with pytest.raises(ValueError, match=r"plan\.json.*not a precision plan"):
-        Plan.load(path)
-
-
-@pytest.mark.parametrize("data", [b"\xff\xfe{}", json.dumps(RAW).encode("utf-16"), b"\0" * 50, NESTED.encode()])
+@pytest.mark.parametrize("data", [b"\xff\xfe{}", json.dumps(RAW).encode("utf-16")])
 def test_a_file_in_another_encoding_is_refused_by_name(data, tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"plan\.json.*not a precision plan|plan\.json"):
-        Plan.load(path)
+    (tmp_path / "plan.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"plan\.json"):
+        Plan.load(tmp_path / "plan.json")

@@ -7,6 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.oracle import cast_nodes
 from mxnet.gluon import nn
 
 import mxmp
@@ -120,18 +121,14 @@ def masked(**attrs: Any) -> mx.sym.Symbol:
     return S.FullyConnected(weights, num_hidden=2, name="values")
 
 
-def casts(symbol: mx.sym.Symbol) -> list[str]:
-    return [node.name for node in Graph.from_symbol(symbol).nodes() if node.op == "Cast"]
-
-
 def test_a_softmax_of_fp32_under_a_mask_that_is_data_returns_float16_without_a_cast(monkeypatch):
     """The sum with the mask stays FP32: -1e9 is -inf in float16, and a row of -inf has the softmax NaN."""
     around = ["data_to_float16", "scores_to_float32", "softmax_to_float16", "values"]
-    assert casts(mxmp.cast_symbol(masked(), "float16", ctx=mx.gpu())) == around
+    assert cast_nodes(mxmp.cast_symbol(masked(), "float16", ctx=mx.gpu())) == around
     monkeypatch.setenv(VARIABLE, "1")
     assert low_in(masked()) == {"scores", "softmax", "dropout", "values"}
     found = mxmp.cast_symbol(masked(), "float16", ctx=mx.gpu())
-    assert casts(found) == [name for name in around if name != "softmax_to_float16"]
+    assert cast_nodes(found) == [name for name in around if name != "softmax_to_float16"]
     dtypes = dict(zip(found.list_arguments(), found.infer_type(data="float32")[0]))
     assert dtypes["mask"] == dtypes["data"] == np.float32
     assert strip(Graph.from_symbol(found)).to_json() == strip(Graph.from_symbol(masked())).to_json()
@@ -154,14 +151,14 @@ def test_a_softmax_under_a_mask_stays_fp32_where_one_between_float16_does(policy
 
 
 def test_low_ops_reads_float16_under_a_mask_as_it_says(safe):
-    found = casts(mxmp.cast_symbol(masked(), Policy(low_ops=["softmax"]), ctx=mx.gpu()))
+    found = cast_nodes(mxmp.cast_symbol(masked(), Policy(low_ops=["softmax"]), ctx=mx.gpu()))
     assert found == ["data_to_float16", "scores_to_float32", "rows_to_float16", "values"]
 
 
 def test_a_softmax_of_data_keeps_its_cast_as_mxnet_would_take_the_data_for_float16(safe):
     symbol = S.FullyConnected(S.softmax(S.var("data"), name="softmax"), num_hidden=2, name="values")
     found = mxmp.cast_symbol(symbol, "float16", ctx=mx.gpu())
-    assert casts(found) == ["softmax_to_float16", "values"]
+    assert cast_nodes(found) == ["softmax_to_float16", "values"]
 
 
 @pytest.mark.parametrize("lowest", [-1e4, -1e9, -np.inf])

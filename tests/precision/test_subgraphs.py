@@ -161,28 +161,6 @@ def test_a_cast_symbol_is_close_to_fp32(kind, shape, dtype):
     assert mxmp.cast_symbol(low, dtype).tojson() == low.tojson()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_module_trains_through_a_loop(dtype):
-    symbol = S.LinearRegressionOutput(Loop()(S.var("data")), S.var("label"), name="out")
-    values = filled(symbol, data=(5, 4, 6), label=(5, 4, 3))
-    ends = []
-    for make in (
-        lambda: mx.mod.Module(symbol, label_names=["label"]),
-        lambda: mxmp.Module(symbol, policy=dtype, loss_scale=128, label_names=["label"]),
-    ):
-        module = make()
-        module.bind([("data", (5, 4, 6))], [("label", (5, 4, 3))])
-        module.init_params(arg_params={n: mx.nd.array(v) for n, v in values.items() if n not in ("data", "label")})
-        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
-        batch = mx.io.DataBatch([mx.nd.array(values["data"])], [mx.nd.array(values["label"])])
-        for _ in range(3):
-            module.forward_backward(batch)
-            module.update()
-        ends.append({n: v.asnumpy() for n, v in module.get_params()[0].items()})
-    for name, expected in ends[0].items():
-        np.testing.assert_allclose(ends[1][name], expected, atol=0.02 * np.abs(expected).max())
-
-
 def test_gradients_of_many_iterations_are_summed_in_fp32():
     """1,000 equal terms: bfloat16 would stop adding at 256."""
     weight = S.var("weight", shape=(1, 1))

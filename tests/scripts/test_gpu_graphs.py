@@ -159,10 +159,3 @@ def test_a_network_at_the_batch_of_a_published_figure_has_the_seconds_of_its_rec
                 assert seconds == pytest.approx(gpu_model.times(work, reached), rel=1e-3)
                 found += 1
     assert found > 2
-
-
-def test_the_page_is_made_of_the_results():
-    """Made again, it is the page of the manual."""
-    results = json.loads(sweep.RESULTS.read_text(encoding="utf-8"))
-    model = json.loads((page.FOLDER / "gpu-model.json").read_text(encoding="utf-8"))
-    assert page.page(results, model) == (page.DOCS / "gpu-graphs.md").read_text(encoding="utf-8")

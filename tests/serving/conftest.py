@@ -1,5 +1,5 @@
 """The network that the tests of ``inference`` optimize."""
 
-from inference.conftest import images, net
+from inference.conftest import failing, full, images, net
 
-__all__ = ["images", "net"]
+__all__ = ["failing", "full", "images", "net"]

@@ -6,7 +6,7 @@ As on the null GPU, each module's tests run in processes of their own, and touch
 import os
 
 import pytest
-from gpu.null.record import is_present
+from gpu.null.record import devices, is_present
 
 COMPUTES = bool(int(os.environ.get("NG_COMPUTES", "0"))) and is_present()
 if COMPUTES:
@@ -35,3 +35,9 @@ def _fusion(request, monkeypatch):
 def fusion(monkeypatch):
     """Pointwise fusion as MXNet has it by default."""
     monkeypatch.setenv("MXNET_USE_FUSION", "1")
+
+
+@pytest.fixture
+def two_devices():
+    with devices(2):
+        yield

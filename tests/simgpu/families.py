@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
+from kit.blocks import Lambda
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -16,20 +17,6 @@ import mxmp
 
 CPU, GPU = mx.cpu(), mx.gpu(0)
 ROWS, WORDS, UNITS, CLASSES = 8, 13, 12, 5
-SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
-
-
-class Lambda(gluon.HybridBlock):
-    """Children by name, and what they compute: ``compute(mx.nd or mx.sym, block, x)``."""
-
-    def __init__(self, compute: Callable[..., Any], **children: gluon.HybridBlock) -> None:
-        super().__init__()
-        self.compute = compute
-        for name, child in children.items():
-            setattr(self, name, child)
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        return self.compute(F, self, x)
 
 
 def chain(*blocks: gluon.HybridBlock) -> nn.HybridSequential:

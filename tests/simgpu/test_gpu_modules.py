@@ -7,7 +7,6 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from gpu.null.record import devices
 
 import mxmp
 
@@ -17,12 +16,6 @@ TESTS_PER_PROCESS = 20
 ROWS, WORDS, UNITS, CLASSES = 8, 13, 10, 4
 PAIR = [mx.gpu(0), mx.gpu(1)]
 RUNS = (None, CPU), ("float16", CPU), ("float16", GPU)
-
-
-@pytest.fixture
-def two_devices():
-    with devices(2):
-        yield
 
 
 def images() -> mx.sym.Symbol:

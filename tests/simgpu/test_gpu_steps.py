@@ -7,7 +7,6 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from gpu.null.record import devices
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.optimizers import OPTIMIZERS
@@ -21,12 +20,6 @@ ENCODER, WORDS, RESIDUAL = SMOOTH["encoder"], SMOOTH["words"], SMOOTH["residual"
 RUNS = (None, CPU), ("float16", CPU), ("float16", GPU)
 PAIR = (mx.gpu(0), mx.gpu(1))
 LIKE_NO_OTHER_RUN = ("sgld", "signum")  # random; and a sign, which any rounding may turn
-
-
-@pytest.fixture
-def two_devices():
-    with devices(2):
-        yield
 
 
 def assert_near(exact: np.ndarray, emulated: np.ndarray, computed: np.ndarray, room: float = 1.0) -> None:

@@ -2,97 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 
 import mxmp
 
 from .families import CPU, GPU, ROWS, SMOOTH, Training, differing, distance, trained
 
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
-DATA = [(np.random.RandomState(i).randn(8, 3, 8, 8), np.random.RandomState(i).randint(0, 5, 8)) for i in range(4)]
-
-
-def network(ctx: mx.Context = GPU) -> gluon.HybridBlock:
-    """Smooth, so that gradients are comparable; every parameter is drawn on the CPU."""
-    mx.random.seed(0)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.Activation("softsign"), nn.AvgPool2D())
-        net.add(nn.Dense(16, activation="tanh"), nn.Dense(5))
-    net.initialize(mx.init.Xavier(), ctx=mx.cpu())
-    net(mx.nd.zeros((1, 3, 8, 8)))
-    net.collect_params().reset_ctx(ctx)
-    return net
-
-
-class Run:
-    """A network and its trainer."""
-
-    def __init__(self, policy: str | None = "float16", ctx: mx.Context = GPU, **options: Any) -> None:
-        self.ctx, self.net = ctx, network(ctx)
-        self.before = self.weights()
-        if policy:
-            mxmp.convert(self.net, policy)
-        self.net.hybridize()
-        options.setdefault("loss_scale", 256.0)
-        make = mxmp.Trainer if policy else gluon.Trainer
-        how = {"learning_rate": 0.1, "momentum": 0.9}
-        self.trainer: Any = make(self.net.collect_params(), "sgd", how, **(options if policy else {"kvstore": None}))
-        self.mixed = policy is not None
-
-    def step(self, number: int, times: float = 1.0) -> float:
-        """One step on one of the batches, whose images are multiplied; its loss."""
-        x, y = DATA[number % len(DATA)]
-        x, y = mx.nd.array(x * times, ctx=self.ctx), mx.nd.array(y, ctx=self.ctx)
-        with autograd.record():
-            loss = LOSS(self.net(x), y)
-        if self.mixed:
-            self.trainer.backward(loss)
-        else:
-            loss.backward()
-        self.trainer.step(len(x))
-        return float(loss.mean().asscalar())
-
-    def steps(self, count: int, first: int = 0) -> list[float]:
-        return [self.step(first + i) for i in range(count)]
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """FP32 masters where float16 is stored, and the running statistics."""
-        found = self.net._collect_params_with_prefix()
-        arrays = {name: p.masters()[0] if hasattr(p, "masters") else p.data(self.ctx) for name, p in found.items()}
-        return {name: array.asnumpy() for name, array in arrays.items()}
-
-
-def change(run: Run) -> np.ndarray:
-    after = run.weights()
-    return np.concatenate([(after[name] - run.before[name]).ravel() for name in sorted(after) if "running" not in name])
+RESIDUAL = SMOOTH["residual"]
 
 
 def test_float16_trains_as_fp32_does():
     """The change of the weights after eight steps: FP32 on the GPU is the CPU's, and float16 is near both."""
-    runs = {"cpu": Run(None, mx.cpu()), "gpu": Run(None), "float16": Run("float16"), "fast": Run("float16-fast")}
-    losses = {name: run.steps(8) for name, run in runs.items()}
-    assert losses["float16"][-1] < losses["float16"][0]
-    cpu = change(runs["cpu"])
-    assert distance(change(runs["gpu"]), cpu) < 1e-4
-    assert distance(change(runs["float16"]), cpu) < 1e-2
-    assert distance(change(runs["fast"]), cpu) < 2e-2
-    assert np.abs(np.subtract(losses["float16"], losses["cpu"])).max() < 5e-3
-    assert runs["float16"].trainer.skipped_steps == 0
+    cpu, gpu, low, fast = (
+        trained(RESIDUAL, *run, count=8) for run in ((None, CPU), (None, GPU), ("float16", GPU), ("float16-fast", GPU))
+    )
+    assert low.losses[-1] < low.losses[0]
+    assert distance(gpu.change(), cpu.change()) < 1e-4
+    assert distance(low.change(), cpu.change()) < 1e-2
+    assert distance(fast.change(), cpu.change()) < 2e-2
+    assert np.abs(np.subtract(low.losses, cpu.losses)).max() < 5e-3
+    assert low.trainer.skipped_steps == 0
 
 
 @pytest.mark.parametrize("policy", ["float16", "float16,params=float32"])
 def test_an_overflow_changes_no_bit_and_halves_the_scale(policy):
-    run = Run(policy, loss_scale=mxmp.DynamicLossScaler(256.0))
+    run = Training(RESIDUAL, policy, GPU, scale=mxmp.DynamicLossScaler(256.0))
     run.steps(2)
     weights, scale = run.weights(), run.trainer.loss_scale
-    run.step(3, times=1e6)
+    run.step(3, times=(1e30,))
     assert run.trainer.last_step_skipped
     assert differing(weights, run.weights()) == []
     assert run.trainer.loss_scale == scale / 2
@@ -103,21 +43,21 @@ def test_an_overflow_changes_no_bit_and_halves_the_scale(policy):
 
 def test_after_an_overflow_a_run_goes_on_as_one_that_never_had_it():
     """At the same loss scale, to the last bit: momenta are as they were, too."""
-    runs = [Run("float16"), Run("float16")]
+    runs = [Training(RESIDUAL, "float16", GPU) for _ in range(2)]
     for i, run in enumerate(runs):
         run.steps(2)
         if i:
-            run.step(3, times=1e6)
+            run.step(3, times=(1e30,))
             assert run.trainer.last_step_skipped
         run.steps(2, first=2)
     assert differing(runs[0].weights(), runs[1].weights()) == []
 
 
 def test_a_loss_scale_beyond_the_range_is_found_and_halved_until_it_fits():
-    run = Run("float16", loss_scale=mxmp.DynamicLossScaler(2.0**24))
+    run = Training(RESIDUAL, "float16", GPU, scale=mxmp.DynamicLossScaler(2.0**24))
     skipped = []
     for i in range(16):
-        run.step(i)
+        run.step(i % 4)
         skipped.append(run.trainer.last_step_skipped)
     assert skipped[0]
     assert not skipped[-1]
@@ -127,9 +67,8 @@ def test_a_loss_scale_beyond_the_range_is_found_and_halved_until_it_fits():
 
 def test_masters_of_float16_weights_are_the_fp32_stored_weights():
     """params="float16", the default on a GPU, and params="float32": the same weights to the last bit."""
-    runs = [Run(policy) for policy in ("float16,params=float16", "float16,params=float32")]
-    losses = [run.steps(5) for run in runs]
-    assert losses[0] == losses[1]
+    runs = [trained(RESIDUAL, f"float16,params={params}", GPU, count=5) for params in ("float16", "float32")]
+    assert runs[0].losses == runs[1].losses
     assert np.float16 in {p.data(GPU).dtype for p in runs[0].net._collect_params_with_prefix().values()}
     for run in runs:
         mxmp.restore(run.net)
@@ -137,71 +76,14 @@ def test_masters_of_float16_weights_are_the_fp32_stored_weights():
 
 
 def test_a_restored_net_computes_in_fp32_what_it_trained():
-    run = Run("float16")
-    run.steps(3)
+    run, fresh = trained(RESIDUAL, "float16", GPU), Training(RESIDUAL, None, GPU).net
     mxmp.restore(run.net)
-    x = mx.nd.array(DATA[0][0], ctx=GPU)
+    x = mx.nd.array(RESIDUAL.batch(0)[0], ctx=GPU)
     found = run.net(x)
-    fresh = network()
     for name, param in fresh._collect_params_with_prefix().items():
         param.set_data(mx.nd.array(run.weights()[name], ctx=GPU))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found.asnumpy(), fresh(x).asnumpy())
-
-
-def test_a_resumed_run_is_bit_equal(tmp_path):
-    through = Run("float16", loss_scale=mxmp.DynamicLossScaler(512.0, growth_interval=3))
-    through.steps(4)
-    through.net.save_parameters(str(tmp_path / "net"))
-    through.trainer.save_states(str(tmp_path / "trainer"))
-    losses = through.steps(4, first=4)
-    again = Run("float16", loss_scale=mxmp.DynamicLossScaler(512.0, growth_interval=3))
-    again.net.load_parameters(str(tmp_path / "net"), ctx=GPU)
-    again.trainer.load_states(str(tmp_path / "trainer"))
-    assert again.steps(4, first=4) == losses
-    assert again.trainer.loss_scale == through.trainer.loss_scale
-    assert differing(through.weights(), again.weights()) == []
-
-
-def module(policy: str | None) -> Any:
-    data = mx.sym.Variable("data")
-    net = mx.sym.Convolution(data, num_filter=8, kernel=(3, 3), pad=(1, 1), name="conv")
-    net = mx.sym.Activation(mx.sym.BatchNorm(net, fix_gamma=False, name="norm"), act_type="softsign")
-    net = mx.sym.FullyConnected(mx.sym.Pooling(net, global_pool=True, pool_type="avg"), num_hidden=5, name="out")
-    symbol = mx.sym.SoftmaxOutput(net, name="softmax")
-    options = {} if policy is None else {"policy": policy, "loss_scale": mxmp.DynamicLossScaler(64.0)}
-    made = (mx.mod.Module if policy is None else mxmp.Module)(symbol, context=GPU, **options)
-    made.bind([("data", (8, 3, 8, 8))], [("softmax_label", (8,))])
-    mx.random.seed(1)
-    made.init_params(mx.init.Xavier())
-    made.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
-    return made
-
-
-def batch(number: int, times: float = 1.0) -> mx.io.DataBatch:
-    x, y = DATA[number % len(DATA)]
-    return mx.io.DataBatch([mx.nd.array(x * times)], [mx.nd.array(y)])
-
-
-def fitted(made: Any, count: int) -> dict[str, np.ndarray]:
-    for i in range(count):
-        made.forward_backward(batch(i))
-        made.update()
-    return {name: value.asnumpy() for name, value in made.get_params()[0].items()}
-
-
-def test_a_module_trains_as_fp32_does_and_skips_an_overflow():
-    plain, mixed = module(None), module("float16")
-    before = {name: value.asnumpy() for name, value in plain.get_params()[0].items()}
-    mixed.set_params(*plain.get_params())
-    wanted, found = fitted(plain, 6), fitted(mixed, 6)
-    moved = [np.concatenate([(each[n] - before[n]).ravel() for n in sorted(before)]) for each in (found, wanted)]
-    assert distance(*moved) < 1e-2
-    scale = mixed.loss_scale
-    mixed.forward_backward(batch(0, times=1e6))
-    mixed.update()
-    assert mixed.loss_scale == scale / 2
-    assert differing(found, {name: value.asnumpy() for name, value in mixed.get_params()[0].items()}) == []
 
 
 def trained_by_contrib_amp(name: str, count: int = 3) -> Training:

@@ -125,11 +125,6 @@ def test_whatever_is_measured_the_scale_stays_within_its_limits_and_a_copy_goes_
         assert 4.0 <= scaler.loss_scale <= 2.0**20
 
 
-def test_a_margin_beyond_float16s_range_is_refused():
-    with pytest.raises(ValueError, match="margin must be below 16"):
-        AdaptiveLossScaler(margin=2000)
-
-
 def test_a_damaged_state_changes_nothing():
     scaler = AdaptiveLossScaler(1024.0)
     before = scaler.state_dict()
@@ -143,10 +138,17 @@ def test_a_damaged_state_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_zeros", 2), ("margin", 0), ("measure_interval", 0.5), ("max_scale", 1)]
+    ("name", "value", "allowed"),
+    [
+        ("max_zeros", 2, ""),
+        ("margin", 0, ""),
+        ("margin", 2000, " must be below 16"),
+        ("measure_interval", 0.5, ""),
+        ("max_scale", 1, ""),
+    ],
 )
-def test_arguments_are_checked(name, value):
-    with pytest.raises(ValueError, match=name):
+def test_arguments_are_checked(name, value, allowed):
+    with pytest.raises(ValueError, match=name + allowed):
         AdaptiveLossScaler(**{name: value})
 
 

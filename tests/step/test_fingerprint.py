@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from kit.modules import module_of, run_of, train_module, train_on_random_numbers
+from kit.modules import module_of, run_of, train_module, train_on_random_numbers, warnings_of_another_step
 
 import mxmp
 from mxmp.step import state_file
 
 POLICIES = ["float16", "params=float16", "bfloat16"]
-
-
-def warnings_of(caplog):
-    found = [record.getMessage() for record in caplog.records if "other values" in record.getMessage()]
-    caplog.clear()
-    return found
 
 
 @pytest.mark.parametrize("states_first", [False, True])
@@ -32,19 +26,19 @@ def test_states_of_another_step_than_the_parameters_are_said_to_be_once(policy, 
         again, resumed = run_of(policy or "bfloat16", 2)
         if states_first:
             resumed.load_states(str(tmp_path / f"{states}.states"))
-            assert not warnings_of(caplog)
+            assert not warnings_of_another_step(caplog)
         if params is not None:
             again.load_parameters(str(tmp_path / f"{params}.params"))
         if states_first:
             train_on_random_numbers(again, resumed, 1)
         else:
             resumed.load_states(str(tmp_path / f"{states}.states"))
-        found = warnings_of(caplog)
+        found = warnings_of_another_step(caplog)
         assert len(found) == (params != states)
         for words in ("net_batchnorm0_beta and", f"{states}.states", "save_checkpoint"):
             assert all(words in each for each in found)
         train_on_random_numbers(again, resumed, 1)
-        assert not warnings_of(caplog)
+        assert not warnings_of_another_step(caplog)
         assert not resumed.scaled_step.observers  # later steps read no weights
 
 
@@ -58,10 +52,10 @@ def test_a_module_is_told_too(policy, tmp_path, caplog):
         again = module_of(policy, 2)
         again.load_params(str(tmp_path / f"m-000{params}.params"))
         again.load_optimizer_states(str(tmp_path / f"m-000{states}.states"))
-        assert len(warnings_of(caplog)) == (params != states)
+        assert len(warnings_of_another_step(caplog)) == (params != states)
         again.load_params(str(tmp_path / f"m-000{then}.params"))
         train_module(again, 1)
-        assert len(warnings_of(caplog)) == (params == states != then)
+        assert len(warnings_of_another_step(caplog)) == (params == states != then)
 
 
 def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_parameters(tmp_path, caplog):
@@ -77,4 +71,4 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
     state_file.write(str(tmp_path / "states"), content)
     train_on_random_numbers(again, resumed, 1)
     resumed.load_states(str(tmp_path / "states"))
-    assert not warnings_of(caplog)
+    assert not warnings_of_another_step(caplog)

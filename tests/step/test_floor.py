@@ -6,22 +6,11 @@ import math
 
 import mxnet as mx
 import pytest
+from kit.steps import CLEAN, SPOILED, run
 
 import mxmp
 from mxmp.step.gradients import Gradient
 from mxmp.step.step import FLOOR_PATIENCE, ScaledStep
-
-CLEAN = [Gradient("a", mx.nd.ones(3)), Gradient("b", mx.nd.ones((2, 2), ctx=mx.cpu(1)))]
-
-
-SPOILED = [CLEAN[0], Gradient("b", mx.nd.full((2, 2), math.nan, ctx=mx.cpu(1)))]
-
-
-def run(step, gradients):
-    applied = []
-    returned = step.run(gradients, lambda: applied.append(1))
-    assert returned == bool(applied)
-    return bool(applied)
 
 
 def test_repeated_overflow_at_the_floor_raises_and_names_the_parameters():
@@ -93,10 +82,3 @@ def test_a_clean_step_at_the_floor_starts_the_count_again():
             run(step, SPOILED)
         run(step, CLEAN)
     assert step.skipped_steps == 5 * (FLOOR_PATIENCE - 1)
-
-
-def test_skips_at_the_floor_are_counted_on_from_a_saved_state():
-    step, other = ScaledStep(mxmp.DynamicLossScaler()), ScaledStep(mxmp.DynamicLossScaler())
-    step.skips_at_floor = 2
-    other.load_state_dict(step.state_dict())
-    assert other.skips_at_floor == 2

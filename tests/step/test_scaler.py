@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
+from kit.processes import run_program
 
 import mxmp
 from mxmp import DynamicLossScaler, NoLossScaler, StaticLossScaler
@@ -64,14 +63,6 @@ def trace(scaler, outcome_list):
 @settings(max_examples=examples(300))
 def test_the_trace_of_scales_equals_the_algorithm_written_out(outcome_list, args):
     assert trace(DynamicLossScaler(**args), outcome_list) == written_out(outcome_list, **args)
-
-
-@given(outcomes, arguments)
-@settings(max_examples=examples(200))
-def test_the_scale_stays_between_floor_and_ceiling_and_finite(outcome_list, args):
-    for scale in trace(DynamicLossScaler(**args), outcome_list):
-        assert math.isfinite(scale)
-        assert args["min_scale"] <= scale <= args["max_scale"]
 
 
 def test_growth_stops_at_the_ceiling_and_goes_on_from_there():
@@ -131,33 +122,6 @@ def test_a_state_taken_anywhere_continues_the_same_trace(before, after, args):
     other.load_state_dict(scaler.state_dict())
     assert other.state_dict() == scaler.state_dict()
     assert trace(other, after) == trace(scaler, after)
-
-
-def test_every_field_of_a_state_comes_back_from_non_default_values():
-    args = {
-        "init_scale": 12.0,
-        "growth_factor": 3.0,
-        "backoff_factor": 0.25,
-        "growth_interval": 7,
-        "min_scale": 0.5,
-        "max_scale": 1e6,
-        "hysteresis": 3,
-    }
-    scaler = DynamicLossScaler(**args)
-    for finite in (False, True, True):
-        scaler.adjust(finite)
-    state = scaler.state_dict()
-    plain = DynamicLossScaler().state_dict()
-    assert [k for k in state if k != "kind" and state[k] == plain[k]] == []
-    other = DynamicLossScaler()
-    other.load_state_dict(state)
-    assert other.state_dict() == state
-    assert {k: getattr(other, k) for k in args if k != "init_scale"} == {
-        k: v for k, v in args.items() if k != "init_scale"
-    }
-    static = StaticLossScaler(1)
-    static.load_state_dict(StaticLossScaler(96).state_dict())
-    assert static.loss_scale == 96
 
 
 class Stepped(StaticLossScaler):
@@ -290,9 +254,11 @@ def test_dynamic_means_no_scaling_where_the_range_is_that_of_fp32():
     assert type(as_scaler(DynamicLossScaler(), only_bfloat16=True)) is DynamicLossScaler
 
 
-@pytest.mark.parametrize("bad", ["auto", True, [2], 0, -1.0, object()])
+@pytest.mark.parametrize(
+    "bad", ["auto", True, [2], 0, -1.0, object(), np.bool_(True), *np.float32(["inf", "nan"]), np.ones(1), "128", 1j]
+)
 def test_a_bad_loss_scale_names_what_is_allowed(bad):
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match=r"scale must be.* positive"):
         as_scaler(bad)
 
 
@@ -306,7 +272,7 @@ def test_the_scaler_module_runs_without_mxnet():
         "module.DynamicLossScaler().adjust(False)\n"
         "assert not {'mxnet', 'numpy'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_program("-c", program)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.float16])
@@ -318,11 +284,3 @@ def test_numpy_s_numbers_are_numbers(kind):
     for _ in range(3):
         scaler.adjust(True)
     assert scaler.loss_scale == 256.0
-
-
-@pytest.mark.parametrize(
-    "value", [np.bool_(True), True, np.float32("inf"), np.float32("nan"), np.array([1.0]), "128", 1j]
-)
-def test_what_is_no_number_is_no_loss_scale(value):
-    with pytest.raises(ValueError, match="scale must be"):
-        as_scaler(value)

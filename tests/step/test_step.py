@@ -12,21 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
+from kit.steps import CLEAN, SPOILED, run
 
 import mxmp
 from mxmp.step.gradients import Gradient
 from mxmp.step.step import FLOOR_PATIENCE, ScaledStep, ScaleEvent
 from mxmp.step.updater import rescaled
-
-CLEAN = [Gradient("a", mx.nd.ones(3)), Gradient("b", mx.nd.ones((2, 2), ctx=mx.cpu(1)))]
-SPOILED = [CLEAN[0], Gradient("b", mx.nd.full((2, 2), math.nan, ctx=mx.cpu(1)))]
-
-
-def run(step, gradients):
-    applied = []
-    returned = step.run(gradients, lambda: applied.append(1))
-    assert returned == bool(applied)
-    return bool(applied)
 
 
 def test_finite_gradients_are_applied_and_others_are_skipped_and_named_until_the_next_step():

@@ -11,18 +11,11 @@ from mxmp.step import prepared_updates
 from mxmp.step import updater as ours
 
 SHAPES = [(3,), (1, ours._LARGE - 1), *[(4, ours._LARGE // 4 + number) for number in range(14)], (5, 7), (64, 64)]
-SETTINGS = {
-    "momentum": {"momentum": 0.9},
-    "decay and clipping": {"momentum": 0.9, "wd": 1e-2, "clip_gradient": 0.3},
-    "no momentum": {"wd": 1e-2},
-    "a schedule": {"momentum": 0.9, "lr_scheduler": lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)},
-}
 
 
 def optimizer(settings: dict) -> mx.optimizer.SGD:
-    made = {name: value() if callable(value) else value for name, value in settings.items()}
     names = dict(enumerate(f"p{number}_weight" for number in range(len(SHAPES))))
-    return mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / 3, param_idx2name=names, **made)
+    return mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / 3, param_idx2name=names, **settings)
 
 
 def arrays(seed: int) -> list[mx.nd.NDArray]:
@@ -36,13 +29,6 @@ def trained(updater: mx.optimizer.Updater, sparse: tuple[int, ...] = ()) -> list
         grads = [grad.tostype("row_sparse") if k in sparse else grad for k, grad in enumerate(arrays(step))]
         updater(list(range(len(SHAPES))), grads, weights)
     return [weight.asnumpy() for weight in weights]
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_sgd_gives_the_same_bits(settings):
-    made = ours.Updater(optimizer(settings))
-    assert_same(trained(made), trained(mx.optimizer.Updater(optimizer(settings))))
-    assert made.optimizer.num_update == 4
 
 
 def test_adam_s_states_of_large_arrays_begin_apart_and_give_the_same_bits(monkeypatch):
@@ -69,10 +55,10 @@ def test_a_sparse_gradient_of_a_large_array_gives_the_same_bits():
 
 
 def test_numpy_arrays_and_copied_states_give_the_same_bits():
-    plain = trained(mx.optimizer.Updater(optimizer(SETTINGS["momentum"])))
+    plain = trained(mx.optimizer.Updater(optimizer({"momentum": 0.9})))
     weights = [weight.as_np_ndarray() for weight in arrays(0)]
     with mx.util.np_array(True):
-        made = ours.Updater(optimizer(SETTINGS["momentum"]))
+        made = ours.Updater(optimizer({"momentum": 0.9}))
         for step in range(1, 5):
             made(list(range(len(SHAPES))), [grad.as_np_ndarray() for grad in arrays(step)], weights)
             made.set_states(made.get_states())

@@ -236,14 +236,3 @@ def test_a_bucket_whose_output_is_a_weight_in_float16_returns_its_values(first):
         master = module.get_params()[0]["fc_weight"].asnumpy()
         assert np.abs(master).max() > 0.1
         np.testing.assert_array_equal(got.asnumpy(), master.astype("float16").astype("float32"))
-
-
-def test_a_monitor_listens_to_buckets_that_are_made_later():
-    module = bound()
-    module.forward(batch(max(LENGTHS)), is_train=False)
-    monitor = mx.mon.Monitor(1, pattern="outer_output")
-    module.install_monitor(monitor)
-    for length in (max(LENGTHS), min(LENGTHS)):
-        monitor.tic()
-        module.forward(batch(length), is_train=False)
-        assert monitor.toc(), length

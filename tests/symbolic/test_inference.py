@@ -282,26 +282,6 @@ def test_a_constant_gets_a_name_that_no_variable_has():
     assert sqnr(wanted, module.get_outputs()[0].asnumpy()) > 30
 
 
-@pytest.mark.parametrize("policy", ["bfloat16", FULL], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("channels", [8, 16])
-def test_a_dense_layer_behind_a_gate_runs_again_and_gives_the_same(channels, policy):
-    """oneDNN's fused layer failed in its second forward: MXNet then stores its data otherwise than in the first one."""
-    x = S.Convolution(S.var("data"), kernel=(3, 3), pad=(1, 1), num_filter=channels, name="layer")
-    inner = S.contrib.AdaptiveAvgPooling2D(x, output_size=1)
-    inner = S.Convolution(inner, kernel=(1, 1), num_filter=channels, name="gate")
-    x = S.broadcast_mul(x, S.clip(inner * 0.2 + 0.5, 0, 1))
-    x = S.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1))
-    symbol = S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
-    module = made(symbol, parameters(symbol), policy=policy)
-    batch = mx.io.DataBatch([mx.nd.random.normal(shape=SHAPES[0][0][1])], None)
-    runs = []
-    for _ in range(3):
-        module.forward(batch, is_train=False)
-        runs.append(module.get_outputs()[0].asnumpy())
-    assert isinstance(module._exec_group.execs[0], InferenceExecutor)
-    assert all(np.array_equal(run, runs[0]) for run in runs)
-
-
 def test_the_first_states_of_a_recurrent_cell_fit_each_batch():
     """MXNet infers their batch from what the layers that read them return, which it does not for fused layers."""
     cell = mx.rnn.SequentialRNNCell()

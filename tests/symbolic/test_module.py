@@ -1,5 +1,4 @@
 import logging
-import os
 
 import mxnet as mx
 import numpy as np
@@ -75,51 +74,6 @@ def test_running_statistics_of_training_or_of_the_user_survive_an_overflow_in_th
             np.testing.assert_array_equal(value, before[name])
 
 
-@pytest.mark.parametrize(("loss_scale", "trains"), [(None, False), ("dynamic", True)])
-def test_gradients_below_float16s_range_train_only_with_loss_scaling(digits, loss_scale, trains):
-    """Below its smallest subnormal, 2**-24, with a learning rate to match."""
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="fc", no_bias=True)
-    symbol = mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), grad_scale=2.0**-30, name="softmax")
-    module = mxmp.Module(symbol, loss_scale=loss_scale)
-    rows = digits.x[:256].reshape(256, -1)
-    data = mx.io.NDArrayIter(rows, digits.y[:256], BATCH)
-    module.bind(data.provide_data, data.provide_label)
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer_params={"learning_rate": 2.0**30 * 0.5})
-    before = weights(module)["fc_weight"]
-    for _ in range(5):
-        data.reset()
-        train(module, data)
-    changed = not np.array_equal(before, weights(module)["fc_weight"])
-    assert changed == trains
-    assert (dict(module.score(data, "acc"))["accuracy"] > 0.8) == trains
-
-
-def test_the_users_rescale_grad_and_static_scaling_of_mxnets_faq_compose(symbol, digits):
-    plain = bound(symbol, loss_scale=None)
-    scaled = bound(symbol, loss_scale=mxmp.StaticLossScaler(128))
-    for module in (plain, scaled):
-        assert module._optimizer.rescale_grad == 1 / BATCH
-        module._optimizer.rescale_grad = 0.5 / BATCH
-    train(plain, batches(digits, 2))
-    train(scaled, batches(digits, 2))
-    assert scaled._optimizer.rescale_grad == 0.5 / BATCH
-    for name, value in weights(plain).items():
-        np.testing.assert_allclose(weights(scaled)[name], value, rtol=0, atol=2e-3 * max(1e-3, np.abs(value).max()))
-
-
-def test_fit_goes_on_with_an_optimizer_that_was_made_and_loaded_before(symbol, digits, tmp_path):
-    path = str(tmp_path / "net.states")
-    module = bound(symbol, loss_scale=64.0)
-    train(module, batches(digits, 3))
-    module.save_optimizer_states(path)
-    updater = module._updater
-    with pytest.warns(UserWarning, match="Parameters already initialized"):
-        module.fit(digits.train(BATCH), num_epoch=1)
-    assert module._updater is updater
-    assert module._optimizer.num_update == 3 + 40
-
-
 def test_calls_that_mxnet_ignores_change_nothing(symbol, digits):
     """``fit`` of a module that was trained by hand begins with such an ``init_params``."""
     module, other = (bound(symbol, policy="float16,params=float16") for _ in range(2))
@@ -186,38 +140,11 @@ def test_state_names_and_set_states_work():
     assert not module.last_step_skipped
 
 
-def test_reshaping_to_another_batch_size_keeps_the_scale(symbol, digits):
-    module = bound(symbol, loss_scale=32.0)
-    train(module, batches(digits, 1))
-    smaller = mx.io.DataBatch([mx.nd.array(digits.x[:8])], [mx.nd.array(digits.y[:8])])
-    module.forward_backward(smaller)
-    low = module._exec_group.grad_arrays[0][0].asnumpy() / 32
-    plain = bound(symbol, loss_scale=None)
-    plain.set_params(*module.get_params())
-    plain.forward_backward(smaller)
-    np.testing.assert_allclose(low, plain._exec_group.grad_arrays[0][0].asnumpy(), rtol=0, atol=1e-3)
-
-
 def test_kvstores_that_update_before_the_check_and_compression_are_refused(symbol):
     with pytest.raises(ValueError, match="dist_sync"):
         bound(symbol, kvstore="dist_async")
     with pytest.raises(ValueError, match="compression_params"):
         mxmp.Module(symbol, compression_params={"type": "2bit", "threshold": 0.5})
-
-
-def test_never_updates_on_the_kvstore_and_leaves_the_environment_as_it_was(symbol, monkeypatch):
-    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
-    module = bound(symbol, context=[mx.cpu(0), mx.cpu(1)], kvstore=mx.kv.create("device"))
-    assert not module._update_on_kvstore
-    assert os.environ["MXNET_UPDATE_ON_KVSTORE"] == "1"
-
-
-def test_repeated_overflow_at_the_lowest_scale_names_the_parameters(symbol, digits):
-    module = bound(symbol, loss_scale=mxmp.DynamicLossScaler(1.0, min_scale=1))
-    (batch,) = batches(digits, 1)
-    batch.data[0][:] = np.nan
-    with pytest.raises(FloatingPointError, match="Non-finite: net_conv0_weight on cpu"):
-        train(module, [batch] * 10)
 
 
 def test_a_damaged_states_file_changes_nothing(symbol, digits, tmp_path):
@@ -230,23 +157,6 @@ def test_a_damaged_states_file_changes_nothing(symbol, digits, tmp_path):
     with pytest.raises(ValueError, match="nothing was loaded"):
         module.load_optimizer_states(str(path))
     assert_same(before, everything(module))
-
-
-def test_float16_inference_agrees_with_fp32_on_the_digits(symbol, digits, monkeypatch):
-    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
-    module = bound(symbol)
-    for _ in range(3):
-        train(module, batches(digits, 40))
-    args, auxs = module.get_params()
-
-    def answers(sym):
-        plain = mx.mod.Module(sym)
-        plain.bind(digits.validation().provide_data, digits.validation().provide_label, for_training=False)
-        plain.set_params(args, auxs)
-        return plain.predict(digits.validation()).asnumpy().argmax(1)
-
-    same = answers(symbol) == answers(mxmp.cast_symbol(symbol))
-    assert same.mean() >= 0.995
 
 
 @pytest.mark.parametrize("wrong", [{"optimizer": "sgdd"}, {"optimizer_params": {"learning_rate": 0.1}}])

@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from kit.blocks import Lambda
 from kit.examples import examples
 from kit.graphs import graphs
 from kit.oracle import S, by_symbol, filled
@@ -71,19 +72,6 @@ def test_operators_that_move_values_to_low_ones_change_no_bit(drawn):
         np.testing.assert_array_equal(one, other)
 
 
-class Normalized(gluon.HybridBlock):
-    """A dense layer on what ``scale`` makes of the data."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-        with self.name_scope():
-            self.dense = nn.Dense(4)
-
-    def hybrid_forward(self, F, x):  # noqa: N803
-        return self.dense(self.scale(F, x))
-
-
 KELVIN = (lambda f, x: (x - 288) / 0.3, 288, 0.3)
 SECONDS = (lambda f, x: (x - 43200) / 43200, 43200, 25000)  # up to a day, which float16 does not hold
 PRESSURE = (lambda f, x: (x - 1013) / 10, 1013, 10)
@@ -100,7 +88,7 @@ LIMITED = (lambda f, x: f.clip(x, 287.9, 288.2) - 288, 288, 0.3)
 def test_data_are_normalized_before_a_plan_rounds_them(scale, mean, deviation, policy):
     rng = np.random.RandomState(0)
     x = mx.nd.array(rng.uniform(mean - deviation, mean + 1.7 * deviation, (64, 3)))
-    net = Normalized(scale)
+    net = Lambda(lambda f, net, x: net.dense(scale(f, x)), dense=nn.Dense(4))
     net.initialize(mx.init.Xavier())
     want = net(x).asnumpy()
     mxmp.convert(net, mxmp.tune(net, x, policy=policy, measure=False))

@@ -127,14 +127,19 @@ def test_every_operator_and_cast_of_a_plan_is_timed():
         assert all(seconds > 0 for seconds in found.values())
 
 
+def of_a_step(policy, **options):
+    """A training step of ``a_net`` in which all is low that may be, and its arrays."""
+    graph = Graph.from_symbol(a_net(shaped=True)(mx.sym.var("data")))
+    names = [n for n in graph.to_symbol().list_arguments() if n != "data"]
+    arrays = Arrays(graph, mx.cpu(), dict.fromkeys(names, "write"), {}, {"data": SHAPE}, **options)
+    task = Task(graph, mxmp.Policy(policy), "cpu", parameters=names, learned=names)
+    return Timed(graph, task.plan(task.may_be_low, {}), arrays, True), arrays
+
+
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("policy", ["bfloat16", "float16"])
 def test_a_whole_step_copies_a_batch_and_updates_what_no_other_plan_reads(policy):
-    graph = Graph.from_symbol(a_net(shaped=True)(mx.sym.var("data")))
-    names = [n for n in graph.to_symbol().list_arguments() if n != "data"]
-    arrays = Arrays(graph, mx.cpu(), dict.fromkeys(names, "write"), {}, {"data": SHAPE})
-    task = Task(graph, mxmp.Policy(policy), "cpu", parameters=names, learned=names)
-    timed = Timed(graph, task.plan(task.may_be_low, {}), arrays, True)
+    timed, arrays = of_a_step(policy)
     before = {name: array.asnumpy() for name, array in arrays.arguments.items()}
     assert arrays.optimizer_states == {}
     arrays.arguments["data"][:] = 0
@@ -144,7 +149,7 @@ def test_a_whole_step_copies_a_batch_and_updates_what_no_other_plan_reads(policy
     assert not any(gradient.asnumpy().any() for gradient in arrays.gradients.values())
     assert timed.whole_step() > 0
     assert all(gradient.asnumpy().any() for gradient in arrays.gradients.values())
-    assert len(arrays.optimizer_states) == len(names)
+    assert len(arrays.optimizer_states) == len(arrays.gradients)
     for name, array in arrays.arguments.items():
         assert (array.asnumpy() == before[name]).all()
 
@@ -152,11 +157,7 @@ def test_a_whole_step_copies_a_batch_and_updates_what_no_other_plan_reads(policy
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 1), ("adam", 2), ("lamb", 2), ("signum", 1), ("sgld", 0)])
 def test_a_whole_step_updates_by_the_optimizer_that_was_named(optimizer, states):
-    graph = Graph.from_symbol(a_net(shaped=True)(mx.sym.var("data")))
-    names = [n for n in graph.to_symbol().list_arguments() if n != "data"]
-    arrays = Arrays(graph, mx.cpu(), dict.fromkeys(names, "write"), {}, {"data": SHAPE}, optimizer=optimizer)
-    task = Task(graph, mxmp.Policy("bfloat16"), "cpu", parameters=names, learned=names)
-    timed = Timed(graph, task.plan(task.may_be_low, {}), arrays, True)
+    timed, arrays = of_a_step("bfloat16", optimizer=optimizer)
     timed.whole_step()
     for state in arrays.optimizer_states.values():
         arrays_of_it = [each for each in (state if isinstance(state, tuple) else (state,)) if each is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -12,6 +11,8 @@ import mxnet as mx
 import pytest
 from kit import measuring
 from kit.measuring import (
+    LINUX,
+    WAITING,
     add_to_start,
     no_child_is_left,  # noqa: F401
     tuned_apart,
@@ -22,8 +23,6 @@ from kit.processes import run_program
 import mxmp
 
 pytestmark = pytest.mark.slow
-
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 # For the process that measures: no operator lacks its bfloat16 kernel, so some crash (docs/kernels.md).
 EVERY_KERNEL = """
 from mxmp.precision import missing_kernels as m
@@ -221,8 +220,6 @@ def test_a_script_without_a_main_guard_is_not_run_twice(tmp_path):
 
 
 # -- The end ----------------------------------------------------------------------------------------
-
-WAITING = "from mxmp.tuning import search; import time; search.PlanSearch.run = lambda self: time.sleep(600)"
 
 
 @LINUX

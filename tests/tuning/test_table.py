@@ -9,7 +9,7 @@ import sys
 
 import mxnet as mx
 import pytest
-from kit.measuring import two
+from kit.measuring import FEW, named, two
 from kit.oracle import S
 
 import mxmp
@@ -25,13 +25,8 @@ NESTED = "[" * 100_000 + "]" * 100_000
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
-def symbol():
-    x = S.relu(S.FullyConnected(S.var("data"), num_hidden=4, name="a"), name="r")
-    return S.FullyConnected(x, num_hidden=3, name="b")
-
-
 def tuned(folder, **options):
-    return mxmp.tune(symbol(), data=(2, 6), cache=folder, progress=False, **options)
+    return mxmp.tune(named(), data=(2, 6), cache=folder, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def good(tmp_path_factory):
     """Name and text of a file of times."""
     folder = tmp_path_factory.mktemp("good")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_ROUNDS": 3, "_MOST_ROUNDS": 3, "_PROFILES": 2, "_MOST_PROFILES": 2}.items():
+        for name, value in FEW.items():
             patch.setattr(search, name, value)
         tuned(folder)
     (file,) = folder.iterdir()

@@ -47,17 +47,6 @@ def test_a_plan_says_what_was_compared_and_prints(tuned):
     assert f"* {found.chosen}" in text
 
 
-def test_a_plan_is_read_as_it_was_written(tuned, tmp_path):
-    tuned.save(tmp_path / "plan.json")
-    again = Plan.load(tmp_path / "plan.json")
-    assert again == tuned
-    assert str(again) == str(tuned)
-    broken = json.loads(tuned.to_json())
-    broken["tuned"]["more"] = 1
-    with pytest.raises(ValueError, match="not a precision plan"):
-        Plan.from_json(json.dumps(broken))
-
-
 def test_a_plan_for_another_optimizer_says_so(tmp_path):
     net = gluon.nn.Dense(4, in_units=8)
     assert "steps update the weights by adam" in str(mxmp.tune(net, (2, 8), optimizer="Adam", cache=tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
+from kit.flops import fc, language_model
 from mxnet import gluon
 
 from mxmp.diagnose import advise
@@ -16,13 +17,6 @@ S = mx.sym
 X = S.var("data")
 
 
-def language_model(vocabulary, units, layers=2):
-    words = S.Embedding(X, input_dim=vocabulary, output_dim=units, name="embedding")
-    states = [S.var(name, shape=(layers, 0, units)) for name in ("h", "c")]
-    out = S.RNN(words, S.var("w"), *states, mode="lstm", state_size=units, num_layers=layers, name="lstm")
-    return S.FullyConnected(out, num_hidden=vocabulary, flatten=False, name="decoder")
-
-
 def test_a_vocabulary_is_padded():
     found = advise(language_model(33_278, 648), data=(35, 16))
     decoder = found.matrices[-1]
@@ -32,10 +26,6 @@ def test_a_vocabulary_is_padded():
     assert found.tensor_share == pytest.approx(decoder.flops / found.flops)  # MXNet's RNN never requests them
     assert found.fitting_share == 0
     assert "never requests" in str(found)
-
-
-def fc(outputs, name="fc", data=X, **options):
-    return S.FullyConnected(data, num_hidden=outputs, name=name, **options)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from kit.flops import fc, language_model
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -69,13 +70,6 @@ def test_bert_base():
     assert found.joinable == ()  # MXNet's attention makes Q, K and V in one product
 
 
-def language_model(vocabulary, units, layers=2):
-    words = S.Embedding(X, input_dim=vocabulary, output_dim=units, name="embedding")
-    states = [S.var(name, shape=(layers, 0, units)) for name in ("h", "c")]
-    out = S.RNN(words, S.var("w"), *states, mode="lstm", state_size=units, num_layers=layers, name="lstm")
-    return S.FullyConnected(out, num_hidden=vocabulary, flatten=False, name="decoder")
-
-
 def test_lstm_language_model():
     """The large model of Zaremba et al. 2014: 66 M parameters with Penn Treebank's 10,000 words."""
     units, words, steps, batch = 1500, 10_000, 35, 20
@@ -87,10 +81,6 @@ def test_lstm_language_model():
 
 
 # -- Sizes and layouts ------------------------------------------------------------------------------
-
-
-def fc(outputs, name="fc", data=X, **options):
-    return S.FullyConnected(data, num_hidden=outputs, name=name, **options)
 
 
 def test_depthwise_convolutions_are_off_the_tensor_cores():

@@ -12,7 +12,7 @@ import mxmp
 from mxmp.precision.graph import Graph
 
 S = mx.sym
-X, Y = S.var("x"), S.var("y")
+X = S.var("x")
 
 
 def test_flops_are_counted_by_the_multiply():

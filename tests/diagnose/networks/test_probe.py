@@ -19,6 +19,7 @@ from kit.frontends import (
     gluon_run,
     gluon_step,
     module_of,
+    tensors,
     three,
     values,
 )
@@ -30,10 +31,6 @@ from mxmp.diagnose import audit, blame, guard, watch
 from mxmp.precision.monitoring import Listeners
 
 IMAGE = (4, 3, 6, 6)
-
-
-def tensors(snapshot, kind):
-    return {t.name: t for t in snapshot.tensors if t.kind == kind}
 
 
 @pytest.mark.parametrize("door", ["gluon", "module"])

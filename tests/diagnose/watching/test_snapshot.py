@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections import Counter
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from kit.frontends import (
     dense,
     gluon_run,
     gluon_step,
+    tensors,
     three,
     values,
 )
@@ -23,10 +21,6 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import watch
-
-
-def tensors(snapshot, kind):
-    return {t.name: t for t in snapshot.tensors if t.kind == kind}
 
 
 @pytest.mark.parametrize("door", ["gluon", "module"])
@@ -66,11 +60,6 @@ def test_a_skipped_step_is_called_so_and_names_the_tensor():
     assert tensors(watched.latest, "update") == {}
     assert watched.latest.headroom < 0
     assert "the scale is too high" in str(watched) or "overflow: " in str(watched)
-
-
-def counts():
-    gc.collect()
-    return Counter(type(each).__name__ for each in gc.get_objects())
 
 
 def test_a_callback_can_write_what_tensorboard_shows():

@@ -15,6 +15,7 @@ from kit.frontends import (
     gluon_step,
     module_of,
     module_step,
+    tensors,
     three,
 )
 from kit.twins import LOSS, MASTERS
@@ -24,10 +25,6 @@ from mxmp.diagnose import watch
 
 IMAGE = (4, 3, 6, 6)
 FLAGS = [{}, {"static_alloc": True, "static_shape": True}]
-
-
-def tensors(snapshot, kind):
-    return {t.name: t for t in snapshot.tensors if t.kind == kind}
 
 
 def state(params):
