@@ -87,6 +87,18 @@ def test_binding_sets_no_environment_variable_and_prints_nothing(training, devic
     assert not fused(module)
 
 
+@pytest.mark.usefixtures("_no_variables")
+@pytest.mark.parametrize("kvstore", ["local", "device", "an object", None], ids=str)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_init_optimizer_never_updates_on_the_kvstore(kvstore, devices):
+    kvstore = mx.kv.create("local") if kvstore == "an object" else kvstore
+    module = bound(context=[mx.cpu(k) for k in range(devices)], training=True)
+    module.init_optimizer(kvstore=kvstore)
+    assert not module._update_on_kvstore
+    if isinstance(kvstore, mx.kv.KVStore):
+        assert kvstore.is_capable(mx.kv.KVStoreBase.OPTIMIZER)  # as it was
+
+
 @pytest.mark.parametrize(("policy", "training"), [("float16", False), ("float16", True), ("bfloat16", True)])
 def test_the_numbers_are_those_of_mxnet_s_switch(monkeypatch, policy, training):
     found = answer(bound(policy=policy, training=training))

@@ -158,10 +158,13 @@ def test_casting_is_refused_with_the_way_out():
     assert param.data().dtype == np.float16
 
 
-def test_a_plain_trainer_that_holds_the_parameter_is_refused_by_name():
+def test_a_plain_trainer_made_before_or_after_it_is_stored_low_is_refused_by_name():
+    words = r"'w'.*gluon.*Trainer.*mxmp\.Trainer.*params='float32'"
+    with pytest.raises(TypeError, match=words):
+        gluon.Trainer([low()], "sgd")
     param = parameter()
     trainer = gluon.Trainer([param], "sgd")
-    with pytest.raises(TypeError, match=r"'w'.*gluon.*Trainer.*mxmp\.Trainer.*params='float32'"):
+    with pytest.raises(TypeError, match=words):
         store_low(param, "float16")
     assert type(param) is gluon.Parameter
     assert param.data().dtype == np.float32

@@ -188,3 +188,36 @@ def test_a_context_that_is_none_is_named(symbol):
     for call in (lambda: mxmp.Module(symbol, context="gpu"), lambda: mxmp.cast_symbol(symbol, ctx="gpu")):
         with pytest.raises(TypeError, match=r"expected an mxnet Context, such as mx.cpu\(\) or mx.gpu\(0\), got '"):
             call()
+
+
+@pytest.mark.parametrize(("loss_scale", "trains"), [(None, False), ("dynamic", True)])
+def test_gradients_below_float16s_range_train_only_with_loss_scaling(digits, loss_scale, trains):
+    """Below its smallest subnormal, 2**-24, with a learning rate to match."""
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="fc", no_bias=True)
+    symbol = mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), grad_scale=2.0**-30, name="softmax")
+    module = mxmp.Module(symbol, loss_scale=loss_scale)
+    rows = digits.x[:256].reshape(256, -1)
+    data = mx.io.NDArrayIter(rows, digits.y[:256], BATCH)
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 2.0**30 * 0.5})
+    before = weights(module)["fc_weight"]
+    for _ in range(5):
+        data.reset()
+        train(module, data)
+    changed = not np.array_equal(before, weights(module)["fc_weight"])
+    assert changed == trains
+    assert (dict(module.score(data, "acc"))["accuracy"] > 0.8) == trains
+
+
+def test_the_users_rescale_grad_and_static_scaling_of_mxnets_faq_compose(symbol, digits):
+    plain = bound(symbol, loss_scale=None)
+    scaled = bound(symbol, loss_scale=mxmp.StaticLossScaler(128))
+    for module in (plain, scaled):
+        assert module._optimizer.rescale_grad == 1 / BATCH
+        module._optimizer.rescale_grad = 0.5 / BATCH
+    train(plain, batches(digits, 2))
+    train(scaled, batches(digits, 2))
+    assert scaled._optimizer.rescale_grad == 0.5 / BATCH
+    for name, value in weights(plain).items():
+        np.testing.assert_allclose(weights(scaled)[name], value, rtol=0, atol=2e-3 * max(1e-3, np.abs(value).max()))
