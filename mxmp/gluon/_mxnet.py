@@ -533,11 +533,11 @@ def set_arrays(param: Parameter, arrays: list[NDArray]) -> None:
     param._init_grad()
 
 
-def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray]]:
-    """Return ``(parameter, weight array)`` for each array with MXNet's fresh mark; ``clear`` removes the marks."""
+def fresh_weights(params: Iterable[Parameter], *, clear: bool = False) -> list[tuple[Parameter, NDArray, NDArray]]:
+    """Return ``(parameter, weight, gradient)`` for each weight with MXNet's fresh mark; ``clear`` removes the marks."""
     # Runs in every backward, so it must be fast.
-    found = [(p, array) for p in params if p._grad is not None for array in p._data if array._fresh_grad]
-    for _, array in found if clear else ():
+    found = [(p, *pair) for p in params if p._grad is not None for pair in zip(p._data, p._grad) if pair[0]._fresh_grad]
+    for _, array, _ in found if clear else ():
         array._fresh_grad = False
     return found
 

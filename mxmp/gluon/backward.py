@@ -73,17 +73,17 @@ def _noting(trainer: Any, record: Record, factors: Sequence[NDArray]) -> Iterato
         scaled = not factors or any(map(_mxnet.is_fresh, factors))
         if scaled:
             for peer in peers:
-                peer.ledger.note_written(array for _, array in written)
+                peer.ledger.note_written((array, grad) for _, array, grad in written)
             for other, params in of_others:
                 _mxnet.fresh_weights(params, clear=True)  # at this scale, which is not their trainer's
                 if params:
                     other.ledger.scale_of_other = trainer.loss_scale
-        names = {id(array) for _, array in written} if scaled else ()
-        mark_fresh(array for _, array in [*before, *([] if scaled else written)] if id(array) not in names)
+        names = {id(array) for _, array, _ in written} if scaled else ()
+        mark_fresh(array for _, array, _ in [*before, *([] if scaled else written)] if id(array) not in names)
         if factors:
-            noted = {id(p) for peer in peers for p in own if any(map(peer.ledger.has_written, _mxnet.arrays(p)))}
+            noted = {id(p) for peer in peers for p in own if _has_written(peer, p)}
             stop_warning(param for param in own if id(param) not in noted)
-        _warn_of_reads(peers, [param for param, _ in written] if scaled else ())
+        _warn_of_reads(peers, [param for param, *_ in written] if scaled else ())
     if not scaled and written:
         for peer in peers:
             peer.ledger.clear()
@@ -169,9 +169,9 @@ def _overwrites(record: Record, trainer: Any) -> bool:
     params = [param for param in _mxnet.parameters_of(trainer) if is_written(param, trainer.ledger)]
     return all(
         param.grad_req == "write"
-        and (not trainer.ledger.has_written(array) or _mxnet.recorded_name(array) in record.leaves)
+        and (not trainer.ledger.has_written(array, grad) or _mxnet.recorded_name(array) in record.leaves)
         for param in params
-        for array in _mxnet.arrays(param)
+        for array, grad in _mxnet.with_gradients(param)
     )
 
 
@@ -256,7 +256,7 @@ def read_gradients(params: Sequence[Parameter], ledger: Ledger) -> Gradients:
         for device, (weight, grad) in enumerate(_mxnet.with_gradients(param)):
             update = Update(index, device, param.name, weight, grad, masters)
             is_fresh = _mxnet.is_fresh(weight)
-            (found.due if is_fresh or ledger.has_written(weight) else found.stale).append(update)
+            (found.due if is_fresh or ledger.has_written(weight, grad) else found.stale).append(update)
             if is_fresh:
                 found.fresh.append(update)
     return found
@@ -268,6 +268,9 @@ def refuse_stale(found: Gradients, ledger: Ledger) -> None:
         what = (
             "If only a part of the net was used on purpose, call step with ignore_stale_grad=True"
             if found.due
+            else "The array that a backward has written is not its gradient any more, as grad_req, reset_ctx or "
+            "initialize has made a new one: call backward again"
+            if id(found.stale[0].weight) in ledger.written
             else "Another mxmp.Trainer's backward has written it, with a loss scale: give both the same scaler object"
             if ledger.scale_of_other is not None
             else "Nor has any other gradient of this trainer: the loss reaches none of its parameters. Was it computed "
@@ -321,12 +324,18 @@ def mark_fresh(weights: Iterable[NDArray]) -> None:
 
 def note_fresh(found: Gradients, ledger: Ledger) -> None:
     """Note in the ledger what a backward at a loss scale of 1 has written; remove the marks, to see the next one."""
-    ledger.note_written(update.weight for update in found.fresh)
+    ledger.note_written((update.weight, update.grad) for update in found.fresh)
     _clear_marks(found)
 
 
 def is_written(param: Parameter, ledger: Ledger) -> bool:
-    return any(_mxnet.is_fresh(array) or ledger.has_written(array) for array in _mxnet.arrays(param))
+    return any(
+        _mxnet.is_fresh(weight) or ledger.has_written(weight, grad) for weight, grad in _mxnet.with_gradients(param)
+    )
+
+
+def _has_written(trainer: Any, param: Parameter) -> bool:
+    return any(trainer.ledger.has_written(*pair) for pair in _mxnet.with_gradients(param))
 
 
 def refuse_unscaled_gradients(found: Gradients, loss_scale: float) -> None:

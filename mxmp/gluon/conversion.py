@@ -188,7 +188,7 @@ class NetConversion(Conversion):
                 store_low(param, self.policy.compute)
         plan = replace(planned, blocks=prefixes_of(block))
         if id(block) in self._waiting:
-            self._note_first_graph(block, plan)
+            self._note_first_graph(block, plan, use)
         return low, plan
 
     def _log_undecided(self, planned: Plan) -> None:
@@ -204,7 +204,7 @@ class NetConversion(Conversion):
         """Return whether ``block`` is the whole net: its inputs are data, and no features of another block."""
         return id(block) == self._whole
 
-    def _note_first_graph(self, block: HybridBlock, plan: Plan) -> None:
+    def _note_first_graph(self, block: HybridBlock, plan: Plan, use: Use) -> None:
         """Record that the root ``block`` has its first graph; if all roots have one, warn of faults."""
         self._waiting.discard(id(block))
         self._unmatched = [pattern for pattern in self._unmatched if pattern in plan.unmatched]
@@ -212,7 +212,7 @@ class NetConversion(Conversion):
         before = idle if self._idle is None else self._idle
         self._idle = {entry: why for entry, why in before.items() if entry in idle}
         # A tuned plan without operators in low precision says that FP32 is faster.
-        self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None
+        self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None or use.is_float64
         if self._waiting:
             return
         if not self._any_low:

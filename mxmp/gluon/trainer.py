@@ -434,7 +434,8 @@ class Trainer(StepView, gluon.Trainer):
         discard where ``backward`` or ``save_states`` would otherwise refuse. Does nothing if there are no gradients.
         Waits for the device.
         """
-        overflows, self.ledger.overflows = self.ledger.overflows, None
+        overflows = self.ledger.overflows or self.ledger.put_back
+        self.ledger.overflows = self.ledger.put_back = None
         if overflows is not None:
             overflows.put_back()
         if self.ledger.pending and self.has_other_workers and not self.ledger.summed:
@@ -447,9 +448,10 @@ class Trainer(StepView, gluon.Trainer):
         self._drop(found)
 
     def discard_zeros(self) -> None:
-        """Call ``discard`` if a user has set all gradients to zero since the backward. Waits for the device."""
+        """Call ``discard`` if a user has set all gradients to zero since the backward, or replaced them, by another
+        ``grad_req``. Waits for the device."""
         due = self._found().due
-        if due and grads.are_zero([update.gradient for update in due]):
+        if not due or grads.are_zero([update.gradient for update in due]):
             self.discard()
 
     def has_overflow(self) -> bool:
@@ -740,6 +742,7 @@ class Trainer(StepView, gluon.Trainer):
         overflows, self.ledger.overflows = self.ledger.overflows, None
         if overflows is not None:
             overflows.put_back()
+            self.ledger.put_back = overflows
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:

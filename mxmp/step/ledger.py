@@ -99,9 +99,11 @@ class Ledger:
         self.accumulates = False
         # Overflows, from ``unscale()`` until gradients are summed: before, the Trainer writes a NaN into each.
         self.overflows: Any = None
+        self.put_back: Any = None  # those that are in the sums, for a discard: a user may set the sums to zero
         # If a trainer with another scaler ran the last backward, its loss scale.
         self.scale_of_other: float | None = None
-        self.written: dict[int, Any] = {}  # by ``id``: arrays of weights whose gradients it knows
+        # By ``id``: the arrays of weights whose gradients it knows, with these, as a new ``grad_req`` makes others.
+        self.written: dict[int, tuple[Any, Any]] = {}
 
     @property
     def pending(self) -> bool:
@@ -119,12 +121,12 @@ class Ledger:
     def note_scale(self, scale: float, *, awaited: bool) -> None:
         self.scale, self.scaled, self.awaited = scale, True, awaited
 
-    def note_written(self, weights: Iterable[Any]) -> None:
-        """Record the arrays of weights whose gradients a backward of this ledger has written."""
-        self.written.update((id(weight), weight) for weight in weights)
+    def note_written(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Record the arrays of weights whose gradients, the second of a pair, a backward of this ledger has written."""
+        self.written.update((id(pair[0]), pair) for pair in pairs)
 
-    def has_written(self, weight: Any) -> bool:
-        return id(weight) in self.written
+    def has_written(self, weight: Any, gradient: Any) -> bool:
+        return id(weight) in self.written and self.written[id(weight)][1] is gradient
 
     def use_up(self, weights: AbstractSet[int]) -> None:
         """Record that a trainer has applied or skipped the gradients of these arrays, by ``id``: no later step does."""

@@ -196,6 +196,7 @@ class ModulePair:
             return
         self.forward()
         self.backward()
+        self.full.reduce(self.low.module.loss_scale)  # float16 sums may overflow by themselves
         grads, finite = self.low.gradients(), self.full.is_finite()
         skipped, name = self.low.module.skipped_steps, self.rng.choice([*grads])
         spoil(self.rng.choice(grads[name]), self.rng)

@@ -106,7 +106,7 @@ CHOICES = {
     **{f"{looks}, {late}": ("gluon", SKIPS, {"looks": looks, "late": late}) for looks in LOOKS for late in (0, 1)},
     **{
         f"cleared after {look}": ("gluon", SKIPS, {"looks": look, "late": 0, "ends": "zero_grad", "scaler": "dynamic"})
-        for look in ("clip_global_norm", "unscale")
+        for look in ("clip_global_norm", "unscale", "unscale allreduce_grads")
     },
     **{f"head {head}": ("gluon", "iteration scale iteration scale iteration", {"head": head}) for head in HEADS},
     **{
@@ -115,6 +115,13 @@ CHOICES = {
     **{f"keep {how}": ("masters", f"{STEP} average average", {"keep": how, "stored": "masters"}) for how in KEEP},
     **{f"nested {how}": ("scalers", "nested both step", {"nested": how}) for how in OwnScalersPair.NESTED},
     **{f"zero_grad after {look}": ("gluon", f"forward backward {look} zero_grad {SAVES}", {}) for look in LEFT},
+    **{
+        f"another grad_req after {look}": (
+            *("gluon", f"forward backward {look} add step add iteration"),
+            {"optimizer": ("sgd", {"momentum": 0.9, "wd": 0.01}), "way": "backward"},
+        )
+        for look in ("", "clip", "unscale", "allreduce")
+    },
     "by each trainer": ("trainers", "round round overflow", {"how": "by each"}),
     "an own optimizer on two devices": (
         "masters",

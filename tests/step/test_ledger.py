@@ -73,12 +73,13 @@ def test_gradients_that_are_added_are_not_added_to_a_sum_over_devices():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda ledger: pickle.loads(pickle.dumps(ledger))])
 def test_a_copy_has_no_gradients(copied):
-    ledger, weight = at(State.CLIPPED), object()
-    ledger.note_written([weight])
+    ledger, weight, gradient = at(State.CLIPPED), object(), object()
+    ledger.note_written([(weight, gradient)])
     ledger.note_scale(8.0, awaited=True)
     other = copied(ledger)
     assert other.state is State.NONE
     assert not other.scaled
     assert not other.awaited
-    assert not other.has_written(weight)
-    assert ledger.has_written(weight)
+    assert not other.has_written(weight, gradient)
+    assert ledger.has_written(weight, gradient)
+    assert not ledger.has_written(weight, object())  # of another ``grad_req``
