@@ -21,7 +21,7 @@ from .precision.casts import UNKNOWN, LowGraph, insert_casts, strip
 from .precision.decide import decide
 from .precision.graph import Graph, Node
 from .precision.inputs import InputCheck
-from .precision.operators import FLOAT64, Options
+from .precision.operators import Options
 from .precision.plan import Plan, PlannedGraph, check_fit, decisions_about, summed_in_fp32
 from .precision.subgraphs import Body, set_bodies, wrongly_differentiated
 
@@ -106,11 +106,6 @@ class Use:
     keep_output_names: bool = False
     strict: bool = False  # a plan must fit this graph; otherwise the rules decide for what it lacks
     fits: bool = False  # a plan has fitted another graph of the network, so it may lack all operators of this one
-
-    @property
-    def is_float64(self) -> bool:
-        """Whether it gets arrays in float64: beside FP32 parameters MXNet will refuse them."""
-        return FLOAT64 in self.non_fp32.values()
 
 
 _Conversion = TypeVar("_Conversion", bound="Conversion")

@@ -22,7 +22,7 @@ from ..policy import Policy
 from ..precision._mxnet import BFLOAT16
 from ..precision.decide import check_policy
 from ..precision.graph import Graph
-from ..precision.operators import SPARSE_GRADIENT, non_fp32
+from ..precision.operators import FLOAT64, SPARSE_GRADIENT, non_fp32
 from ..precision.plan import Plan, message_of_idle, why_nothing_low, without_effect
 from ..precision.subgraphs import refuse_fused
 from . import _mxnet
@@ -212,7 +212,9 @@ class NetConversion(Conversion):
         before = idle if self._idle is None else self._idle
         self._idle = {entry: why for entry, why in before.items() if entry in idle}
         # A tuned plan without operators in low precision says that FP32 is faster.
-        self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None or use.is_float64
+        # Of float64 beside FP32 parameters, MXNet's error says more.
+        refused = bool(use.parameters) and FLOAT64 in use.non_fp32.values()
+        self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None or refused
         if self._waiting:
             return
         if not self._any_low:

@@ -26,7 +26,7 @@ _RETURN_DENSE, _KEEP_CHANNELS = (frozenset(names.split()) for names in (RETURN_D
 # Reasons why a variable is cast nowhere: mxmp's cast would go through dense storage, forward or backward.
 SPARSE = "its storage is sparse, and mxmp casts dense arrays only"
 SPARSE_GRADIENT = "it reads a parameter with a row-sparse gradient, which the gradient of a cast would make dense"
-FLOAT64 = "the array that is passed here is float64, which mxmp leaves as it is"
+FLOAT64 = "the array that is passed here is float64, which stays so: pass float32"
 _STEERS = "it computes the condition of a loop or branch, which rounding could change"
 
 

@@ -101,7 +101,7 @@ class Core:
         if not self._warned:
             self._warned = True
             useless = message_if_nothing_low(plan)
-            if useless and not use.is_float64:
+            if useless:
                 warn_user(useless)
             warn_of_unmatched(plan, self.conversion.plan is None)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
