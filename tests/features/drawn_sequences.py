@@ -280,6 +280,7 @@ class GluonPair:
         *("hybridize", "reset_ctx", "load_states", "scale", "evaluate", "copy", "set_data", "reinit"),
         *("overflow", "overflow", "bad_batch", "part", "part", "stray", "inputs", "switch", "master_weights"),
         *("plain_iteration", "plain_step", "wrong_loss", "grad_alone", "look", "look"),
+        *("settings", "settings", "files", "edit_weights", "edit_gradients"),
     )
     LOOKS: ClassVar[dict[str, Callable[[Any], Any]]] = drawn_looks.OF_NETS
     WAYS = ("backward", "backward", "twice", "scaled", "kept", "scaled twice", "sum", "plain")
@@ -666,6 +667,41 @@ class GluonPair:
     def zero_grad(self) -> None:
         for side in (self.low, self.full):
             side.params.zero_grad()
+
+    def settings(self) -> None:
+        """One of the optimizer's numbers changes, or one of a parameter's."""
+        name = self.draw("setting", "wd", "momentum", "clip_gradient", "beta1", "epsilon", "lr", "lr_mult", "wd_mult")
+        for side in (self.low, self.full):
+            optimizer = side.trainer._optimizer
+            if name.endswith("_mult"):
+                setattr(side.trained[-1], name, 0.25)
+            elif name == "lr":
+                if optimizer.lr_scheduler is None:
+                    side.trainer.set_learning_rate(0.05)
+            elif getattr(optimizer, name, None):  # from 0 momentum on there would be no state
+                setattr(optimizer, name, 0.125 if name == "momentum" else getattr(optimizer, name) / 4)
+
+    def files(self) -> None:
+        """Parameters are saved, and loaded after an iteration."""
+        names = [str(self.folder / f"{side}.params") for side in ("low", "full")]
+        for side, name in zip((self.low, self.full), names):
+            side.net.save_parameters(name)
+        self.iteration()
+        for side, name in zip((self.low, self.full), names):
+            side.net.load_parameters(name, ctx=self.devices)
+        self.summed = False
+
+    def edit_weights(self) -> None:
+        for side in (self.low, self.full):
+            for weight in side.trained[0].list_data():
+                weight *= 0.5
+
+    def edit_gradients(self) -> None:
+        """By a factor, in place, of all or of one."""
+        edited = self.draw("edited", 1, None)
+        for side in (self.low, self.full):
+            for _, grad in side.pairs()[:edited]:
+                grad *= 0.5
 
     def look(self) -> None:
         """One that changes nothing."""
