@@ -53,7 +53,7 @@ DEFAULT = Options()
 
 
 def non_fp32(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Return why arrays, by name, or what is told of such (``DataDesc``), are no dense FP32 arrays, of those."""
+    """Return, by name, why arrays are no dense FP32 arrays, without those that are; a ``DataDesc`` serves as one."""
     found = {name: FLOAT64 for name, array in arrays.items() if array.dtype in (np.float64, "float64")}
     return {**found, **{name: SPARSE for name, array in arrays.items() if isinstance(array, BaseSparseNDArray)}}
 
