@@ -94,12 +94,12 @@ def optimize_for_inference(
     TypeError
         ``target`` is neither a Block nor a Symbol.
     ValueError
-        The block cannot be traced to a Symbol; it need not be hybridized. Or the network is fused or quantized already,
-        has outputs with NaN, or has parameters that are missing, not initialized, not FP32, not finite, or on a GPU
-        (unless for float16). Or there is no calibration data, or it does not fit the network, is not finite or holds
-        ``mx.np`` arrays. Or a dtype is unknown, float16 is mixed with another one, ``arg_params`` or ``aux_params``
-        is given for a block, ``max_drop`` is negative or no number, ``min_sqnr`` is no number, or ``evaluate`` is no
-        callable or returned no finite number.
+        The block cannot be traced to a Symbol; it need not be hybridized. Or the network is fused or quantized
+        already, has outputs with NaN, or has parameters that are missing, not initialized, neither FP32 nor integers,
+        not finite, or on a GPU (unless for float16). Or there is no calibration data, or it does not fit the network,
+        is not finite or holds ``mx.np`` arrays. Or a dtype is unknown, float16 is mixed with another one,
+        ``arg_params`` or ``aux_params`` is given for a block, ``max_drop`` is negative or no number, ``min_sqnr`` is
+        no number, or ``evaluate`` is no callable or returned no finite number.
     RuntimeError
         Python does not know its own executable, so no other process can be started.
     mxmp.inference.runner.CandidateError

@@ -119,7 +119,7 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
         Entry(Node("_copy", f"{head.node.name}_head{index}", inputs=[head])) for index, head in enumerate(graph.heads)
     ]
     given = Graph(copies, graph.attrs).copy()
-    hidden = {node.name: (node.op, node.attrs) for node in given.nodes() if _is_logged(node)}
+    hidden = {node.name: (node.op, node.attrs) for node in given.nodes() if _is_mistaken(node)}
     for node in given.nodes():
         if node.name in hidden:
             node.op, node.attrs = "add_n", {"num_args": str(len(node.inputs))}
@@ -140,8 +140,11 @@ def _quantized(graph: Graph, params: Params, excluded: Collection[str], every: b
     return made.to_symbol(), collector
 
 
-def _is_logged(node: Node) -> bool:
-    """Return whether MXNet writes lines to its log in each pass that meets an operator, even an excluded one."""
+def _is_mistaken(node: Node) -> bool:
+    """Return whether MXNet takes an operator without an INT8 kernel for one that has it.
+    It puts the operator itself among those in INT8: for a pooling it then crashes, for others it writes to its log."""
+    if node.op == "Pooling":
+        return node.attrs.get("pool_type", "max") not in ("max", "avg")
     activation = node.op == "Activation" and node.attrs["act_type"] != "relu"
     return activation or (node.op == "Concat" and int(node.attrs.get("dim", "1")) <= 0)
 

@@ -84,13 +84,13 @@ def fold_norms(graph: Graph, params: Params) -> tuple[Graph, Params]:
         if not _folds(norm, layer, readers, heads, values):
             continue
         values.update(_fold(norm, layer, values))
-        for user, position in readers.get(Entry(norm), []):
+        users = readers.get(Entry(norm), [])
+        for user, position in users:
             user.rewire(position, Entry(layer))
-        readers[Entry(layer)] = readers.get(Entry(norm), [])
-        if Entry(norm) in heads:
-            layer.name = norm.name
-            copy.heads = [Entry(layer) if head == Entry(norm) else head for head in copy.heads]
-            heads.add(Entry(layer))
+        if Entry(norm) in heads:  # the output keeps its name, and the layer its own, by which plans and policies go
+            norm.op, norm.attrs, norm.inputs = "BlockGrad", {}, (Entry(layer),)
+            users = [*users, (norm, 0)]
+        readers[Entry(layer)] = users
     names = {node.name for node in copy.nodes() if node.is_variable}
     return copy, {name: value for name, value in values.items() if name in names}
 

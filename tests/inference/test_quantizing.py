@@ -68,6 +68,15 @@ def test_a_convolution_that_adds_its_own_input_is_right():
     assert len(check(conv(stem + conv(stem, "layer"), "last"))) == 3
 
 
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("kind", ["sum", "lp", "avg"])
+def test_a_pooling_without_an_int8_kernel_stays_out(kind, every):
+    """MXNet's pass takes it for one with a kernel, and crashed the user's process where layers are fused."""
+    stem = relu(conv(S.var("data"), "stem"), "stem_relu")
+    pool = S.Pooling(stem, kernel=(2, 2), stride=(2, 2), pool_type=kind, p_value=2, name="pool")
+    assert ("pool" in check(S.FullyConnected(pool, num_hidden=6, name="fc"), every)) == (kind == "avg")
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_outputs_in_the_middle_of_a_network_are_right(order):
     stem = relu(conv(S.var("data"), "stem"), "stem_relu")

@@ -14,6 +14,7 @@ import pytest
 from kit.blocks import Lambda
 from kit.oracle import sqnr
 from kit.served_networks import LOW, S, batches, filled, forward, preactivation
+from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -36,6 +37,33 @@ def test_a_net_on_another_cpu_context_is_optimized_too():
         reference = net(x).asnumpy()
         found = mxmp.optimize_for_inference(net, [x], dtypes=())
     assert sqnr(reference, found(x.as_in_context(mx.cpu())).asnumpy()) > 100
+
+
+class Taken(gluon.HybridBlock):
+    """Columns of its input, by a constant of indices."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        with self.name_scope():
+            self.columns = self.params.get_constant("columns", mx.nd.array([2, 0, 1, 1], dtype=dtype))
+            self.last = nn.Dense(3)
+
+    def hybrid_forward(self, F, x, columns):  # noqa: N803
+        return self.last(F.take(x, columns, axis=1))
+
+
+@pytest.mark.parametrize("dtypes", [(), *LOW, "float16"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint8"])
+def test_a_constant_of_integers_stays_one(dtype, dtypes):
+    net = Taken(dtype)
+    net.initialize()
+    data = [mx.nd.random.normal(shape=(8, 3)) for _ in range(3)]
+    expected = net(data[0]).asnumpy()
+    found = mxmp.optimize_for_inference(net, data, dtypes=dtypes, evaluate=lambda served: 1.0)
+    assert not [each for each in found.report.candidates if each.verdict]
+    assert found.arg_params[net.columns.name].dtype == np.dtype(dtype)
+    if dtypes != "float16":  # its kernels are a GPU's
+        assert sqnr(expected, found(data[0]).asnumpy()) > 20
 
 
 SERVED = """

@@ -71,7 +71,8 @@ def test_a_norm_behind_a_convolution_is_part_of_it(bias, fix_gamma, groups):
 
 def test_a_norm_behind_a_dense_layer_is_part_of_it():
     graph = check(S.BatchNorm(S.FullyConnected(S.var("data"), num_hidden=5, name="fc"), fix_gamma=False, name="bn"))
-    assert [node.op for node in graph.nodes() if not node.is_variable] == ["_sg_mkldnn_fully_connected"]
+    found = [(node.op, node.name) for node in graph.nodes() if not node.is_variable]
+    assert found == [("_sg_mkldnn_fully_connected", "fc"), ("BlockGrad", "bn")]
 
 
 @given(networks(), st.booleans(), st.booleans())

@@ -282,6 +282,24 @@ def test_a_constant_gets_a_name_that_no_variable_has():
     assert sqnr(wanted, module.get_outputs()[0].asnumpy()) > 30
 
 
+def test_a_layer_that_a_policy_keeps_in_fp32_stays_so_where_its_norm_is_an_output():
+    """Folded, the layer took the name of the BatchNorm, by which no policy knew it."""
+    layer = S.Convolution(S.var("data"), kernel=(3, 3), num_filter=8, name="layer")
+    net = S.BatchNorm(layer, fix_gamma=False, name="norm")
+    found = {}
+    for policy in (mxmp.Policy("bfloat16", exclude=["layer"]), "bfloat16"):
+        module = mxmp.Module(net, policy=policy, label_names=None)
+        module.bind(SHAPES[0], for_training=False)
+        module.set_params(*parameters(net))
+        found[policy] = answer(module)
+        assert fused(module)
+    kept, rounded = found.values()
+    plain = mx.mod.Module(net, label_names=None)
+    plain.bind(SHAPES[0], for_training=False)
+    plain.set_params(*parameters(net))
+    assert ratio(kept, answer(plain)) > 90 > 60 > ratio(rounded, answer(plain))
+
+
 def test_the_first_states_of_a_recurrent_cell_fit_each_batch():
     """MXNet infers their batch from what the layers that read them return, which it does not for fused layers."""
     cell = mx.rnn.SequentialRNNCell()
