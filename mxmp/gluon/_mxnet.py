@@ -512,6 +512,11 @@ def with_gradients(param: Parameter) -> list[tuple[NDArray, NDArray]]:
     return list(zip(param._data, param._grad))
 
 
+def gradients_so_far(param: Parameter) -> list[tuple[NDArray, NDArray]]:
+    """As ``with_gradients``; an empty list, too, if the Parameter has no arrays yet."""
+    return list(zip(param._data or (), param._grad or ()))
+
+
 def data(param: Parameter) -> NDArray:
     """Return the weight array on the current context, without ``LowParameter.data``, which notes that a user has it."""
     return param._check_and_get(param._data, None)

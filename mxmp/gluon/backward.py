@@ -171,7 +171,7 @@ def _overwrites(record: Record, trainer: Any) -> bool:
         param.grad_req == "write"
         and (not trainer.ledger.has_written(array, grad) or _mxnet.recorded_name(array) in record.leaves)
         for param in params
-        for array, grad in _mxnet.with_gradients(param)
+        for array, grad in _mxnet.gradients_so_far(param)
     )
 
 
@@ -330,12 +330,12 @@ def note_fresh(found: Gradients, ledger: Ledger) -> None:
 
 def is_written(param: Parameter, ledger: Ledger) -> bool:
     return any(
-        _mxnet.is_fresh(weight) or ledger.has_written(weight, grad) for weight, grad in _mxnet.with_gradients(param)
+        _mxnet.is_fresh(weight) or ledger.has_written(weight, grad) for weight, grad in _mxnet.gradients_so_far(param)
     )
 
 
 def _has_written(trainer: Any, param: Parameter) -> bool:
-    return any(trainer.ledger.has_written(*pair) for pair in _mxnet.with_gradients(param))
+    return any(trainer.ledger.has_written(*pair) for pair in _mxnet.gradients_so_far(param))
 
 
 def refuse_unscaled_gradients(found: Gradients, loss_scale: float) -> None:
