@@ -81,7 +81,7 @@ def _noting(trainer: Any, record: Record, factors: Sequence[NDArray]) -> Iterato
         names = {id(array) for _, array, _ in written} if scaled else ()
         mark_fresh(array for _, array, _ in [*before, *([] if scaled else written)] if id(array) not in names)
         if factors:
-            noted = {id(p) for peer in peers for p in own if _has_written(peer, p)}
+            noted = {id(p) for peer in peers for p in own if _has_written(p, peer.ledger)}
             stop_warning(param for param in own if id(param) not in noted)
         _warn_of_reads(peers, [param for param, *_ in written] if scaled else ())
     if not scaled and written:
@@ -329,13 +329,11 @@ def note_fresh(found: Gradients, ledger: Ledger) -> None:
 
 
 def is_written(param: Parameter, ledger: Ledger) -> bool:
-    return any(
-        _mxnet.is_fresh(weight) or ledger.has_written(weight, grad) for weight, grad in _mxnet.gradients_so_far(param)
-    )
+    return any(map(_mxnet.is_fresh, _mxnet.arrays(param))) or _has_written(param, ledger)
 
 
-def _has_written(trainer: Any, param: Parameter) -> bool:
-    return any(trainer.ledger.has_written(*pair) for pair in _mxnet.gradients_so_far(param))
+def _has_written(param: Parameter, ledger: Ledger) -> bool:
+    return any(ledger.has_written(*pair) for pair in _mxnet.gradients_so_far(param))
 
 
 def refuse_unscaled_gradients(found: Gradients, loss_scale: float) -> None:

@@ -24,7 +24,7 @@ from ..precision.casts import inserted
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
-from ..precision.operators import non_fp32
+from ..precision.operators import why_non_fp32
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
@@ -55,8 +55,8 @@ class Call(NamedTuple):
     device: str
     # ``_mxnet.lacks_states``; None for a block that is no recurrent layer.
     lacks_states: bool | None
-    # Why inputs are no dense FP32 arrays, by their positions, counted from 0 without None.
-    non_fp32: tuple
+    # ``why_non_fp32`` of each input, without None.
+    non_fp32: tuple[str, ...]
     # The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
     constants: tuple
     # What the block's code asks of each input in a trace, such as its shape (``Graphs.needs``).
@@ -126,7 +126,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             structure,
             device,
             _mxnet.lacks_states(self._block),
-            tuple(non_fp32({str(i): array for i, array in enumerate(inputs)}).items()),
+            tuple([why_non_fp32(array) for array in inputs]),
             constants,
             tuple([tuple(getattr(array, name) for name in self._needs) for array in inputs]) if self._needs else (),
         )

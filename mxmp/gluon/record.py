@@ -22,6 +22,10 @@ _OPAQUE = re.compile(r'"op": "_CachedOp",\s+"name": "(\w+)"')
 SCALED_BY_ATTRIBUTE = frozenset(
     ["SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"]
 )
+IS_A_COPY = (
+    "the net is a copy (copy.deepcopy, pickle), whose arrays MXNet gives no gradients before the grad_req of each "
+    "parameter was set to 'null' and back"
+)
 # MXNet's errors for an array that was not recorded: in get_symbol, and in backward.
 _NOT_RECORDED = (
     "NDArray is not part of a computation graph",
@@ -41,8 +45,7 @@ def explain_unrecorded() -> Iterator[None]:
         raise RuntimeError(
             "the loss was not recorded: compute net(x) and the loss inside `with autograd.record():`. Where they are, "
             "nothing of it asks for a gradient (grad_req='null'), or an earlier backward used its record up "
-            "(retain_graph=True keeps it), or the net is a copy (copy.deepcopy, pickle), whose arrays MXNet gives no "
-            "gradients before the grad_req of each parameter was set to 'null' and back"
+            f"(retain_graph=True keeps it), or {IS_A_COPY}"
         ) from error
 
 

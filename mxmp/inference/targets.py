@@ -228,7 +228,8 @@ def _check_values(subject: Subject, any_device: bool) -> None:
     for name, value in subject.params.items():
         if value.context.device_type != "cpu" and not any_device:
             raise ValueError(f"parameter {name!r} is on {value.context}: fusion and INT8 are for CPUs, move it there")
-        if np.dtype(value.dtype) != np.float32 and np.dtype(value.dtype).kind not in "iu":  # such as indices
+        dtype = np.dtype(value.dtype)
+        if dtype != np.float32 and dtype.kind not in "iu":  # integers, such as indices
             raise ValueError(
                 f"parameter {name!r} is {dtype_name(value.dtype)}: give the network in FP32, as it was before "
                 "net.cast()"

@@ -7,6 +7,7 @@ from typing import Any, Collection, Mapping
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..policy import Policy, pattern_of
@@ -52,10 +53,18 @@ class Options:
 DEFAULT = Options()
 
 
-def non_fp32(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Return, by name, why arrays are no dense FP32 arrays, without those that are; a ``DataDesc`` serves as one."""
-    found = {name: FLOAT64 for name, array in arrays.items() if array.dtype in (np.float64, "float64")}
-    return {**found, **{name: SPARSE for name, array in arrays.items() if isinstance(array, BaseSparseNDArray)}}
+def is_float64(dtype: Any) -> bool:
+    return dtype in (np.float64, "float64")
+
+
+def why_non_fp32(array: NDArray) -> str:
+    """Return why an input is cast nowhere, or ``""``; runs for each input of each call."""
+    return SPARSE if isinstance(array, BaseSparseNDArray) else FLOAT64 if is_float64(array.dtype) else ""
+
+
+def non_fp32(arrays: Mapping[str, NDArray]) -> dict[str, str]:
+    """Return ``why_non_fp32`` of inputs by name, without those that may be cast."""
+    return {name: why for name, array in arrays.items() if (why := why_non_fp32(array))}
 
 
 class Operators:

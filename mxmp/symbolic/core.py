@@ -17,6 +17,7 @@ from ..policy import Policy, is_policy_text
 from ..precision.casts import declare_full, strip
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
+from ..precision.operators import FLOAT64, is_float64
 from ..precision.plan import Plan, read_policy
 from ..step.masters import Masters, Weight
 from ..step.scaler import NoLossScaler, as_scaler
@@ -34,8 +35,12 @@ class Inputs(NamedTuple):
 
     shapes: Mapping[str, tuple]
     dtypes: Mapping[str, Any]  # of those that have one
-    non_fp32: Mapping[str, str]  # why they are no dense FP32 arrays
     parts: Mapping[str, tuple] | None  # the shapes on one of the devices; None without a GPU
+
+    @property
+    def non_fp32(self) -> dict[str, str]:
+        """Return why inputs are cast nowhere, by name."""
+        return {name: FLOAT64 for name, dtype in self.dtypes.items() if is_float64(dtype)}
 
 
 def refuse_policy_by_position(args: Iterable[Any]) -> None:

@@ -23,7 +23,6 @@ from ..policy import Policy
 from ..precision.casts import UNKNOWN
 from ..precision.decide import check_policy
 from ..precision.heads import SCALE_NAME
-from ..precision.operators import non_fp32
 from ..precision.plan import Plan
 from ..precision.subgraphs import refuse_fused
 from ..step import stores
@@ -885,11 +884,9 @@ def require(module: mx.mod.BaseModule, *, optimizer: bool) -> None:
 
 def _inputs(descs: Sequence[Any], contexts: Sequence[mx.Context]) -> Inputs:
     on_gpu = any(device_of(ctx) == "gpu" for ctx in contexts)
-    described = {desc.name: desc for desc in descs if isinstance(desc, mx.io.DataDesc)}
     return Inputs(
         shapes={desc[0]: tuple(desc[1]) for desc in descs},
-        dtypes={name: desc.dtype for name, desc in described.items()},
-        non_fp32=non_fp32(described),
+        dtypes={desc.name: desc.dtype for desc in descs if isinstance(desc, mx.io.DataDesc)},
         parts=_parts_of_batch(descs, len(contexts)) if on_gpu else None,
     )
 

@@ -47,7 +47,7 @@ def low_symbol(policy: str) -> Callable[[], Any]:
     parameters = [name for name in net.list_arguments() if name not in SHAPES]
     use = Use("cpu", parameters, grad_req=dict.fromkeys(parameters, "write"), training_shapes=SHAPES)
     core = Core(policy, (), "dynamic")
-    return lambda: core.low_symbol(net, use, Inputs(SHAPES, {}, {}, None), for_training=True)
+    return lambda: core.low_symbol(net, use, Inputs(SHAPES, {}, None), for_training=True)
 
 
 def tune(policy: str) -> Callable[[], Any]:

@@ -43,7 +43,7 @@ def compare(runner: Runner, job: Job, plain: Record, graph: Record, note: str) -
         # A threshold, such as a ReLU's, between them is elsewhere from moved weights; a fault stays.
         moved = runner.run(Job("graph", noise=NOISE[0], onednn=job.onednn))
         if not moved.error and departure(noise[0], moved, [plain, *noise[1:]], loose=1e-5) is None:
-            return Compared(plain, job, None, f"{note}; {_MOVED}" if note else _MOVED, moved=(noise[0], moved))
+            return Compared(plain, job, None, "; ".join(filter(None, (note, _MOVED))), moved=(noise[0], moved))
     if itself is not None and itself.step <= at.step:
         unknown = (
             f"two plain runs with the same seeds differ from update {itself.step} on. Seed all random "

@@ -128,10 +128,8 @@ def _verified(runner: Runner) -> Verification:
         return _ended(graph, "in FP32", note, found)
     compared = compare(runner, job, plain, graph, note)
     plain, job, at, note = compared.plain, compared.job, compared.at, compared.note
-    runs = {"plain": plain, "graph": graph, "low": low}
-    found["courses"] = {name: course(plain, record) for name, record in runs.items()}
-    if compared.moved is not None:
-        found["courses"]["graph"] = course(*compared.moved)
+    runs = {"plain": (plain, plain), "graph": compared.moved or (plain, graph), "low": (plain, low)}
+    found["courses"] = {name: course(*pair) for name, pair in runs.items()}
     if at is not None and not compared.unknown:
         apart = f", {note}" if note.startswith("without") else behind(note)
         verdict = (

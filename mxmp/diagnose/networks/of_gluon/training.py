@@ -16,7 +16,7 @@ from ....gluon.conversion import NetConversion
 from ....gluon.hook import Hook, conversions_in, exclude_more, hooks
 from ....gluon.nesting import joined, nested, nesting_of, split
 from ....gluon.parameter import conversions_of, weight_of
-from ....gluon.record import Record
+from ....gluon.record import IS_A_COPY, Record
 from ....gluon.scaled_heads import heads_scaled_by
 from ....gluon.scaling import living_trainers
 from ....gluon.trainer import Trainer
@@ -113,10 +113,7 @@ class TrainedNet:
         self._loss = loss
         for param in self._params():
             if param.grad_req != "null" and any(array.grad is None for array in _mxnet.arrays(param)):
-                raise ValueError(
-                    f"{param.name!r} has no gradients: the net is a copy (copy.deepcopy, pickle), whose arrays MXNet "
-                    "gives none before the grad_req of each parameter was set to 'null' and back"
-                )
+                raise ValueError(f"{param.name!r} has no gradients: {IS_A_COPY}")
         # Makes graphs, and so the float16 arrays that ``unchanged`` is to restore.
         if not any(hook.graphs for _, hook in self._hooks):
             with undone(self._net), autograd.pause(train_mode=False):
