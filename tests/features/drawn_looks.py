@@ -7,13 +7,10 @@ import io
 import pickle
 from typing import Any, Callable
 
-import mxnet as mx
-from kit.twins import LOSS, array
+from kit.twins import array
 
 import mxmp
 from mxmp import diagnose
-
-BATCH = 4
 
 
 def watched(pair: Any, *target: Any) -> None:
@@ -33,42 +30,33 @@ def guarded(pair: Any, *target: Any) -> None:
         watched(pair)
 
 
-def _batch(side: Any) -> tuple:
-    labels = [mx.nd.array([0, 1, 2, 0])] if side.head else []
-    return array(77, BATCH, 6), *labels
-
-
-def _loss(side: Any) -> Callable:
-    return (lambda out: out) if side.head else (lambda out: LOSS(out, array(78, BATCH, 3)))
-
-
 def summary(pair: Any) -> None:
     # MXNet refuses it where a block is hybridized.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(AssertionError):
-        pair.low.net.summary(*_batch(pair.low))
+        pair.low.net.summary(*pair.low.arguments(77))
 
 
 def audit(pair: Any) -> None:
-    side, loss = pair.low, _loss(pair.low)
-    diagnose.audit(side.net, lambda out, *_: loss(out), (*_batch(side), array(79, BATCH)))
+    side = pair.low
+    diagnose.audit(side.net, lambda out, _: side.loss(out, 77), (side.arguments(77), array(78, 1)))
 
 
 def blame(pair: Any) -> None:
     side = pair.low
-    diagnose.blame(side.net, side.trainer, *_batch(side), loss=_loss(side))
+    diagnose.blame(side.net, side.trainer, *side.arguments(77), loss=lambda out: side.loss(out, 77))
 
 
 OF_NETS: dict[str, Callable[[Any], Any]] = {
     "explain": lambda pair: str(mxmp.explain(pair.low.net)),
-    "explain a call": lambda pair: mxmp.explain(pair.low.net, *_batch(pair.low)),
-    "advise": lambda pair: str(diagnose.advise(pair.low.net, *_batch(pair.low))),
+    "explain a call": lambda pair: mxmp.explain(pair.low.net, *pair.low.arguments(77)),
+    "advise": lambda pair: str(diagnose.advise(pair.low.net, *pair.low.arguments(77))),
     "audit": audit,
-    "audit outputs": lambda pair: diagnose.audit(pair.low.net, None, _batch(pair.low)),
+    "audit outputs": lambda pair: diagnose.audit(pair.low.net, None, pair.low.arguments(77)),
     "blame": blame,
     "watch": lambda pair: watched(pair, pair.low.net, pair.low.trainer),
     "guard": lambda pair: guarded(pair, pair.low.net, pair.low.trainer),
     "summary": summary,
-    "tune": lambda pair: mxmp.tune(pair.low.net, *_batch(pair.low), measure=False),
+    "tune": lambda pair: mxmp.tune(pair.low.net, *pair.low.arguments(77), measure=False),
     "checkpoint": lambda pair: mxmp.save_checkpoint(pair.folder / "look", pair.low.net, pair.low.trainer),
     "parameters": lambda pair: pair.low.net.save_parameters(str(pair.folder / "look.params")),
     "export": lambda pair: pair.low.net.export(str(pair.folder / "look")),

@@ -219,9 +219,16 @@ class Side:
         found = [grad for weight, grad in self.pairs() if weight._fresh_grad and grad.ctx in counted]
         return float(np.linalg.norm(np.concatenate([np.zeros(1), *(grad.asnumpy().ravel() for grad in found)])))
 
-    def call(self, seed: int, ctx: mx.Context | None = None, factor: float = 1.0, net: Any = None) -> mx.nd.NDArray:
+    def arguments(self, seed: int, ctx: mx.Context | None = None) -> tuple[mx.nd.NDArray, ...]:
         labels = [mx.nd.array((np.arange(BATCH) + seed) % 3, ctx=ctx)] if self.head else []
-        return (net or self.net)(array(seed, BATCH, 6, ctx=ctx) * factor, *labels)
+        return array(seed, BATCH, 6, ctx=ctx), *labels
+
+    def loss(self, out: mx.nd.NDArray, seed: int) -> mx.nd.NDArray:
+        return out if self.head else LOSS(out, array(seed + 5000, BATCH, 3, ctx=out.ctx))
+
+    def call(self, seed: int, ctx: mx.Context | None = None, factor: float = 1.0, net: Any = None) -> mx.nd.NDArray:
+        x, *labels = self.arguments(seed, ctx)
+        return (net or self.net)(x * factor, *labels)
 
     def outputs(self) -> list[np.ndarray]:
         return [self.call(999, ctx).asnumpy() for ctx in self.devices]
@@ -232,7 +239,7 @@ class Side:
             for i, ctx in enumerate(self.devices):
                 seed = 10 * number + i
                 out = self.call(seed, ctx, factor)
-                losses.append(out if self.head else LOSS(out, array(seed + 5000, BATCH, 3, ctx=ctx)))
+                losses.append(self.loss(out, seed))
                 losses += [2 * out.square().sum()] * self.two_losses
         self.losses.append(losses)
 
