@@ -99,10 +99,11 @@ class Ledger:
         self.accumulates = False
         # Overflows, from ``unscale()`` until gradients are summed: before, the Trainer writes a NaN into each.
         self.overflows: Any = None
-        self.put_back: Any = None  # those that are in the sums, for a discard: a user may set the sums to zero
+        # Those that are in the sums by now. A discard writes them again, as a user may have set the sums to zero.
+        self.put_back: Any = None
         # If a trainer with another scaler ran the last backward, its loss scale.
         self.scale_of_other: float | None = None
-        # By ``id``: the arrays of weights whose gradients it knows, with these, as a new ``grad_req`` makes others.
+        # By the ``id`` of a weight's array: that array and the gradient that it knows. A new ``grad_req`` makes others.
         self.written: dict[int, tuple[Any, Any]] = {}
 
     @property

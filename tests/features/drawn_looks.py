@@ -23,7 +23,7 @@ def watched(pair: Any, *target: Any) -> None:
 
 
 def guarded(pair: Any, *target: Any) -> None:
-    """As ``watched``, by what moves nothing as long as it is patient."""
+    """The same with ``guard``, which is so patient that it moves nothing."""
     if pair.watch is None:
         pair.watch = diagnose.guard(*target, patience=10**6)
     else:

@@ -66,8 +66,8 @@ def blame(target: Network, *args: Any, loss: Callable | None = None, loss_scale:
     TypeError
         The arguments do not fit a net or a module; the message says what is expected.
     ValueError
-        The net is not converted, a copy without gradients, or has an op hook (``register_op_hook``) on a block; the
-        module has no optimizer.
+        The net is not converted, is a copy whose arrays have no gradients, or has an op hook (``register_op_hook``) on
+        a block; the module has no optimizer.
     """
     if isinstance(target, Block):
         trainer, *batch = args or (None,)

@@ -12,8 +12,8 @@ NOISE = (1, 2)  # runs from moved weights
 _SEEDS = 8
 _APART = 2.5  # standard errors
 _MOVED = (
-    "plain and graph were compared from weights that differ in the last digit: from the script's own they stand on two "
-    "sides of a threshold, such as a ReLU's"
+    "plain and graph were compared from initial weights that differ in the last digit: with the script's own they "
+    "stand on two sides of a threshold, such as a ReLU's"
 )
 
 
