@@ -231,8 +231,8 @@ def _check_values(subject: Subject, any_device: bool) -> None:
         dtype = np.dtype(value.dtype)
         if dtype != np.float32 and dtype.kind not in "iu":  # integers, such as indices
             raise ValueError(
-                f"parameter {name!r} is {dtype_name(value.dtype)}: give the network in FP32, as it was before "
-                "net.cast()"
+                f"parameter {name!r} is {dtype_name(value.dtype)}: give the network in FP32, as net.cast('float32') "
+                "makes it"
             )
     named = [(f"parameter {name!r}", value) for name, value in subject.params.items()]
     for number, batch in enumerate(subject.batches):

@@ -223,8 +223,10 @@ def test_what_cannot_be_optimized_is_refused(net):
     half = nn.Dense(3, in_units=2)
     half.initialize()
     half.cast("float16")
-    with pytest.raises(ValueError, match="_weight' is float16: give the network in FP32"):
+    with pytest.raises(ValueError, match=r"' is float16: give the network in FP32, as net.cast\('float32'\) makes"):
         mxmp.optimize_for_inference(half, [mx.nd.ones((2, 2))])
+    half.cast("float32")
+    assert len(mxmp.optimize_for_inference(half, [mx.nd.ones((2, 2))], dtypes=())(mx.nd.ones((2, 2))))
     with pytest.raises(ValueError, match="max_drop=-1"):
         mxmp.optimize_for_inference(net, [x], max_drop=-1)
     with pytest.raises(ValueError, match="pass arg_params= and aux_params="):
