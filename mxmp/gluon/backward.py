@@ -294,11 +294,14 @@ def zero_stale(found: Gradients) -> None:
 def release(trainer: Any, updates: Iterable[Update]) -> None:
     """Let the scaler not wait for trainers all of whose gradients are in ``updates``, which ``trainer`` applies."""
     # Such as the trainer of an earlier phase, of the same parameters: it never steps, and the scale would stand still.
-    others = [each for each in list(living_trainers) if each is not trainer]
+    others = [each for each in list(living_trainers) if each is not trainer and each.ledger.awaited]
     others = [each for each in others if each.scaler_group is trainer.scaler_group]
     weights = {id(update.weight) for update in updates} if others else set()
     for other in others:
-        if other.ledger.written.keys() <= weights:
+        pairs = (pair for param in _mxnet.parameters_of(other) for pair in _mxnet.gradients_so_far(param))
+        # At a loss scale of 1 the ledger has no weights, and MXNet's marks stay.
+        due = (pair[0] for pair in pairs if other.ledger.has_written(*pair) or _mxnet.is_fresh(pair[0]))
+        if all(id(weight) in weights for weight in due):
             other.ledger.awaited = False
 
 

@@ -192,7 +192,7 @@ class TrainersPair:
         self._step(i)
 
     def scale(self) -> None:
-        self.low.scaler.loss_scale = self.scale_now = self.rng.choice(SCALES[2:])
+        self.low.scaler.loss_scale = self.scale_now = self.draw("scale", *SCALES[2:])
 
     def clip(self) -> None:
         if self.due and not self.bad:

@@ -123,6 +123,7 @@ CHOICES = {
         for look in ("", "clip", "unscale", "allreduce")
     },
     "by each trainer": ("trainers", "round round overflow", {"how": "by each"}),
+    "a scale of 1, shared": ("trainers", "scale round round round overflow", {"scale": 1.0}),
     "an own optimizer on two devices": (
         "masters",
         "iteration user_write iteration iteration",
