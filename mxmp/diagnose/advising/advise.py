@@ -13,7 +13,7 @@ from ...messages.shapes import wanted_shapes
 from ...policy import Policy
 from ...precision._mxnet import dtype_name
 from ...precision.casts import strip
-from ...precision.decide import check_policy, decide
+from ...precision.decide import decide
 from ...precision.graph import Graph, data_inputs
 from ...precision.operators import Options
 from ...precision.plan import Plan
@@ -82,8 +82,11 @@ def advise(
     gpu_named(device)
     called = called_graphs(target, inputs, shapes)
     requested, plan = policy_for(target, policy, exclude)
-    if plan is not None:
-        check_policy(requested, "gpu")
+    if requested.compute == "bfloat16":
+        raise ValueError(
+            "advise counts shapes for a GPU, and MXNet 1.9.1 has no bfloat16 kernels for a GPU: use 'float16' "
+            "(policy='float16'). On a CPU mxmp.tune measures what bfloat16 gains"
+        )
     matrices: list[MatrixReport] = []
     joinable: list[Joinable] = []
     unknown: list[str] = []
