@@ -302,7 +302,7 @@ def release(trainer: Any, updates: Iterable[Update]) -> None:
         # At a loss scale of 1 the ledger has no weights, and MXNet's marks stay.
         due = (pair[0] for pair in pairs if other.ledger.has_written(*pair) or _mxnet.is_fresh(pair[0]))
         if all(id(weight) in weights for weight in due):
-            other.ledger.awaited = False
+            other.ledger.clear()
 
 
 def use_up(params: Sequence[Parameter], found: Gradients) -> None:

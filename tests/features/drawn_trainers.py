@@ -32,20 +32,22 @@ from .drawn_sequences import (
 
 
 class Parts:
-    """Two nets in a chain with a trainer each, and what they know of a scaler: plain MXNet's if it is None."""
+    """Two nets in a chain with a trainer each, or of ``owned`` nets, and what they know of a scaler: plain MXNet's if
+    it is None."""
 
-    def __init__(self, policy: Any, scaler: Any, rng: random.Random) -> None:
+    def __init__(self, policy: Any, scaler: Any, rng: random.Random, owned: Sequence[tuple] = ((0,), (1,))) -> None:
         self.nets = [seeded(nn.Dense(4, in_units=6), seed=1), seeded(nn.Dense(2, in_units=4), seed=2)]
-        self.scaler, scalers = scaler, scaler if isinstance(scaler, list) else [scaler] * 2
+        self.scaler, scalers = scaler, scaler if isinstance(scaler, list) else [scaler] * len(owned)
         for net in self.nets:
             request = "write" if isinstance(scaler, list) else rng.choice(["write", "write", "add"])
             net.collect_params().setattr("grad_req", request)
             if policy is not None:
                 mxmp.convert(net, policy)
         kind, (name, options) = gluon.Trainer if policy is None else mxmp.Trainer, rng.choice(OPTIMIZERS)
+        parameters = [[param for i in each for param in self.parameters(i)] for each in owned]
         self.trainers = [
-            kind(net.collect_params(), name, settings(options), None, update_on_kvstore=False, **kwargs)
-            for net, kwargs in zip(self.nets, [{"loss_scale": each} if policy else {} for each in scalers])
+            kind(params, name, settings(options), None, update_on_kvstore=False, **kwargs)
+            for params, kwargs in zip(parameters, [{"loss_scale": each} if policy else {} for each in scalers])
         ]
 
     def loss(self, seed: int, nets: slice) -> mx.nd.NDArray:
@@ -225,6 +227,68 @@ class TrainersPair:
                 net.load_parameters(f"{file}.params")
                 trainer.load_states(f"{file}.states")
         assert self.low.scaler.loss_scale == self.scale_now
+
+
+class OverlappingPair:
+    """What a sequence of calls does to three trainers with one scaler, one of both nets and one of each: a gradient is
+    applied once, by the first of them that steps."""
+
+    environment: ClassVar[dict[str, str]] = {}
+    OPS = ("backward", "backward", "step", "step", "step", "overflow", "scale")
+    OWNED = ((0, 1), (1,), (0,))
+
+    def __init__(self, seed: int, folder: Path, forced: dict[str, Any]) -> None:
+        self.rng, self.draw = random.Random(seed), drawer(random.Random(seed), forced)
+        drawn, policy = self.rng.randrange(2**30), policy_of(self.rng)
+        scaler = mxmp.DynamicLossScaler(64.0, growth_interval=2)
+        self.low = Parts(policy, scaler, random.Random(drawn), self.OWNED)
+        self.full = Parts(None, None, random.Random(drawn), self.OWNED)
+        # The nets whose gradients are not applied, and those that have an overflow.
+        self.number, self.due, self.bad, self.counts = 0, set(), set(), Counter()
+
+    run = GluonPair.run
+
+    def end(self) -> None:
+        for op in ("step", "backward", "step", "step", "step"):
+            self.run(op)
+
+    def backward(self) -> None:
+        nets = self.draw("nets", (0, 1), (1,), (0,))
+        by = self.rng.choice([i for i, owned in enumerate(self.OWNED) if {*owned} & {*nets}])
+        reached = slice(nets[0], nets[-1] + 1)
+        self.low.trainers[by].backward(self.low.loss(self.number, reached))
+        self.full.loss(self.number, reached).backward()
+        self.due |= {*nets}
+        self.bad -= {net for net in nets if self.low.parameters(net)[0].grad_req == "write"}
+
+    def overflow(self) -> None:
+        self.backward()
+        net = max(self.due)
+        spoil(self.rng.choice(self.low.parameters(net)).grad(), self.rng)
+        self.bad.add(net)
+        self.step()
+
+    def step(self) -> None:
+        i = self.draw("stepping", 0, 1, 2)
+        self.low.trainers[i].step(BATCH, ignore_stale_grad=True)
+        its = {*self.OWNED[i]} & self.due
+        assert not its or self.low.trainers[i].last_step_skipped == bool(its & self.bad)
+        if not its & self.bad:
+            self.full.trainers[i].step(BATCH, ignore_stale_grad=True)
+        for side in (self.low, self.full):
+            for param in [param for net in its for param in side.parameters(net)]:
+                param.data()._fresh_grad = False
+                if param.grad_req == "add":
+                    param.zero_grad()
+        self.due -= its
+        self.bad -= its
+        if not self.due:
+            assert {trainer.loss_scale for trainer in self.low.trainers} == {self.low.scaler.loss_scale}
+        same(self.low.weights(), self.full.weights(), "weights after a step")
+
+    def scale(self) -> None:
+        if not self.due:
+            self.low.scaler.loss_scale = self.draw("scale", *SCALES[2:])
 
 
 class OwnScalersPair(TrainersPair):

@@ -13,7 +13,7 @@ import pytest
 from .drawn_masters import KEEP, WRITES, MastersModulePair, MastersPair
 from .drawn_modules import BucketsPair, ModulePair
 from .drawn_sequences import HEADS, LOOKS, ON_ONE_DEVICE, VARIANTS, GluonPair, run
-from .drawn_trainers import OwnScalersPair, TrainersPair
+from .drawn_trainers import OverlappingPair, OwnScalersPair, TrainersPair
 
 MASTERS = {"masters": MastersPair, "masters of a module": MastersModulePair}
 KINDS = {
@@ -22,6 +22,7 @@ KINDS = {
     "buckets": BucketsPair,
     "trainers": TrainersPair,
     "scalers": OwnScalersPair,
+    "overlapping": OverlappingPair,
     **MASTERS,
 }
 SEEDS = range(int(os.environ.get("MXMP_DRAWN", "20")))
