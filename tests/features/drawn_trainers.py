@@ -269,16 +269,19 @@ class OverlappingPair:
         self.step()
 
     def step(self) -> None:
-        i = self.draw("stepping", 0, 1, 2)
-        self.low.trainers[i].step(BATCH, ignore_stale_grad=True)
+        i, leaves_out = self.draw("stepping", 0, 1, 2), self.rng.random() < 0.15
         its = {*self.OWNED[i]} & self.due
-        assert not its or self.low.trainers[i].last_step_skipped == bool(its & self.bad)
-        if not its & self.bad:
+        if leaves_out:
+            self.low.trainers[i].discard()
+        else:
+            self.low.trainers[i].step(BATCH, ignore_stale_grad=True)
+            assert not its or self.low.trainers[i].last_step_skipped == bool(its & self.bad)
+        if not leaves_out and not its & self.bad:
             self.full.trainers[i].step(BATCH, ignore_stale_grad=True)
         for side in (self.low, self.full):
             for param in [param for net in its for param in side.parameters(net)]:
                 param.data()._fresh_grad = False
-                if param.grad_req == "add":
+                if param.grad_req == "add" or leaves_out:
                     param.zero_grad()
         self.due -= its
         self.bad -= its
