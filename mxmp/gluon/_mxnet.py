@@ -21,7 +21,8 @@ from mxnet.base import _LIB, NDArrayHandle, py_str
 from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.gluon import Block, HybridBlock, Parameter, SymbolBlock, nn
 from mxnet.gluon.block import _flatten, _gather_type_ctx_info, _regroup
-from mxnet.gluon.rnn import rnn_layer
+from mxnet.gluon.contrib.rnn import VariationalDropoutCell
+from mxnet.gluon.rnn import ZoneoutCell, rnn_layer
 from mxnet.ndarray import NDArray
 
 from ..host import versions
@@ -174,6 +175,8 @@ class TracedGraph(NamedTuple):
 
 # The class of recurrent layers (LSTM, GRU, RNN).
 RecurrentLayer: Any = rnn_layer._RNNLayer
+# Cells that keep an output or a mask of one step, in an attribute, for the next.
+KEEPING_CELLS = (ZoneoutCell, VariationalDropoutCell)
 
 
 def copy_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -256,7 +259,8 @@ def hybrid_forward(block: HybridBlock, functions: Any, args: tuple, prepare: Cal
 def known_shapes(clone: HybridBlock, args: tuple) -> dict[str, tuple]:
     """Return the shapes of the variables in the graph of a traced copy, of Parameters as far as they are known."""
     data, symbol = clone._cached_graph
-    shapes = {name: param.shape for name, param in clone.collect_params().items() if param.shape}
+    # MXNet's own layers may give a list, which it takes everywhere else.
+    shapes = {name: tuple(param.shape) for name, param in clone.collect_params().items() if param.shape}
     shapes.update({each.name: array.shape for each, array in zip(data, arrays_in(args))})
     return {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Callable, NamedTuple, Sequence
 
 from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon.rnn import RecurrentCell
 
 from ..policy import Policy
 from ..precision.plan import Plan
@@ -44,7 +45,8 @@ class Division(NamedTuple):
     graphs: list[HybridBlock]
     # Those of ``graphs`` that Python code calls: the net, or children of blocks that are not in ``graphs``.
     roots: list[HybridBlock]
-    # Blocks that the user excluded, and all around them: their ``forward`` runs as Python code, in FP32.
+    # Blocks that the user excluded, and all around them; cells that keep arrays from step to step, unless within a
+    # graph: their ``forward`` runs as Python code, in FP32.
     python: list[Block]
 
 
@@ -60,6 +62,13 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
     python = [each for each in blocks if inside[id(each)] & excluded and id(each) not in outside]
     not_graphs = outside.union(map(id, python))
     graphs = [each for each in blocks if isinstance(each, HybridBlock) and id(each) not in not_graphs]
+    keeping = {id(each) for each in graphs if isinstance(each, _mxnet.KEEPING_CELLS)}
+    roots = _roots(blocks, graphs, outside)
+    # Called step by step, a graph would need what such a cell has kept as an array; within a graph it is a Symbol.
+    while cells := [each for each in roots if isinstance(each, RecurrentCell) and inside[id(each)] & keeping]:
+        python += cells
+        graphs = [each for each in graphs if each not in cells]
+        roots = _roots(blocks, graphs, outside)
     if not graphs:
         why = (
             "the filter excludes every one: convert the parts inside by themselves"
@@ -67,10 +76,15 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
             else "only those have a graph to rewrite"
         )
         raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
+    return Division(blocks, graphs, roots, python)
+
+
+def _roots(blocks: Sequence[Block], graphs: Sequence[HybridBlock], outside: set[int]) -> list[HybridBlock]:
+    """Return those of ``graphs`` that Python code calls: the first block, or a child of one that is no graph."""
     no_callers = outside.union(map(id, graphs))
     callers = [each for each in blocks if id(each) not in no_callers]
-    called = {id(net), *(id(child) for each in callers for child in _mxnet.children(each))}
-    return Division(blocks, graphs, [each for each in graphs if id(each) in called], python)
+    called = {id(blocks[0]), *(id(child) for each in callers for child in _mxnet.children(each))}
+    return [each for each in graphs if id(each) in called]
 
 
 def _filter_of(policy: Policy) -> Callable[[str, Block], bool]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kit.networks import made
 from kit.twins import FLAGS, LOSS, array, assert_same, backward, convert, seeded, sequence, step, trainer_of
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -304,3 +304,10 @@ def test_what_the_code_leaves_out_at_first_waits_for_its_shape():
         mxmp.restore(net)
         assert (out == net(x, more)).asnumpy().all()
         mxmp.convert(net, FP32)
+
+
+def test_a_weight_whose_shape_is_a_list_is_made_by_the_first_call():
+    """As of MXNet's contrib layers."""
+    net = gluon.contrib.cnn.DeformableConvolution(2, kernel_size=(3, 3))
+    net.initialize()
+    assert mxmp.convert(net, "float16")(mx.nd.ones((1, 3, 5, 5))).shape == (1, 2, 3, 3)

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.takes import DTYPES, Takes, X, assert_alike, pair
-from kit.twins import FLAGS, step, trainer_of
+from kit.twins import FLAGS, array, seeded, step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -121,6 +121,31 @@ def test_cells_that_keep_a_mask_run_in_a_loop_of_the_graph(kind, dtype):
         loss = nets[1](X).sum()
     loss.backward()
     assert all(np.isfinite(param.grad().asnumpy()).all() for param in nets[1].collect_params().values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("around", [False, True])
+def test_cells_that_keep_a_mask_are_called_step_by_step(around, kind, dtype):
+    """Each step reads what the one before has kept, an array, which no graph of Symbols takes."""
+
+    def made():
+        cell = CELLS[kind](gluon.rnn.LSTMCell(3, input_size=3))
+        if not around:
+            return cell
+        cells = gluon.rnn.HybridSequentialRNNCell()
+        cells.add(cell)
+        return cells
+
+    nets, outputs = [seeded(made()) for _ in range(2)], []
+    mxmp.convert(nets[1], dtype)
+    for net in nets:
+        net.reset()
+        mx.random.seed(1)
+        with autograd.record():
+            outputs.append(net.unroll(4, array(1, 2, 4, 3), merge_outputs=True)[0].asnumpy())
+    np.testing.assert_allclose(*outputs, atol=0.01)
+    assert mxmp.explain(nets[1]).nodes
 
 
 def test_a_hook_within_a_loop_of_the_graph_is_refused():
