@@ -16,7 +16,7 @@ def _cure(text: str) -> str:
     if "must be Symbol instances, but got" in text or re.search(r"(NDArray|ndarray|Symbol)'> not supported", text):
         return ("Write F.np in place of mx.np. For an array of the block, write" if "numpy" in text else "Write") + (
             " self.c = self.params.get_constant('c', array) in __init__, and hybrid_forward(self, F, x, c) gets "
-            "the array c, as it gets Parameters"
+            "the array c, as it gets Parameters; take what one call leaves for the next as an input, and return it"
         )
     if found := re.search(r'namely operator "(\S+)="', text):
         return f"Write x = x {found[1]} y in place of x {found[1]}= y"
