@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import Any, Callable, Iterable, Iterator, Mapping, MutableMapping
 
 import mxnet as mx
 import numpy as np
@@ -28,6 +28,12 @@ DEPTH = 6
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
+# Classes of values that are compared by their contents, and the modules of Python's own of them.
+_CONTENTS = (
+    *(int, float, complex, str, bytes, bytearray, array, np.ndarray, list, tuple, set, frozenset, deque, Mapping),
+    partial,
+)
+_OF_CONTENTS = {"collections", "array", "functools"}
 
 
 class Enclosing(MutableMapping[str, Any]):
@@ -123,11 +129,11 @@ class _Places:
 class _Live:
     """What a function returns at the time, as a container."""
 
-    def __init__(self, read: Callable[[], Collection]) -> None:
+    def __init__(self, read: Callable[[], Iterable]) -> None:
         self._read = read
 
     def __len__(self) -> int:
-        return len(self._read())
+        return len([*self._read()])
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._read())
@@ -135,6 +141,30 @@ class _Live:
 
 def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     """Return what equals the token of another value if code that makes a graph reads the same from both."""
+    token = _token_of_contents(value, places, depth)
+    return (token, _token_of_attributes(value, places, depth)) if depth > 0 and is_derived(value) else token
+
+
+def is_derived(value: Any) -> bool:
+    """Return whether a container, number or string is of a user's class, which may add attributes and methods."""
+    kind = type(value)
+    return isinstance(value, _CONTENTS) and not is_of_library(kind) and kind.__module__ not in _OF_CONTENTS
+
+
+def _token_of_attributes(value: Any, places: _Places, depth: int) -> Any:
+    """Return the token of an object of the user's without what it contains; an empty tuple if it has no attributes."""
+    inside = partial(_token, places=places, depth=depth - 1)
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = _Live(lambda: [getattr(value, name, MISSING) for name in slots])
+    if slots:
+        places.add(held)
+    own = getattr(value, "__dict__", None)
+    if own is None and not slots:
+        return ()
+    return inside(type(value)), inside({} if own is None or own is value else own), tuple(map(inside, held))
+
+
+def _token_of_contents(value: Any, places: _Places, depth: int) -> Any:
     if isinstance(value, type):
         return _Same(value), _token_of_class(value, places, depth)
     if value is None or is_constant(value):
@@ -156,9 +186,10 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
         return type(value), places.add_content(lambda: bytes(value))
     if isinstance(value, abc.Iterator):
         return _Same(object())  # to read it is to change it
-    if isinstance(value, Mapping):
+    # Weak ones are caches, such as that of ``functools.singledispatch``.
+    if isinstance(value, Mapping) and type(value).__module__ != "weakref":
         for read in (value.keys, value.values):
-            places.add(read() if isinstance(value, dict) else _Live(read))
+            places.add(read() if isinstance(value, dict) and not is_derived(value) else _Live(read))
         return type(value), tuple((_key(key), inside(each)) for key, each in value.items())
     if isinstance(value, FunctionType):
         cells = [cell for cell in value.__closure__ or () if cell is not None]
@@ -171,13 +202,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     if is_of_library(type(value)):
         rates = [name for name in ("learning_rate", "base_lr") if hasattr(value, name)]  # of Trainers and schedules
         return _Same(value), [places.add_content(partial(getattr, value, name)) for name in rates]
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    held = _Live(lambda: [getattr(value, name, MISSING) for name in slots])
-    if slots:
-        places.add(held)
-    if hasattr(value, "__dict__") or slots:
-        return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
-    return _Same(value)
+    return _token_of_attributes(value, places, depth) or _Same(value)
 
 
 def _slots(kind: type) -> list[str]:

@@ -92,6 +92,8 @@ CODE = {
     "class method": lambda: OfKinds(lambda b, x: b.of_class(x)),
     "property": lambda: OfKinds(lambda b, x: x * b.factor),
     "method of an object": lambda: Takes(lambda b, op, x: b.c.of(x), c=Helper()),
+    "method of a dict": lambda: Takes(lambda b, op, x: b.c.of(x), c=type("Of", (Helper, dict), {})()),
+    "method of a tuple": lambda: Takes(lambda b, op, x: b.c.of(x), c=type("Of", (Helper, tuple), {})()),
     "of an object inside": lambda: Takes(lambda b, op, x: b.c.through(x), c=Holder()),
     "object that is called": lambda: Takes(lambda b, op, x: b.c(x), c=Helper()),
     "bound method": lambda: Takes(lambda b, op, x: b.c(x), c=Helper().of),
