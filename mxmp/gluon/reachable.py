@@ -12,7 +12,7 @@ from typing import AbstractSet, Any, Callable, Collection, Iterable, Mapping
 
 from mxnet.gluon import Block
 
-from .reads import Enclosing, is_derived, is_of_library, is_value
+from .reads import Enclosing, is_derived, is_of_library, is_users, is_value
 
 # The code of blocks that MXNet calls.
 CALLED = {"__call__", "forward", "hybrid_forward"}
@@ -72,7 +72,8 @@ class Reachable:
         values = [*enclosing.values(), *(function.__defaults__ or ())]
         for module in [each for each in values if isinstance(each, ModuleType)]:
             self._read_module(module, names, values, set())
-        self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())
+        if is_users(function):
+            self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())
         return [*values, *(function.__kwdefaults__ or {}).values()]
 
     def _read_in(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import sys
 from array import array
 from collections import abc, deque
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -28,12 +30,12 @@ DEPTH = 6
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
-# Classes of values that are compared by their contents, and the modules of Python's own of them.
+# Classes of values that are compared by their contents.
 _CONTENTS = (
     *(int, float, complex, str, bytes, bytearray, array, np.ndarray, list, tuple, set, frozenset, deque, Mapping),
     partial,
 )
-_OF_CONTENTS = {"collections", "array", "functools"}
+_INSTALLED = os.path.dirname(os.__file__)
 
 
 class Enclosing(MutableMapping[str, Any]):
@@ -147,8 +149,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
 
 def is_derived(value: Any) -> bool:
     """Return whether a container, number or string is of a user's class, which may add attributes and methods."""
-    kind = type(value)
-    return isinstance(value, _CONTENTS) and not is_of_library(kind) and kind.__module__ not in _OF_CONTENTS
+    return isinstance(value, _CONTENTS) and is_users(type(value))
 
 
 def _token_of_attributes(value: Any, places: _Places, depth: int) -> Any:
@@ -212,17 +213,17 @@ def _slots(kind: type) -> list[str]:
 
 def _token_of_class(kind: type, places: _Places, depth: int) -> Any:
     """Return what equals the token of the class at another time if no value in it, or in its bases, has changed."""
-    if depth == 0 or is_of_library(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
+    if depth == 0 or not is_users(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
         return ()
     for each in kind.__mro__:
-        if not is_of_library(each):
+        if is_users(each):
             places.add(vars(each).values())
     return tuple((name, _token(value, places, depth - 1)) for name, value in _values_in(kind).items())
 
 
 def _values_in(kind: type) -> dict[str, Any]:
     """Return the values of a class of the user's that are no methods, and the like, by name."""
-    own = [vars(each) for each in reversed(kind.__mro__) if not is_of_library(each)]
+    own = [vars(each) for each in reversed(kind.__mro__) if is_users(each)]
     held = {name: value for each in own for name, value in each.items()}
     return {name: value for name, value in held.items() if is_value(name, value)}
 
@@ -244,7 +245,24 @@ def content_of(cell: Any) -> Any:
 
 
 def is_of_library(kind: Any) -> bool:
-    return (kind.__module__ or "").partition(".")[0] in _LIBRARIES
+    return _root(kind) in _LIBRARIES
+
+
+def is_users(kind: Any) -> bool:
+    """Return whether a class or function is neither of a library nor of Python's own, whose globals do not change."""
+    return not (is_of_library(kind) or _is_pythons(_root(kind)))
+
+
+def _root(kind: Any) -> str:
+    return (kind.__module__ or "").partition(".")[0]
+
+
+@lru_cache(maxsize=None)
+def _is_pythons(name: str) -> bool:
+    module = sys.modules.get(name)
+    if file := getattr(module, "__file__", None):
+        return file.startswith(_INSTALLED) and "-packages" not in file
+    return getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen")
 
 
 class Reads:

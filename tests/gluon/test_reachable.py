@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from types import ModuleType
 
 import pytest
 from kit.takes import Takes, assert_alike, pair
 from mxnet.gluon import nn
+
+from mxmp.gluon.reachable import Reachable
+from mxmp.gluon.reads import Reads
 
 FACTOR = 1.0
 
@@ -117,3 +121,13 @@ def test_a_global_may_change_wherever_the_code_is_that_reads_it(kind, nested):
         set_factor(None, value)
         assert_alike(nets)
     set_factor(None, 1.0)
+
+
+def test_what_python_itself_has_in_its_modules_is_not_compared_in_each_call():
+    noted = []
+    Reachable([], lambda owner, name: noted.append((owner, name))).reach(inspect.signature, inspect.Signature)
+    assert [name for owner, name in noted if isinstance(owner, dict)] == []
+    reads = Reads()
+    reads.note({"signature": inspect.signature(set_factor)}, "signature")
+    assert reads.hold()
+    assert sum(1 for _ in reads._places._values()) < 50
