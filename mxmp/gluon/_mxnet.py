@@ -576,6 +576,14 @@ def call_library(function: str, *args: Any) -> None:
         raise mx.MXNetError(py_str(message()))
 
 
+def is_computed(array: NDArray) -> bool:
+    """Return whether autograd has recorded the operator that has computed ``array``."""
+    try:
+        return autograd.get_symbol(array).get_children() is not None
+    except mx.MXNetError:
+        return False
+
+
 def recorded_name(array: NDArray) -> str | None:
     """Return the name that autograd's recorded graph has for the node of ``array``; None if it was not recorded."""
     try:

@@ -73,7 +73,8 @@ def divide(net: Block, exclude: Policy | Callable[[str, Block], bool]) -> Divisi
         why = (
             "the filter excludes every one: convert the parts inside by themselves"
             if python
-            else "only those have a graph to rewrite"
+            else "only those have a graph: derive its blocks from one, and write hybrid_forward(self, F, x, weight) in "
+            "place of forward(self, x)"
         )
         raise ValueError(f"nothing to convert: {type(net).__name__} {net.name!r} holds no HybridBlock ({why})")
     return Division(blocks, graphs, roots, python)

@@ -46,7 +46,7 @@ class Before:
                 elif isinstance(each, NDArray) and self._arrays is not None and id(each) not in self._arrays:
                     with autograd.pause():
                         self._arrays[id(each)] = each, each.copy()
-            found = {id(held): held for each in level if (held := _held_by(each)) is not None}
+            found = {id(held): held for each in level for held in _held_by(each)}
             new = [held for number, held in found.items() if number not in self._contents]
             self._contents.update({id(held): (held, copy.copy(held)) for held in new})
             level = list(chain.from_iterable(map(_inside, new)))
@@ -77,8 +77,10 @@ def has_symbol(value: Any, depth: int = DEPTH) -> bool:
     """Return whether there is a Symbol in a value: in containers and objects of the user's inside each other."""
     if isinstance(value, mx.sym.Symbol) or depth == 0:
         return isinstance(value, mx.sym.Symbol)
-    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, frozenset) else _held_by(value)
-    return held is not None and any(has_symbol(each, depth - 1) for each in list(_inside(held)))
+    held = _held_by(value)
+    if isinstance(value, (Mapping, frozenset)) and not isinstance(value, dict):
+        held.append(value.values() if isinstance(value, Mapping) else value)
+    return any(has_symbol(each, depth - 1) for each in list(chain.from_iterable(map(_inside, held))))
 
 
 def _inside(held: Any) -> Any:
@@ -89,10 +91,9 @@ def _parts(held: Any) -> Iterator[Any]:
     return chain(held, held.values()) if isinstance(held, dict) else iter(held)
 
 
-def _held_by(value: Any) -> Any:
-    """Return what of a value code may change: itself, or the dict of its attributes; None if that is of no user's."""
-    if isinstance(value, (list, tuple, dict, set, deque, np.ndarray)):
-        return value
-    if isinstance(value, (type, Block, Parameter)) or is_of_library(type(value)):
-        return None
-    return getattr(value, "__dict__", None)
+def _held_by(value: Any) -> list[Any]:
+    """Return what of a value code may change: itself, and the dict of its attributes, if it is of the user's."""
+    held = [value] if isinstance(value, (list, tuple, dict, set, deque, np.ndarray)) else []
+    if not isinstance(value, (type, Block, Parameter)) and not is_of_library(type(value)):
+        held += [own for own in [getattr(value, "__dict__", None)] if own is not None and own is not value]
+    return held

@@ -88,7 +88,8 @@ class NetConversion(Conversion):
     def _await_first_graphs(self) -> None:
         """Make ``build_graph`` check again whether the Plan fits the net, and whether anything is in low precision."""
         self._waiting = set(self._roots)
-        self._any_low = False
+        # The plans of the roots' first graphs while nothing is in low precision; then None.
+        self._without_low: list[Plan] | None = []
         # One graph must have exactly the Plan's operators: the first of any root, in the mode (training or inference)
         # that a tuned Plan was tuned for. Any other is refused only if it has no operator of the Plan; there the rules
         # decide for operators that the Plan lacks.
@@ -214,12 +215,15 @@ class NetConversion(Conversion):
         # A tuned plan without operators in low precision says that FP32 is faster.
         # Of float64 beside FP32 parameters, MXNet's error says more.
         refused = bool(use.parameters) and FLOAT64 in use.non_fp32.values()
-        self._any_low = self._any_low or plan.num_low > 0 or plan.tuned is not None or refused
+        if plan.num_low > 0 or plan.tuned is not None or refused:
+            self._without_low = None
+        elif self._without_low is not None:
+            self._without_low.append(plan)
         if self._waiting:
             return
-        if not self._any_low:
+        if self._without_low is not None:
             warn_user(
-                f"nothing in {self._net!r} computes in {plan.policy.compute}: {why_nothing_low(plan)}; "
+                f"nothing in {self._net!r} computes in {plan.policy.compute}: {why_nothing_low(*self._without_low)}; "
                 "print(mxmp.explain(net)) says why",
             )
         if self._unmatched:

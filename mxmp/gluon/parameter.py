@@ -111,9 +111,16 @@ class LowParameter(gluon.Parameter):
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Make ``param`` a ``LowParameter`` stored in ``dtype``, in place, unless it is one; its gradients become zero.
-    Raises ``TypeError`` if MXNet's own Trainer, which would not update the master, holds it."""
+    Raises ``TypeError`` if MXNet's own Trainer, which would not update the master, holds it, and ``ValueError`` if it
+    holds a recorded result."""
     if not isinstance(param, LowParameter):
         _check_trainer(param, _mxnet.trainer_of(param), dtype)
+        if any(map(_mxnet.is_computed, _mxnet.arrays(param))):  # a copy in float16 would end the gradient
+            raise ValueError(
+                f"Parameter {param.name!r} holds an array that was computed within autograd.record(), which would lose "
+                f"its gradient, as this first call of the net stores it in {dtype}: call the net once before, or keep "
+                "the parameters in FP32 with Policy(params='float32')"
+            )
         param.__class__ = _low_class(type(param))
         param.store_low(dtype)
 

@@ -12,7 +12,7 @@ from typing import AbstractSet, Any, Callable, Collection, Iterable, Mapping
 
 from mxnet.gluon import Block
 
-from .reads import Enclosing, is_of_library, is_value
+from .reads import Enclosing, is_derived, is_of_library, is_users, is_value
 
 # The code of blocks that MXNet calls.
 CALLED = {"__call__", "forward", "hybrid_forward"}
@@ -72,7 +72,8 @@ class Reachable:
         values = [*enclosing.values(), *(function.__defaults__ or ())]
         for module in [each for each in values if isinstance(each, ModuleType)]:
             self._read_module(module, names, values, set())
-        self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())
+        if is_users(function):
+            self._read_in(function.__globals__, _globals_in(function.__code__), names, values, set())
         return [*values, *(function.__kwdefaults__ or {}).values()]
 
     def _read_in(
@@ -109,17 +110,18 @@ def _parts(value: Any, names: Collection[str]) -> Iterable[Any] | None:
         return [value.__func__, value.__self__]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return value
+    contents: Iterable[Any] = ()
+    if isinstance(value, (Mapping, list, tuple, set, frozenset, deque)):
+        contents = value.values() if isinstance(value, Mapping) else value
+        if not is_derived(value):
+            return contents
     kind = value if isinstance(value, type) else type(value)
     if is_of_library(kind) or isinstance(value, (Block, ModuleType)):
         return None
     held, made = ({}, ()) if value is kind else (getattr(value, "__dict__", {}), ("__init__",))
     spaces = [*(vars(each) for each in kind.__mro__ if not is_of_library(each)), held]
     own = chain.from_iterable(each.items() for each in spaces)
-    return [each for name, each in own if name in names or (name[:2] == "__" and name not in made)]
+    return [*contents, *(each for name, each in own if name in names or (name[:2] == "__" and name not in made))]
 
 
 def _is_users(module: ModuleType) -> bool:

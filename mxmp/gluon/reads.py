@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import sys
 from array import array
 from collections import abc, deque
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import Any, Callable, Iterable, Iterator, Mapping, MutableMapping
 
 import mxnet as mx
 import numpy as np
@@ -28,6 +30,12 @@ DEPTH = 6
 _LIBRARIES = {
     *("mxnet", "mxmp", "numpy", "builtins", "threading", "_thread", "logging", "enum", "abc", "typing", "weakref"),
 }
+# Classes of values that are compared by their contents.
+_CONTENTS = (
+    *(int, float, complex, str, bytes, bytearray, array, np.ndarray, list, tuple, set, frozenset, deque, Mapping),
+    partial,
+)
+_INSTALLED = os.path.dirname(os.__file__)
 
 
 class Enclosing(MutableMapping[str, Any]):
@@ -123,11 +131,11 @@ class _Places:
 class _Live:
     """What a function returns at the time, as a container."""
 
-    def __init__(self, read: Callable[[], Collection]) -> None:
+    def __init__(self, read: Callable[[], Iterable]) -> None:
         self._read = read
 
     def __len__(self) -> int:
-        return len(self._read())
+        return len([*self._read()])
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._read())
@@ -135,6 +143,29 @@ class _Live:
 
 def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     """Return what equals the token of another value if code that makes a graph reads the same from both."""
+    token = _token_of_contents(value, places, depth)
+    return (token, _token_of_attributes(value, places, depth)) if depth > 0 and is_derived(value) else token
+
+
+def is_derived(value: Any) -> bool:
+    """Return whether a container, number or string is of a user's class, which may add attributes and methods."""
+    return isinstance(value, _CONTENTS) and is_users(type(value))
+
+
+def _token_of_attributes(value: Any, places: _Places, depth: int) -> Any:
+    """Return the token of an object of the user's without what it contains; an empty tuple if it has no attributes."""
+    inside = partial(_token, places=places, depth=depth - 1)
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = _Live(lambda: [getattr(value, name, MISSING) for name in slots])
+    if slots:
+        places.add(held)
+    own = getattr(value, "__dict__", None)
+    if own is None and not slots:
+        return ()
+    return inside(type(value)), inside({} if own is None or own is value else own), tuple(map(inside, held))
+
+
+def _token_of_contents(value: Any, places: _Places, depth: int) -> Any:
     if isinstance(value, type):
         return _Same(value), _token_of_class(value, places, depth)
     if value is None or is_constant(value):
@@ -156,9 +187,10 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
         return type(value), places.add_content(lambda: bytes(value))
     if isinstance(value, abc.Iterator):
         return _Same(object())  # to read it is to change it
-    if isinstance(value, Mapping):
+    # Weak ones are caches, such as that of ``functools.singledispatch``.
+    if isinstance(value, Mapping) and type(value).__module__ != "weakref":
         for read in (value.keys, value.values):
-            places.add(read() if isinstance(value, dict) else _Live(read))
+            places.add(read() if isinstance(value, dict) and not is_derived(value) else _Live(read))
         return type(value), tuple((_key(key), inside(each)) for key, each in value.items())
     if isinstance(value, FunctionType):
         cells = [cell for cell in value.__closure__ or () if cell is not None]
@@ -171,13 +203,7 @@ def _token(value: Any, places: _Places, depth: int = DEPTH) -> Any:
     if is_of_library(type(value)):
         rates = [name for name in ("learning_rate", "base_lr") if hasattr(value, name)]  # of Trainers and schedules
         return _Same(value), [places.add_content(partial(getattr, value, name)) for name in rates]
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    held = _Live(lambda: [getattr(value, name, MISSING) for name in slots])
-    if slots:
-        places.add(held)
-    if hasattr(value, "__dict__") or slots:
-        return inside(type(value)), inside(getattr(value, "__dict__", {})), tuple(map(inside, held))
-    return _Same(value)
+    return _token_of_attributes(value, places, depth) or _Same(value)
 
 
 def _slots(kind: type) -> list[str]:
@@ -187,17 +213,17 @@ def _slots(kind: type) -> list[str]:
 
 def _token_of_class(kind: type, places: _Places, depth: int) -> Any:
     """Return what equals the token of the class at another time if no value in it, or in its bases, has changed."""
-    if depth == 0 or is_of_library(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
+    if depth == 0 or not is_users(kind) or issubclass(kind, Block):  # blocks say what is read of their classes
         return ()
     for each in kind.__mro__:
-        if not is_of_library(each):
+        if is_users(each):
             places.add(vars(each).values())
     return tuple((name, _token(value, places, depth - 1)) for name, value in _values_in(kind).items())
 
 
 def _values_in(kind: type) -> dict[str, Any]:
     """Return the values of a class of the user's that are no methods, and the like, by name."""
-    own = [vars(each) for each in reversed(kind.__mro__) if not is_of_library(each)]
+    own = [vars(each) for each in reversed(kind.__mro__) if is_users(each)]
     held = {name: value for each in own for name, value in each.items()}
     return {name: value for name, value in held.items() if is_value(name, value)}
 
@@ -219,7 +245,24 @@ def content_of(cell: Any) -> Any:
 
 
 def is_of_library(kind: Any) -> bool:
-    return (kind.__module__ or "").partition(".")[0] in _LIBRARIES
+    return _root(kind) in _LIBRARIES
+
+
+def is_users(kind: Any) -> bool:
+    """Return whether a class or function is neither of a library nor of Python's own, whose globals do not change."""
+    return not (is_of_library(kind) or _is_pythons(_root(kind)))
+
+
+def _root(kind: Any) -> str:
+    return (kind.__module__ or "").partition(".")[0]
+
+
+@lru_cache(maxsize=None)
+def _is_pythons(name: str) -> bool:
+    module = sys.modules.get(name)
+    if file := getattr(module, "__file__", None):
+        return file.startswith(_INSTALLED) and "-packages" not in file
+    return getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen")
 
 
 class Reads:

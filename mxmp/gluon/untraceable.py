@@ -54,8 +54,9 @@ def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception)
         how = f"convert, in place of it, what is inside, as mxmp.convert(net.{inside[0]})"
     elif inside:
         how += f", and what is inside by itself, as mxmp.convert(block.{inside[0]})"
+    shown = re.sub(r"\n.*\n(?=<NDArray )", "an ", text, flags=re.DOTALL)  # without all its elements
     return ValueError(
         f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "
-        f"gets Symbols there, which have no values ({type(reason).__name__}: {reason}). {_cure(text)}, or {how}"
+        f"gets Symbols there, which have no values ({type(reason).__name__}: {shown}). {_cure(text)}, or {how}"
         + ("" if autograd.is_training() else ". To predict alone, mxmp.restore(net) after training gives FP32")
     )

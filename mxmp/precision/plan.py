@@ -294,9 +294,10 @@ def summed_in_fp32(plan: Plan) -> Plan:
     return replace(plan, decisions={**plan.decisions, **in_fp32})
 
 
-def why_nothing_low(plan: Plan) -> str:
-    """Return why a graph whose plan has nothing in low precision has not, for a message."""
-    matrices = (d.reason for d in plan.decisions.values() if rule_under(plan.policy, d.op).kind is Kind.LOW)
+def why_nothing_low(*plans: Plan) -> str:
+    """Return why graphs whose plans have nothing in low precision have not, for a message."""
+    decided = ((plan.policy, d) for plan in plans for d in plan.decisions.values())
+    matrices = (d.reason for policy, d in decided if rule_under(policy, d.op).kind is Kind.LOW)
     reasons = list(dict.fromkeys(matrices))[:3]
     return f"its matrix operators stay in FP32 ({'; '.join(reasons)})" if reasons else _NO_MATRIX
 

@@ -100,6 +100,15 @@ def test_a_net_in_which_nothing_runs_low_says_so_at_the_first_forward():
         net(mx.nd.ones((1, 1, 4, 4)))
 
 
+def test_why_nothing_runs_low_is_said_of_all_parts_of_a_net_that_runs_as_python():
+    net = nn.Sequential()
+    net.add(nn.Conv2DTranspose(2, 3), nn.Activation("relu"))
+    net.initialize()
+    mxmp.convert(net, "bfloat16")
+    with pytest.warns(UserWarning, match="stay in FP32 .*no sound bfloat16 CPU kernel for Deconvolution"):
+        net(mx.nd.ones((1, 1, 4, 4)))
+
+
 class WithoutDtype(nn.HybridBlock):
     """Declares its weight as cells of old versions of MXNet do; MXNet stores it in FP32."""
 

@@ -368,7 +368,7 @@ def float16_net() -> nn.HybridBlock:
     [
         (lambda: mx.sym.var("x"), "float16", TypeError, r"gluon Block, got Symbol.*mxmp\.cast_symbol"),
         (lambda: "net", "float16", TypeError, "gluon Block, got str"),
-        (gluon.Block, "float16", ValueError, "nothing to convert: Block.*no HybridBlock"),
+        (gluon.Block, "float16", ValueError, "nothing to convert: Block.*no HybridBlock.*write hybrid_forward"),
         (mlp, "float8", ValueError, "'float8' is no recipe.*float16.*bfloat16"),
         (mlp, 16, ValueError, "policy must be.*16"),
         (mlp, Policy(low_ops=["nonsense"]), ValueError, "low_ops=.*nonsense.*no operator"),

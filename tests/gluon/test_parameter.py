@@ -5,8 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon, init
+from mxnet import autograd, gluon, init
+from mxnet.gluon import nn
 
+import mxmp
 from mxmp.gluon.parameter import LowParameter, store_low
 
 VALUE = np.random.RandomState(0).normal(0, 1, (4, 3)).astype("float32")
@@ -169,3 +171,22 @@ def test_a_plain_trainer_made_before_or_after_it_is_stored_low_is_refused_by_nam
     assert type(param) is gluon.Parameter
     assert param.data().dtype == np.float32
     del trainer
+
+
+def test_a_sampled_weight_keeps_its_gradient_or_is_refused_before_it_is_stored_in_float16():
+    def sampled(call_before):
+        net, mean = nn.Dense(2, in_units=3, use_bias=False), mx.nd.full((2, 3), 0.5)
+        net.initialize()
+        mxmp.convert(net, "compute=float16,params=float16")
+        if call_before:
+            net(mx.nd.ones((1, 3)))
+        mean.attach_grad()
+        with autograd.record():
+            net.weight._data[0] = mean * 2  # as a network that learns a distribution of its weights
+            loss = net(mx.nd.ones((1, 3))).sum()
+        loss.backward()
+        return mean.grad.asnumpy()
+
+    with pytest.raises(ValueError, match=r"computed within autograd.*call the net once before"):
+        sampled(False)
+    np.testing.assert_array_equal(sampled(True), np.full((2, 3), 2))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from types import ModuleType
 
 import pytest
 from kit.takes import Takes, assert_alike, pair
 from mxnet.gluon import nn
+
+from mxmp.gluon.reachable import Reachable
+from mxmp.gluon.reads import Reads
 
 FACTOR = 1.0
 
@@ -92,6 +96,8 @@ CODE = {
     "class method": lambda: OfKinds(lambda b, x: b.of_class(x)),
     "property": lambda: OfKinds(lambda b, x: x * b.factor),
     "method of an object": lambda: Takes(lambda b, op, x: b.c.of(x), c=Helper()),
+    "method of a dict": lambda: Takes(lambda b, op, x: b.c.of(x), c=type("Of", (Helper, dict), {})()),
+    "method of a tuple": lambda: Takes(lambda b, op, x: b.c.of(x), c=type("Of", (Helper, tuple), {})()),
     "of an object inside": lambda: Takes(lambda b, op, x: b.c.through(x), c=Holder()),
     "object that is called": lambda: Takes(lambda b, op, x: b.c(x), c=Helper()),
     "bound method": lambda: Takes(lambda b, op, x: b.c(x), c=Helper().of),
@@ -115,3 +121,13 @@ def test_a_global_may_change_wherever_the_code_is_that_reads_it(kind, nested):
         set_factor(None, value)
         assert_alike(nets)
     set_factor(None, 1.0)
+
+
+def test_what_python_itself_has_in_its_modules_is_not_compared_in_each_call():
+    noted = []
+    Reachable([], lambda owner, name: noted.append((owner, name))).reach(inspect.signature, inspect.Signature)
+    assert [name for owner, name in noted if isinstance(owner, dict)] == []
+    reads = Reads()
+    reads.note({"signature": inspect.signature(set_factor)}, "signature")
+    assert reads.hold()
+    assert sum(1 for _ in reads._places._values()) < 50

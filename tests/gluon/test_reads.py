@@ -6,7 +6,8 @@ import random
 import re
 import warnings
 from array import array
-from collections import deque
+from collections import abc, deque
+from functools import singledispatch
 from itertools import count
 from types import ModuleType, SimpleNamespace
 
@@ -60,6 +61,30 @@ class Called:
         return x * self.tau
 
 
+class Keyed(abc.Mapping):
+    """Yields its keys, as a ``WeakKeyDictionary`` does."""
+
+    def __init__(self):
+        self.held = {"tau": 1.0}
+
+    def __getitem__(self, name):
+        return self.held[name]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+    def keys(self):
+        yield from self.held
+
+
+@singledispatch
+def dispatched(by):
+    return by.tau
+
+
 def factor():
     return factor.value
 
@@ -88,6 +113,17 @@ CHANGES = {
     "of the class of an object": (
         lambda: Takes(lambda b, op, x: x * b.c.tau, c=MoreSettings()),
         lambda b, v: setattr(Settings, "tau", v),
+    ),
+    **{
+        f"of a {kind.__name__} of a class": (
+            lambda kind=kind: Takes(lambda b, op, x: x * b.c.tau, c=type("Of", (kind,), {"tau": 1.0})()),
+            lambda b, v: setattr(b.c, "tau", v),
+        )
+        for kind in (dict, tuple, deque, float)
+    },
+    "in a Mapping": (
+        lambda: Takes(lambda b, op, x: x * b.c["tau"], c=Keyed()),
+        lambda b, v: b.c.held.update(tau=v),
     ),
     "of a function": (lambda: Takes(lambda b, op, x: x * factor()), lambda b, v: setattr(factor, "value", v)),
     "in a dict of a module": (
@@ -140,6 +176,16 @@ def test_a_value_that_the_code_reads_may_change_between_calls(kind, nested, dtyp
         assert_alike(nets)
         assert_alike(nets, training=True)
     OfItsClass.tau = Settings.tau = factor.value = module.of["tau"] = module.inner.tau = called.tau = 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_code_that_dispatches_by_class_is_traced_once_for_each_value():
+    nets, inner = pair(lambda: Takes(lambda b, op, x: x * dispatched(b.c), c=SimpleNamespace(tau=1.0)), "float16")
+    for value in (1.0, 2.0, 2.0):
+        for each in inner:
+            each.c.tau = value
+        assert_alike(nets)
+    assert len(hook_of(nets[1]).graphs) == 2
 
 
 def test_an_iterator_that_the_code_reads_goes_on_in_each_call_and_is_said():

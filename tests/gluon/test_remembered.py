@@ -199,6 +199,7 @@ KEEPS = {
     "kept": lambda b, op, x: b.kept.append(x),
     "table": lambda b, op, x: b.table.update(a=x),
     "config": lambda b, op, x: setattr(b.config, "feature", x),
+    "named": lambda b, op, x: setattr(b.named, "feature", x),
     "of": lambda b, op, x: b.of["config"].inner.append({"feature": [x]}),
     "GLOBAL": lambda b, op, x: setattr(GLOBAL, "feature", x),
     "FEATURES": lambda b, op, x: FEATURES.append(x * 2),
@@ -213,6 +214,7 @@ def test_a_result_in_what_was_there_before_is_refused_in_words(name):
         return x
 
     inside = {"kept": [], "table": {}, "config": SimpleNamespace(), "of": {"config": SimpleNamespace(inner=[])}}
+    inside["named"] = type("Named", (dict,), {})()
     net = pair(lambda: Takes(compute, **inside), "float16")[0][1]
     with pytest.raises(
         ValueError, match=rf"puts a result into '{name}'.*self\.aux = \.\.\., or return it as an output"
