@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from ..host.files import replacing
 from ..kernels.fit import device_of
-from ..kernels.fusion import Unfused
+from ..kernels.fusion import unfused
 from ..messages.callers import is_called_by_user, warn_user
 from ..messages.keywords import check_keywords, keywords_of
 from ..messages.refusals import inputs_explained
@@ -223,8 +223,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             low, self.plan = self.core.low_symbol(original, use, inputs, for_training=for_training)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
-            fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
-            self._symbol = Unfused(low, self._group2ctxs) if fuses else low
+            self._symbol = unfused(low, self._context, self._group2ctxs)
         try:
             with inputs_explained(desc for desc in data_shapes if isinstance(desc, mx.io.DataDesc)):
                 super().bind(
