@@ -683,7 +683,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 apply,
                 self.core.statistics,
                 exposed=exposed_pairs(updates),
-                again=self.last_step_skipped and not self.scaled_step.ledger.scaled,
+                again=self.last_step_skipped and self.scaled_step.ledger.is_used_up,
             )
             # An update without another backward applies them again, as in MXNet.
             self.scaled_step.continue_sums(update.grad for update in updates)
