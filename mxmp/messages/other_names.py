@@ -48,7 +48,9 @@ _TRAINER = {
 }
 _MODULE = {
     "module.update() divides by module.loss_scale": "unscale unscale_ unscale_grads step",
-    "optimizer_params={'clip_gradient': limit} clips true gradients": "clip_global_norm clip_grad_norm_ clip",
+    "mx.gluon.utils.clip_global_norm(arrays, max_norm * module.loss_scale), before update(), clips the gradients of "
+    "module._exec_group.grad_arrays; optimizer_params={'clip_gradient': limit} clips each element": "clip_global_norm "
+    "clip_grad_norm_ clip_grad_norm clip",
     "module.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update "
     "reject reject_step",
     "module.discard() sets the gradients to zero, and leaves a step out": "zero_grad zero_grads",

@@ -410,6 +410,34 @@ def devices_that_go_their_own_ways():
     module.fit(mx.io.NDArrayIter(np.random.randn(32, 5), np.arange(32) % 3, 8), num_epoch=2, kvstore=None)
 
 
+def clipped_by_norm(in_limit):
+    """As in MXNet's language model on words, whose limit all gradients are above."""
+
+    def run():
+        module = mxmp.Module(
+            mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax"),
+            loss_scale=1024,
+        )
+        module.bind([("data", (8, 5))], [("softmax_label", (8,))])
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        for _ in range(6):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(np.random.randn(8, 5))], [mx.nd.arange(8) % 3]))
+            arrays = [array for each in module._exec_group.grad_arrays for array in each]
+            gluon.utils.clip_global_norm(arrays, 0.1 * (module.loss_scale if in_limit else 1))
+            module.update()
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_module_s_gradients_are_clipped_with_the_loss_scale_in_the_limit():
+    assert verify(clipped_by_norm(True), 6, progress=False).right
+    assert "of a Module, multiply the limit by module.loss_scale" in str(
+        verify(clipped_by_norm(False), 6, progress=False)
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
