@@ -241,7 +241,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.running = own if shared_module is None else shared_module.running
             self.core.add_module(self)
             self._monitored = self.awaits_backward = False
-            self._inference_graphs = self._make_inference_graphs()
+            self._inference_graphs = [] if inputs.half else self._make_inference_graphs()
             self._fuse_inference()
 
     def _named_requests(self, grad_req: Any) -> Any:
