@@ -6,6 +6,7 @@ name ("horovod", "DIST_SYNC"), if it does not know the name, and if several work
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
@@ -16,6 +17,9 @@ from ..messages.callers import warn_user
 from ..messages.text import did_you_mean
 from .masters import Weight
 
+# Global: the open stores that were tried; a key is initialized once.
+_SUMMING: weakref.WeakSet[mx.kv.KVStore] = weakref.WeakSet()
+
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
 _DISTRIBUTED = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 _LAUNCHED = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -24,8 +28,8 @@ _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_de
 
 def open_store(kvstore: Any) -> Any:
     """Return what to pass to MXNet as ``kvstore`` for the user's, which ``check_kvstore`` accepts: a name or a store.
-    Raises ``ValueError`` if MXNet has no such store, or no launcher has started this process for a distributed one,
-    ``ImportError`` without Horovod; warns of a store that sums within this process if the job has several workers."""
+    Raises ``ValueError`` if MXNet has no such store, if an open one returns no sums, or if no launcher has started this
+    process for a distributed one, ``ImportError`` without Horovod; warns of one within this process of several."""
     if isinstance(kvstore, mx.kv.KVStore):
         if kvstore.type == "horovod":
             raise ValueError(
@@ -33,6 +37,7 @@ def open_store(kvstore: Any) -> Any:
                 'name, kvstore="horovod", and read rank() and size() of horovod.mxnet'
             )
         _refuse_unknown(kvstore.type)
+        _refuse_without_sums(kvstore)
     if not isinstance(kvstore, str):
         return kvstore
     name = kvstore.lower()
@@ -48,6 +53,24 @@ def open_store(kvstore: Any) -> Any:
     else:
         _refuse_without_launcher(name)
     return name
+
+
+def _refuse_without_sums(store: mx.kv.KVStore) -> None:
+    """Raise ``ValueError`` if an open store does not sum what it is given; with several workers, all must call it."""
+    if store in _SUMMING or store.type == "nccl":  # which takes arrays of GPUs alone
+        return
+    given = 2.0**-20
+    arrays = [mx.nd.full((1,), given, mx.cpu(k)) for k in range(1 if is_distributed(store) else 2)]
+    with autograd.pause():
+        store.init("mxmp", mx.nd.zeros((1,)))
+        store.pushpull("mxmp", arrays)
+    if arrays[0].asscalar() != given * len(arrays) * store.num_workers:
+        raise ValueError(
+            f"the kvstore {store.type!r} does not return the sum of what it is given: it compresses gradients "
+            "(set_gradient_compression), of which scaled ones have another size, or has an optimizer of its own "
+            f"(set_optimizer): pass the name, kvstore={store.type!r}"
+        )
+    _SUMMING.add(store)
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:

@@ -164,3 +164,28 @@ def test_a_distributed_store_without_a_launcher_is_refused_with_the_command():
         mxmp.Trainer(mx.gluon.nn.Dense(2).collect_params(), "sgd", kvstore="dist_sync")
     with pytest.raises(ValueError, match="DMLC_ROLE"):
         bound_module("dist_sync")
+
+
+def compressing():
+    store = mx.kv.create("device")
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    return store
+
+
+def updating():
+    store = mx.kv.create("device")
+    store.set_optimizer(mx.optimizer.SGD())
+    return store
+
+
+@DOORS
+@pytest.mark.parametrize("store", [compressing, updating], ids=lambda each: each.__name__)
+def test_an_open_store_that_returns_no_sums_is_refused(door, store):
+    """Scaled gradients would all become the threshold, or weights."""
+    with pytest.raises(ValueError, match="does not return the sum"):
+        door(store(), 2)
+
+
+def test_an_open_store_is_tried_once():
+    store = mx.kv.create("device")
+    assert [stores.open_store(store) for _ in range(2)] == [store, store]
