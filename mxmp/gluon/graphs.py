@@ -20,11 +20,11 @@ from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..messages.callers import warn_user
-from ..precision.casts import inserted
+from ..precision.casts import inserted, widen_inputs
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
-from ..precision.operators import why_non_fp32
+from ..precision.operators import kind_of
 from ..precision.plan import Plan
 from ..precision.subgraphs import has_control_flow
 from . import _mxnet
@@ -55,8 +55,8 @@ class Call(NamedTuple):
     device: str
     # ``_mxnet.lacks_states``; None for a block that is no recurrent layer.
     lacks_states: bool | None
-    # ``why_non_fp32`` of each input, without None.
-    non_fp32: tuple[str, ...]
+    # ``kind_of`` each input, without None.
+    kinds: tuple[str, ...]
     # The Python values among the arguments, such as False in ``net(x, False)``, from ``nesting.key_of``.
     constants: tuple
     # What the block's code asks of each input in a trace, such as its shape (``Graphs.needs``).
@@ -126,7 +126,7 @@ class Graphs(Dict[GraphKey, "BuiltGraph"]):
             structure,
             device,
             _mxnet.lacks_states(self._block),
-            tuple([why_non_fp32(array) for array in inputs]),
+            tuple([kind_of(array) for array in inputs]),
             constants,
             tuple([tuple(getattr(array, name) for name in self._needs) for array in inputs]) if self._needs else (),
         )
@@ -251,6 +251,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
         large_inputs=large is not None,
         adds_to_inputs=adds_to_inputs,
     )
+    widen_inputs(graph, {name for name, array in inputs.items() if kind_of(array) == "float16"})
     _copy_returned_inputs(graph)
     is_scaled = needs_scale(compute)
     dtypes = {name: array.dtype for name, array in inputs.items()}

@@ -154,7 +154,7 @@ class Trainer(StepView, gluon.Trainer):
         self._last_update = next_forward_number()
         self._warned = False
         self._warned_of_reads = False
-        store = stores.open_store(kvstore)
+        store = stores.open_store(kvstore, 2**30)
         searching = [each for each in list(living_trainers) if each.skips_of_search]
         super().__init__(params, optimizer, optimizer_params, kvstore=store, update_on_kvstore=False)
         self._lost_skips = self._count_lost_skips(searching)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+from typing import Any, Sequence
 
 import mxnet as mx
 
@@ -43,6 +44,12 @@ class Unfused(mx.sym.Symbol):
     def simple_bind(self, ctx: mx.Context, *args: Any, group2ctx: dict | None = None, **kwargs: Any) -> mx.Executor:
         groups = {**(group2ctx or {}), self.GROUP: ctx}
         return super().simple_bind(_next_context(ctx), *args, group2ctx=groups, **kwargs)
+
+
+def unfused(symbol: mx.sym.Symbol, contexts: Sequence[mx.Context], group2ctxs: Any = None) -> mx.sym.Symbol:
+    """Return what a Module on ``contexts`` is to bind for ``symbol``: an Unfused where MXNet would fuse."""
+    fuses = mx.cpu(0) in contexts and "MXNET_SUBGRAPH_BACKEND" not in os.environ
+    return Unfused(symbol, group2ctxs) if fuses else symbol
 
 
 def _next_context(ctx: mx.Context) -> mx.Context:

@@ -23,7 +23,7 @@ _HINTS = {
     _STEP: "gradscaler init_trainer scale_loss lossscaler fp16trainer fp16_optimizer scale backward custom_bwd",
     "trainer.discard() of an mxmp.Trainer leaves a step out; one with an overflow is skipped by itself": "skip_step",
     "net.collect_params().zero_grad(), which only grad_req='add' needs": "zero_grad",
-    _SYMBOL: "convert_model convert_symbol convert_bucketing_module castsymbol",
+    _SYMBOL: "convert_model convert_symbol convert_bucketing_module castsymbol feedforward",
     "trainer.unscale() of an mxmp.Trainer; trainer.clip_global_norm(max_norm) needs none": "unscale unscale_ clip_grad",
     _MASTERS: "master_params master_weights multi_precision",
     _OPERATORS: "list_lp16_ops list_fp16_ops list_fp32_ops register_half_function register_float_function",
@@ -48,7 +48,9 @@ _TRAINER = {
 }
 _MODULE = {
     "module.update() divides by module.loss_scale": "unscale unscale_ unscale_grads step",
-    "optimizer_params={'clip_gradient': limit} clips true gradients": "clip_global_norm clip_grad_norm_ clip",
+    "mx.gluon.utils.clip_global_norm(arrays, max_norm * module.loss_scale), before update(), clips the gradients of "
+    "module._exec_group.grad_arrays; optimizer_params={'clip_gradient': limit} clips each element": "clip_global_norm "
+    "clip_grad_norm_ clip_grad_norm clip",
     "module.discard() leaves a step out; one with an overflow is skipped by itself": "skip_step skip skip_update "
     "reject reject_step",
     "module.discard() sets the gradients to zero, and leaves a step out": "zero_grad zero_grads",

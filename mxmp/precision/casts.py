@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
@@ -143,6 +143,18 @@ def cast_to(planned: PlannedGraph, node: Node, position: int) -> str | None:
     if low == planned.is_low(node.inputs[position]):
         return None
     return planned.policy.compute if low else FULL
+
+
+def widen_inputs(graph: Graph, names: Collection[str]) -> None:
+    """Let all operators, mxmp's casts too, read FP32 copies of these inputs, which are float16 themselves, in place.
+    Not those in Python, which say themselves what they take."""
+    readers = graph.consumers()
+    for node in graph.nodes():
+        if node.is_variable and node.name in names:
+            wide = inserted("Cast", f"{node.name}_widened", [Entry(node)], dtype=FULL)
+            for reader, position in readers.get(Entry(node), ()):
+                if reader.op not in ("Custom", "_NDArray", "_Native"):
+                    reader.rewire(position, wide)
 
 
 def is_ours(node: Node) -> bool:

@@ -58,8 +58,13 @@ def is_float64(dtype: Any) -> bool:
 
 
 def why_non_fp32(array: NDArray) -> str:
-    """Return why an input is cast nowhere, or ``""``; runs for each input of each call."""
+    """Return why an input is cast nowhere, or ``""``."""
     return SPARSE if isinstance(array, BaseSparseNDArray) else FLOAT64 if is_float64(array.dtype) else ""
+
+
+def kind_of(array: NDArray) -> str:
+    """Return ``why_non_fp32``, or ``"float16"`` for such an input; runs for each input of each call."""
+    return why_non_fp32(array) or ("float16" if array.dtype == np.float16 else "")
 
 
 def non_fp32(arrays: Mapping[str, NDArray]) -> dict[str, str]:

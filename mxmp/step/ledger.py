@@ -119,6 +119,12 @@ class Ledger:
     def unscaled(self) -> bool:
         return self.state in _UNSCALED
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether a step has had the gradients of the last backward; False where there was none, as in a module that
+        applies those of another one."""
+        return not self.scaled and self.scale != 1.0
+
     def note_scale(self, scale: float, *, awaited: bool) -> None:
         self.scale, self.scaled, self.awaited = scale, True, awaited
 

@@ -6,6 +6,7 @@ name ("horovod", "DIST_SYNC"), if it does not know the name, and if several work
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
@@ -16,16 +17,20 @@ from ..messages.callers import warn_user
 from ..messages.text import did_you_mean
 from .masters import Weight
 
+# Global: the open stores that were tried; a key is initialized once.
+_SUMMING: weakref.WeakSet[mx.kv.KVStore] = weakref.WeakSet()
+
 # MXNet takes any name with "dist" in it, and "dist_sinc" for "dist_sync".
 _DISTRIBUTED = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 _LAUNCHED = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu")
 
 
-def open_store(kvstore: Any) -> Any:
+def open_store(kvstore: Any, key: Any) -> Any:
     """Return what to pass to MXNet as ``kvstore`` for the user's, which ``check_kvstore`` accepts: a name or a store.
-    Raises ``ValueError`` if MXNet has no such store, or no launcher has started this process for a distributed one,
-    ``ImportError`` without Horovod; warns of a store that sums within this process if the job has several workers."""
+    Raises ``ValueError`` for one that MXNet lacks, that returns no sums, or that no launcher serves, ``ImportError``
+    without Horovod; warns of one within a process of several. ``key``: unused, a number or name as all of the caller's.
+    """
     if isinstance(kvstore, mx.kv.KVStore):
         if kvstore.type == "horovod":
             raise ValueError(
@@ -33,6 +38,7 @@ def open_store(kvstore: Any) -> Any:
                 'name, kvstore="horovod", and read rank() and size() of horovod.mxnet'
             )
         _refuse_unknown(kvstore.type)
+        _refuse_without_sums(kvstore, key)
     if not isinstance(kvstore, str):
         return kvstore
     name = kvstore.lower()
@@ -48,6 +54,24 @@ def open_store(kvstore: Any) -> Any:
     else:
         _refuse_without_launcher(name)
     return name
+
+
+def _refuse_without_sums(store: mx.kv.KVStore, key: Any) -> None:
+    """Raise ``ValueError`` if an open store does not sum what it is given; with several workers, all must call it."""
+    if store in _SUMMING or store.type == "nccl":  # which takes arrays of GPUs alone
+        return
+    given = 2.0**-20
+    arrays = [mx.nd.full((1,), given, mx.cpu(k)) for k in range(1 if is_distributed(store) else 2)]
+    with autograd.pause():
+        store.init(key, mx.nd.zeros((1,)))
+        store.pushpull(key, arrays)
+    if arrays[0].asscalar() != given * len(arrays) * store.num_workers:
+        raise ValueError(
+            f"the kvstore {store.type!r} does not return the sum of what it is given: it compresses gradients "
+            "(set_gradient_compression), of which scaled ones have another size, or has an optimizer of its own "
+            f"(set_optimizer): pass the name, kvstore={store.type!r}"
+        )
+    _SUMMING.add(store)
 
 
 def check_kvstore(kvstore: Any, update_on_kvstore: bool | None = None) -> None:

@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 from ..messages.callers import warn_user
 from ..pipeline import Conversion, Use
 from ..policy import Policy, is_policy_text
-from ..precision.casts import declare_full, strip
+from ..precision.casts import declare_full, strip, widen_inputs
 from ..precision.graph import TYPE_CODES, Graph, inferred
 from ..precision.heads import SCALE_NAME, scale_heads
 from ..precision.operators import FLOAT64, is_float64
@@ -41,6 +41,11 @@ class Inputs(NamedTuple):
     def non_fp32(self) -> dict[str, str]:
         """Return why inputs are cast nowhere, by name."""
         return {name: FLOAT64 for name, dtype in self.dtypes.items() if is_float64(dtype)}
+
+    @property
+    def half(self) -> set[str]:
+        """Return the names of those in float16."""
+        return {name for name, dtype in self.dtypes.items() if dtype is not None and np.dtype(dtype) == np.float16}
 
 
 def refuse_policy_by_position(args: Iterable[Any]) -> None:
@@ -109,6 +114,7 @@ class Core:
             if useless:
                 warn_user(useless)
             warn_of_unmatched(plan, self.conversion.plan is None)
+        widen_inputs(graph, inputs.half)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, inputs.dtypes)
         declare_full(graph, {name: inputs.dtypes.get(name, np.float32) for name in inputs.shapes})

@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from ..host.files import replacing
 from ..kernels.fit import device_of
-from ..kernels.fusion import Unfused
+from ..kernels.fusion import unfused
 from ..messages.callers import is_called_by_user, warn_user
 from ..messages.keywords import check_keywords, keywords_of
 from ..messages.refusals import inputs_explained
@@ -223,8 +223,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             low, self.plan = self.core.low_symbol(original, use, inputs, for_training=for_training)
             # oneDNN's fusion is wrong for inference where a convolution feeds an activation and a skip: 7 % off in
             # bfloat16 on a ResNet-50 v2, against 0.5 % without it.
-            fuses = mx.cpu(0) in self._context and "MXNET_SUBGRAPH_BACKEND" not in os.environ
-            self._symbol = Unfused(low, self._group2ctxs) if fuses else low
+            self._symbol = unfused(low, self._context, self._group2ctxs)
         try:
             with inputs_explained(desc for desc in data_shapes if isinstance(desc, mx.io.DataDesc)):
                 super().bind(
@@ -242,7 +241,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             self.running = own if shared_module is None else shared_module.running
             self.core.add_module(self)
             self._monitored = self.awaits_backward = False
-            self._inference_graphs = self._make_inference_graphs()
+            self._inference_graphs = [] if inputs.half else self._make_inference_graphs()
             self._fuse_inference()
 
     def _named_requests(self, grad_req: Any) -> Any:
@@ -440,7 +439,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
             return
         stores.check_kvstore(kvstore)
         check_optimizer(optimizer, optimizer_params)
-        kvstore = stores.open_store(kvstore)
+        kvstore = stores.open_store(kvstore, "mxmp")
         arrays = self.arrays()
         for name, copies in arrays.items():
             stores.refuse_sparse_weight(name, copies[0].stype, f"mx.sym.var({name!r}) without stype=")
@@ -684,7 +683,7 @@ class Module(SavesParams, StepView, mx.mod.Module):
                 apply,
                 self.core.statistics,
                 exposed=exposed_pairs(updates),
-                again=self.last_step_skipped and not self.scaled_step.ledger.scaled,
+                again=self.last_step_skipped and self.scaled_step.ledger.is_used_up,
             )
             # An update without another backward applies them again, as in MXNet.
             self.scaled_step.continue_sums(update.grad for update in updates)

@@ -279,6 +279,7 @@ WRONG = [
     ("trainer_of_another_net().step(8)", UserWarning, "the loss reaches none of its parameters"),
     ("trained(copy.deepcopy(net))", RuntimeError, "the net is a copy (copy.deepcopy, pickle)"),
     ("trained(pickle.loads(pickle.dumps(net)))", RuntimeError, "the net is a copy (copy.deepcopy, pickle)"),
+    ("mxmp.FeedForward", AttributeError, "mxmp.Module(symbol) trains it"),
     ("trainer.unscale_()", AttributeError, "no attribute 'unscale_': trainer.unscale()"),
     ("trainer.zero_grad()", AttributeError, "net.collect_params().zero_grad(), which only grad_req='add' needs"),
     ("trainer.skip_step()", AttributeError, "trainer.discard() leaves a step out"),

@@ -200,6 +200,23 @@ def test_an_overflow_that_is_updated_again_lowers_the_loss_scale_once(caplog):
     assert "of now" not in caplog.text
 
 
+def test_gradients_of_another_module_with_the_same_scaler_are_applied():
+    """As in A3C: the update of a shared network applies what local ones have computed."""
+    found = []
+    for policy, kwargs in (("float16", {"loss_scale": mxmp.DynamicLossScaler(init_scale=2.0**18)}), (None, {})):
+        local, shared = (bound(critic(), policy, optimizer=True, **kwargs) for _ in range(2))
+        before = parameters(shared)
+        for _ in range(12 if policy else 1):
+            forward_backward(local)
+            for own, theirs in zip(local._exec_group.grad_arrays, shared._exec_group.grad_arrays):
+                own[0].copyto(theirs[0])
+            shared.update()
+            if policy and not shared.last_step_skipped:
+                break
+        found.append([value - before[name] for name, value in parameters(shared).items()])
+    assert_close(*found, "float16")
+
+
 def test_an_update_without_a_backward_warns_where_another_module_has_changed_the_loss_scale():
     scaler = mxmp.DynamicLossScaler(init_scale=256, growth_interval=2)
     first, second = (bound(critic(), "float16", optimizer=True, loss_scale=scaler) for _ in range(2))

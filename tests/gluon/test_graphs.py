@@ -12,12 +12,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit.networks import made
-from kit.twins import FLAGS, LOSS, array, assert_same, backward, convert, seeded, sequence, step, trainer_of
+from kit.twins import FLAGS, LOSS, MASTERS, array, assert_same, backward, convert, seeded, sequence, step, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp import Policy
+from mxmp.policy import as_policy
 
 FP32 = mxmp.Policy("float16", exclude=["*"])
 DTYPES = {"float16": FP32, "bfloat16": mxmp.Policy("bfloat16", exclude=["*"])}
@@ -311,3 +312,45 @@ def test_a_weight_whose_shape_is_a_list_is_made_by_the_first_call():
     net = gluon.contrib.cnn.DeformableConvolution(2, kernel_size=(3, 3))
     net.initialize()
     assert mxmp.convert(net, "float16")(mx.nd.ones((1, 3, 5, 5))).shape == (1, 2, 3, 3)
+
+
+# -- Inputs in float16, as of a script that has cast its data for ``net.cast`` -------------------------
+
+FIRST = {
+    "a layer": lambda op, x: x,
+    "arithmetic": lambda op, x: (x - 0.5) / 0.25,
+    "a pooling": lambda op, x: op.Pooling(x, kernel=(2, 2), pool_type="avg"),
+    "a norm": lambda op, x: op.LayerNorm(x, op.ones((8,)), op.zeros((8,))),
+}
+
+
+@pytest.mark.parametrize("exclude", [[], ["net_conv0"]], ids=str)
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("policy", ["float16", MASTERS, "bfloat16"])
+def test_inputs_in_float16_train_what_the_same_in_fp32_do(policy, first, exclude):
+    class Net(nn.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.conv, self.fc = nn.Conv2D(4, 3, in_channels=3), nn.Dense(3)
+
+        def hybrid_forward(self, op, x):
+            return self.fc(self.conv(FIRST[first](op, x)))
+
+    values = mx.nd.array(np.random.RandomState(0).rand(4, 3, 8, 8)).astype("float16")
+    found = []
+    for dtype in ("float32", "float16"):
+        mx.random.seed(0)
+        net = Net()
+        net.initialize(mx.init.Xavier())
+        net(values.astype("float32"))
+        mxmp.convert(net, as_policy(policy, exclude))
+        trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, loss_scale=128)
+        for _ in range(3):
+            with autograd.record():
+                loss = net(values.astype(dtype)).square().mean()
+            trainer.backward(loss)
+            trainer.step(1)
+        found.append([param.data().asnumpy() for param in net.collect_params().values()])
+        found[-1].append(net(values.astype(dtype)).asnumpy())
+    assert all(map(np.array_equal, *found))

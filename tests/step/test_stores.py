@@ -8,7 +8,7 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from kit.nets import forward, two_layers
+from kit.nets import forward, train, two_layers
 from kit.twins import MASTERS
 
 import mxmp
@@ -74,7 +74,7 @@ def test_dist_async_is_refused_in_any_case(door, name):
 @pytest.mark.parametrize("name", ["dist_sync", "DIST_Sync"])
 def test_dist_sync_is_not_dropped_in_any_case_and_a_worker_that_shares_its_gradients_is_told_nothing(name):
     """MXNet looks for "dist" in the name as it is written, and drops the rest where there is one device."""
-    assert stores.open_store(name) == "dist_sync"
+    assert stores.open_store(name, 0) == "dist_sync"
 
 
 class Recorder(mx.kv.KVStoreBase):
@@ -154,7 +154,7 @@ def test_distributed_stores_are_told_from_those_within_a_process():
 )
 def test_a_misspelt_store_is_refused_with_the_nearest_name(name, near):
     with pytest.raises(ValueError, match=f"has no kvstore '{name}'.*did you mean '{near}'"):
-        stores.open_store(name)
+        stores.open_store(name, 0)
 
 
 def test_a_distributed_store_without_a_launcher_is_refused_with_the_command():
@@ -164,3 +164,37 @@ def test_a_distributed_store_without_a_launcher_is_refused_with_the_command():
         mxmp.Trainer(mx.gluon.nn.Dense(2).collect_params(), "sgd", kvstore="dist_sync")
     with pytest.raises(ValueError, match="DMLC_ROLE"):
         bound_module("dist_sync")
+
+
+def compressing():
+    store = mx.kv.create("device")
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    return store
+
+
+def updating():
+    store = mx.kv.create("device")
+    store.set_optimizer(mx.optimizer.SGD())
+    return store
+
+
+@DOORS
+@pytest.mark.parametrize("store", [compressing, updating], ids=lambda each: each.__name__)
+def test_an_open_store_that_returns_no_sums_is_refused(door, store):
+    """Scaled gradients would all become the threshold, or weights."""
+    with pytest.raises(ValueError, match="does not return the sum"):
+        door(store(), 2)
+
+
+def test_an_open_store_is_tried_once():
+    store = mx.kv.create("device")
+    assert [stores.open_store(store, 0) for _ in range(2)] == [store, store]
+
+
+def test_an_open_store_that_was_tried_serves_both_frontends():
+    """MXNet refuses keys of two kinds; a Trainer's are numbers, a Module's are names."""
+    net = two_layers(MASTERS, 2)
+    train(net, mxmp.Trainer(net.collect_params(), "sgd", kvstore=mx.kv.create("device")), range(1), 2)
+    module = bound_module(mx.kv.create("device"), 2)
+    module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 3))], [mx.nd.ones((4, 2))]))
+    module.update()

@@ -75,3 +75,47 @@ def test_set_params_leaves_what_get_params_returned_as_it_is(symbol, policy):
     for name, value in weights(module).items():
         if name in before:
             np.testing.assert_array_equal(value, before[name] * 2)
+
+
+# -- Data in float16, as the iterators of scripts for a network with casts give them ------------------
+
+
+def convolved(x):
+    return mx.sym.Convolution(x, kernel=(3, 3), num_filter=4, name="conv")
+
+
+FIRST = {
+    "a layer": convolved,
+    "a norm": lambda x: convolved(mx.sym.BatchNorm(x, fix_gamma=False, name="norm")),
+    "arithmetic": lambda x: convolved((x - 0.5) / 0.25),
+    "a pooling": lambda x: convolved(mx.sym.Pooling(x, kernel=(2, 2), pool_type="avg")),
+    "two": lambda x: mx.sym.concat(mx.sym.Flatten(convolved(x)), mx.sym.Flatten(mx.sym.exp(x)), dim=1),
+}
+
+
+@pytest.mark.parametrize("exclude", [[], ["conv"]], ids=str)
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("policy", ["float16", MASTERS, "bfloat16"])
+def test_data_in_float16_train_what_the_same_data_in_fp32_do(policy, first, exclude):
+    values = mx.nd.array(np.random.RandomState(0).rand(4, 3, 8, 8)).astype("float16")
+    found, start = [], None
+    for dtype in (np.float32, np.float16):
+        scores = mx.sym.FullyConnected(FIRST[first](mx.sym.var("data")), num_hidden=3, name="fc")
+        out = mx.sym.SoftmaxOutput(scores, name="softmax")
+        module = mxmp.Module(out, policy=policy, exclude=exclude, loss_scale=128)
+        described = [mx.io.DataDesc("data", values.shape, dtype)], [mx.io.DataDesc("softmax_label", (4,), dtype)]
+        module.bind(*described)
+        module.init_params(mx.init.Xavier(), arg_params=start, allow_missing=True)
+        start = start or {name: value.copy() for name, value in module.get_params()[0].items()}
+        module.init_optimizer(optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
+        data, label = values.astype(dtype), mx.nd.array([0, 1, 2, 0], dtype=dtype)
+        for _ in range(3):
+            module.forward_backward(mx.io.DataBatch([data], [label]))
+            module.update()
+        args, auxs = module.get_params()
+        predicting = mxmp.Module(out, policy=policy, exclude=exclude)
+        predicting.bind(*described, for_training=False)
+        predicting.set_params(args, auxs)
+        predicting.forward(mx.io.DataBatch([data], [label]), is_train=False)
+        found.append({**args, **auxs, "scores": predicting.get_outputs()[0]})
+    assert_same(*found)

@@ -50,7 +50,7 @@ class StepRecorder(Protocol):
     def initial_value(self, param: Any, drawn: bool) -> None:
         """Give a gluon Parameter that has got values those with which all runs begin."""
 
-    def settled(self, name: str, value: NDArray, drawn: bool) -> NDArray:
+    def settled(self, name: str, value: NDArray, drawn: bool, module: Any = None) -> NDArray:
         """Return the value with which all runs begin, ``value`` itself if it is that."""
 
 

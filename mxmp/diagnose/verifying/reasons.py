@@ -23,7 +23,8 @@ def reasons(at: Departure) -> tuple[str, ...]:
 def _of_updates(at: Departure) -> tuple[str, ...]:
     return (
         "the script leaves out or repeats steps by a number that has the loss scale in it, such as a gradient's norm: "
-        "read it after trainer.unscale(), or from trainer.clip_global_norm(max_norm)",
+        "read it after trainer.unscale(), or from trainer.clip_global_norm(max_norm); of a Module, divide it by "
+        "module.loss_scale",
         "an update that one of the two runs does not reach, because of a value that it has computed",
     )
 
@@ -31,7 +32,7 @@ def _of_updates(at: Departure) -> tuple[str, ...]:
 def _of_weights(at: Departure) -> tuple[str, ...]:
     return (
         "a learning rate, or another number of the update, that follows gradients with the loss scale in them: call "
-        "trainer.unscale() before code that reads gradients",
+        "trainer.unscale() before code that reads gradients; of a Module, divide what it reads by module.loss_scale",
         "the script writes into weights between two steps, from such gradients",
     )
 
@@ -58,6 +59,11 @@ def _of_gradients(at: Departure) -> tuple[str, ...]:
             "it was before, or a loss that is added to the other is no part of the graph",
             "grad_req or grad_mult was changed for one of the two",
         )
+    changed = (
+        "the script changes or clips gradients between backward and step, with the loss scale in them: call "
+        "trainer.unscale() first, or trainer.clip_global_norm(max_norm); of a Module, multiply the limit by "
+        "module.loss_scale"
+    )
     factor = constant_factor(at)
     scale = _as_scale(factor)
     if scale is not None and scale > 1:
@@ -66,15 +72,12 @@ def _of_gradients(at: Departure) -> tuple[str, ...]:
         return (
             f"they are {1 / scale:g} times too small, divided by a loss scale that they did not have: {_HEADS}",
             "the script divides by the loss scale, too, which step and update do",
+            changed,
         )
     if factor is not None and factor > 1 / 256:
         return (
             f"all are {factor:.4g} times those of plain: look at the batch size of step, rescale_grad and grad_req",
         )
-    changed = (
-        "the script changes or clips gradients between backward and step, with the loss scale in them: call "
-        "trainer.unscale() first, or trainer.clip_global_norm(max_norm)"
-    )
     return changed, f"the loss agrees and its gradients do not: {_HEADS}"
 
 

@@ -104,6 +104,7 @@ class Recorder:
         self._count, self._at_step, self._at_end, self._skips = count, at_step, at_end, skips
         self._known, self._noise, self._bits = dict(initial), noise, bits
         self._reseed, self._seed, self._drawn = reseed, seed, 0
+        self._drawn_in: dict[str, list[Any]] = {}  # by the name of a parameter, the modules that have drawn one
         self._owners: list[Any] = []  # in the order of their first steps
         self._ended: list[int] = []  # of each, how many steps it has applied, skipped or discarded
         self._losses: dict[int, list[Any]] = {}
@@ -186,14 +187,19 @@ class Recorder:
             with autograd.pause():
                 param.set_data(value)
 
-    def settled(self, name: str, value: Any, drawn: bool) -> Any:
+    def settled(self, name: str, value: Any, drawn: bool, module: Any = None) -> Any:
         if self.has_begun and not drawn:
             return value
         host = new = _host(value)
         if drawn:
-            known = self._known.get(name)
+            # Two modules, such as a teacher and its student, may have parameters of the same names.
+            modules = self._drawn_in.setdefault(name, [])
+            if not any(each is module for each in modules):
+                modules.append(module)
+            key = name + " again" * [each is module for each in modules].index(True)
+            known = self._known.get(key)
             if known is None:
-                self._known[name] = self.record.initial[name] = host.copy()
+                self._known[key] = self.record.initial[key] = host.copy()
             elif known.shape == host.shape:
                 new = known
             self._drawn += 1

@@ -371,6 +371,89 @@ def test_modules_that_share_their_parameters_are_compared_in_the_order_of_their_
     assert found.agreement == 0
 
 
+# -- Modules that MXNet runs otherwise ---------------------------------------------------------------
+
+
+def layers():
+    x = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, name="conv")
+    return mx.sym.Activation(mx.sym.BatchNorm(x, fix_gamma=False, name="norm"), act_type="relu", name="relu")
+
+
+def student_of(teacher):
+    """As in knowledge distillation: a teacher that is bound without gradients runs in training mode."""
+
+    def run():
+        label = mx.sym.var("teacher_label")
+        student = mxmp.Module(
+            mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(layers() - label))), label_names=["teacher_label"]
+        )
+        shown, taught = [("data", (4, 3, 6, 6))], [("teacher_label", (4, 4, 4, 4))]
+        known = teacher()
+        known.bind(shown, for_training=False)
+        student.bind(shown, taught)
+        for module in (known, student):
+            module.init_params(mx.init.Xavier())
+        student.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        for _ in range(6):
+            data = mx.nd.array(np.random.randn(4, 3, 6, 6))
+            known.forward(mx.io.DataBatch([data], None, bucket_key=0, provide_data=shown), is_train=True)
+            student.forward_backward(mx.io.DataBatch([data], known.get_outputs()))
+            student.update()
+
+    return run
+
+
+def devices_that_go_their_own_ways():
+    """Without a kvstore nothing adds the gradients of the devices, in MXNet's Modules as in mxmp's."""
+    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax")
+    module = mxmp.Module(out, context=[mx.cpu(0), mx.cpu(1)])
+    module.fit(mx.io.NDArrayIter(np.random.randn(32, 5), np.arange(32) % 3, 8), num_epoch=2, kvstore=None)
+
+
+def clipped_by_norm(in_limit):
+    """As in MXNet's language model on words, whose limit all gradients are above."""
+
+    def run():
+        module = mxmp.Module(
+            mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax"),
+            loss_scale=1024,
+        )
+        module.bind([("data", (8, 5))], [("softmax_label", (8,))])
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        for _ in range(6):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(np.random.randn(8, 5))], [mx.nd.arange(8) % 3]))
+            arrays = [array for each in module._exec_group.grad_arrays for array in each]
+            gluon.utils.clip_global_norm(arrays, 0.1 * (module.loss_scale if in_limit else 1))
+            module.update()
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_module_s_gradients_are_clipped_with_the_loss_scale_in_the_limit():
+    assert verify(clipped_by_norm(True), 6, progress=False).right
+    assert "of a Module, multiply the limit by module.loss_scale" in str(
+        verify(clipped_by_norm(False), 6, progress=False)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run",
+    [
+        student_of(lambda: mxmp.Module(layers(), label_names=None)),
+        student_of(lambda: mxmp.BucketingModule(lambda key: (layers(), ["data"], None), 0)),
+        devices_that_go_their_own_ways,
+    ],
+    ids=["Module", "BucketingModule", "no kvstore"],
+)
+def test_a_module_is_compared_with_what_mxnet_computes_without_its_fusion_and_sums_where_mxnet_does(run):
+    found = verify(run, 6, progress=False)
+    assert found.right, str(found)
+    assert found.agreement == 0
+
+
 # -- Updates of nothing ------------------------------------------------------------------------------
 
 

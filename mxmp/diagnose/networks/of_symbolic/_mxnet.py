@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 
 from ....host.callbacks import hold_interrupts
+from ....kernels.fusion import unfused
+from ....step.gradients import listed
 
 
 def mark_dirty(module: mx.mod.BaseModule) -> None:
@@ -46,7 +49,22 @@ def copy_with_callback(executor: mx.executor.Executor, callback: Callable) -> mx
 
 # -- MXNet's own modules, in a process of ``verify`` ---------------------------------------------------
 
-optimizer_of = attrgetter("_optimizer")
+optimizer_of, store_of = attrgetter("_optimizer"), attrgetter("_kvstore")
+
+
+def unfused_for(module: mx.mod.BaseModule, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return ``symbol`` as ``module`` is to bind it: without MXNet's fusion, which is wrong, as mxmp's modules."""
+    contexts = getattr(module, "_context", ())  # a BucketingModule has none while it is made
+    return unfused(symbol, listed(contexts), getattr(module, "_group2ctxs", None))
+
+
+@contextmanager
+def bound_unfused(module: mx.mod.Module) -> Iterator[None]:
+    symbol, module._symbol = module._symbol, unfused_for(module, module._symbol)
+    try:
+        yield
+    finally:
+        module._symbol = symbol
 
 
 def executing(module: mx.mod.BaseModule) -> mx.mod.Module:

@@ -15,7 +15,7 @@ from ....symbolic.bucketing import BucketingModule
 from ....symbolic.cast import cast_symbol
 from ....symbolic.module import Module
 from ..stand_ins import Inert, PlainStep, StepRecorder, in_full_precision
-from ._mxnet import default_bucket, executing, optimizer_of
+from ._mxnet import bound_unfused, default_bucket, executing, optimizer_of, store_of, unfused_for
 
 
 class _Settled:
@@ -53,7 +53,7 @@ class _Settled:
         if self.recorder.has_begun or not self.binded:  # type: ignore[attr-defined]
             return
         args, auxs = self.get_params()  # type: ignore[attr-defined]
-        new = {name: self.recorder.settled(name, value, drawn) for name, value in args.items()}
+        new = {name: self.recorder.settled(name, value, drawn, self) for name, value in args.items()}
         if any(new[name] is not args[name] for name in args):
             setting, self._setting = self._setting, True
             try:
@@ -92,9 +92,9 @@ class _PlainModule(PlainStep, _Settled):
 
 
 def _due(module: Any) -> list[Gradient]:
-    group = _mxnet.group(executing(module))
+    group, adds = _mxnet.group(executing(module)), store_of(executing(module)) is not None
     named = {name: arrays for name, arrays in zip(group.param_names, group.grad_arrays) if arrays[0] is not None}
-    return [Gradient(name, _sum(arrays)) for name, arrays in named.items()]
+    return [Gradient(name, _sum(arrays) if adds else arrays[0]) for name, arrays in named.items()]
 
 
 def _sum(arrays: Sequence[NDArray]) -> NDArray:
@@ -110,11 +110,16 @@ class _PlainSingle(_PlainModule, mx.mod.Module):
         shared = given.get("shared_module")
         if isinstance(shared, _PlainSingle) and (given.get("force_rebind") or not self.binded):
             self.shares_with = shared
-        super().bind(*args, **kwargs)
+        with bound_unfused(self):
+            super().bind(*args, **kwargs)
 
 
 class _PlainBucketing(_PlainModule, mx.mod.BucketingModule):
     load: Any = classmethod(BucketingModule.load.__func__)  # type: ignore[attr-defined]
+
+    def _call_sym_gen(self, *args: Any, **kwargs: Any) -> Any:
+        symbol, *names = super()._call_sym_gen(*args, **kwargs)
+        return unfused_for(self, symbol), *names
 
     def start_from(self, arg_params: dict, aux_params: dict, states: str | None = None) -> None:
         Module.start_from(default_bucket(self), arg_params, aux_params, states)
