@@ -256,7 +256,7 @@ def hybrid_forward(block: HybridBlock, functions: Any, args: tuple, prepare: Cal
 def known_shapes(clone: HybridBlock, args: tuple) -> dict[str, tuple]:
     """Return the shapes of the variables in the graph of a traced copy, of Parameters as far as they are known."""
     data, symbol = clone._cached_graph
-    shapes = {name: param.shape for name, param in clone.collect_params().items() if param.shape}
+    shapes = {name: tuple(param.shape) for name, param in clone.collect_params().items() if param.shape}
     shapes.update({each.name: array.shape for each, array in zip(data, arrays_in(args))})
     return {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
 
