@@ -213,7 +213,8 @@ class Hook:
         except UntraceableError as found:
             from .untraceable import error_of  # what is said is loaded where it is needed
 
-            raise error_of(self._block, args, *found.args) from found.args[1]
+            is_whole = _CALLED in vars(self._block)
+            raise error_of(self._block, args, *found.args, is_whole=is_whole) from found.args[1]
 
     def _set_active(self, active: bool) -> None:
         """Set whether ``HybridBlock.forward`` runs a graph; remember for ``undo`` what ``hybridize`` chose."""

@@ -87,7 +87,7 @@ def _shape(symbol: mx.sym.Symbol) -> tuple[int, ...]:
     array = found.get(symbol.name) if symbol.list_outputs() == [symbol.name] else None
     if isinstance(array, NDArray):
         return array.shape
-    shapes = {name: found[name].shape for name in symbol.list_inputs() if name in found and found[name].shape}
+    shapes = {name: tuple(found[name].shape) for name in symbol.list_inputs() if name in found and found[name].shape}
     try:
         shape = symbol.infer_shape_partial(**shapes)[1][0]
     except mx.MXNetError:

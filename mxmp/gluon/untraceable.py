@@ -25,9 +25,10 @@ def _cure(text: str) -> str:
     return "Write it without them"
 
 
-def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception) -> Exception:
+def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception, *, is_whole: bool) -> Exception:
     """Return the error of ``culprit``, which is ``block`` or inside it and cannot be traced: a ``TypeError`` if it got
-    wrong arguments, or a list in place of an array, otherwise a ``ValueError`` that says how to leave it as Python."""
+    wrong arguments, or a list in place of an array, otherwise a ``ValueError`` that says how to leave it as Python.
+    ``is_whole``: ``block`` is the net that was converted."""
     text = str(reason)
     if isinstance(reason, TypeError) and "hybrid_forward() " in text and "argument" in text:
         names = list(signature(culprit.hybrid_forward).parameters)[1:]
@@ -54,6 +55,8 @@ def error_of(block: HybridBlock, args: tuple, culprit: Block, reason: Exception)
         how = f"convert, in place of it, what is inside, as mxmp.convert(net.{inside[0]})"
     elif inside:
         how += f", and what is inside by itself, as mxmp.convert(block.{inside[0]})"
+    elif culprit is block and is_whole:  # as Python, nothing of the net would be converted
+        how = "do not convert it"
     shown = re.sub(r"\n.*\n(?=<NDArray )", "an ", text, flags=re.DOTALL)  # without all its elements
     return ValueError(
         f"{culprit.name!r} ({kind.__name__}) cannot be traced, and mxmp runs {block.name!r} as a graph: hybrid_forward "

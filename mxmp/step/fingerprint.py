@@ -18,15 +18,16 @@ _ROUNDING = 1e-6
 
 
 def fingerprint(weights: Sequence[Weight]) -> np.ndarray:
-    """Return eight FP32 values from the middle of each weight (of its master); NaN for what is missing."""
+    """Return eight FP32 values from the middle of each weight (of its master), the mean over devices, as MXNet saves
+    it; NaN for what is missing."""
     rows = np.full((len(weights), _COUNT), np.nan, np.float32)
     for row, weight in zip(rows, weights):
         source = weight.masters or weight.arrays
         if weight.trained and source and source[0].size and source[0].shape:
-            flat = source[0].as_nd_ndarray().reshape((-1,))
-            begin = max((flat.shape[0] - _COUNT) // 2, 0)
-            part = flat[begin : begin + _COUNT].asnumpy()
-            row[: len(part)] = part
+            size = source[0].size
+            begin = max((size - _COUNT) // 2, 0)
+            parts = [each.as_nd_ndarray().reshape((-1,))[begin : begin + _COUNT].asnumpy() for each in source]
+            row[: min(size, _COUNT)] = np.mean(parts, axis=0)
     return rows
 
 

@@ -149,3 +149,21 @@ def test_code_that_asks_arrays_alone_may_tell_them_from_symbols_in_any_way(kind)
     net = OfArraysAlone(TELLS[kind])
     low = mxmp.convert(OfArraysAlone(TELLS[kind]), "bfloat16")
     np.testing.assert_allclose(low(X).asnumpy(), net(X).asnumpy(), rtol=0.01)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_parameter_may_be_declared_with_a_list_as_its_shape(asks):
+    class Scaled(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.scale = self.params.get("scale", shape=[1, 4], init="ones")
+                self.body = nn.Dense(4, in_units=4)
+
+        def hybrid_forward(self, F, x, scale):  # noqa: N803
+            return self.body(F.broadcast_mul(x, scale)) / ((x * scale).shape[1] if asks else 4)
+
+    net = Scaled()
+    net.initialize()
+    net.body.weight.set_data(mx.nd.ones((4, 4)))
+    assert (mxmp.convert(net, "bfloat16")(mx.nd.ones((2, 4))) == 1).asnumpy().all()

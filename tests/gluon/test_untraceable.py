@@ -46,6 +46,20 @@ def test_lambdas_that_read_an_array_are_left_as_python_with_their_class():
     np.testing.assert_allclose(net(X).asnumpy(), want, rtol=0.02, atol=0.01)
 
 
+def test_a_net_that_is_one_block_without_others_is_not_said_to_have_a_rest():
+    def add(op, x):
+        return op.broadcast_add(x, X[:1])
+
+    alone = nn.HybridLambda(add)
+    with pytest.raises(ValueError, match=r"as it gets Parameters; .* or do not convert it"):
+        mxmp.convert(alone, "float16")(X)
+    net = nn.Sequential()
+    net.add(nn.Dense(3), nn.HybridLambda(add))
+    net.initialize()
+    with pytest.raises(ValueError, match=r"leave such blocks as Python and convert the rest"):
+        mxmp.convert(net, "float16")(X)
+
+
 class Shifted(nn.HybridBlock):
     """Adds an array of its own, in one of several ways, behind a dense layer."""
 

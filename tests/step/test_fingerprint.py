@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mxnet as mx
 import pytest
 from kit.modules import module_of, run_of, train_module, train_on_random_numbers, warnings_of_another_step
 
@@ -71,4 +72,22 @@ def test_nothing_is_said_of_old_files_and_of_states_that_come_before_the_paramet
     state_file.write(str(tmp_path / "states"), content)
     train_on_random_numbers(again, resumed, 1)
     resumed.load_states(str(tmp_path / "states"))
+    assert not warnings_of_another_step(caplog)
+
+
+def test_weights_that_differ_between_devices_are_known_by_what_a_file_of_parameters_has(tmp_path, caplog):
+    """MXNet writes their mean, as of devices that train apart without a kvstore."""
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net = mx.gluon.nn.Dense(3, in_units=4)
+    net.initialize(ctx=devices)
+    mxmp.convert(net, "bfloat16")
+    trainer = mxmp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)
+    with mx.autograd.record():
+        losses = [net(mx.nd.full((2, 4), value, ctx=ctx)).sum() for value, ctx in zip((1, 3), devices)]
+    trainer.backward(losses)
+    trainer.step(1)
+    net.save_parameters(str(tmp_path / "params"))
+    trainer.save_states(str(tmp_path / "states"))
+    net.load_parameters(str(tmp_path / "params"), ctx=devices)
+    trainer.load_states(str(tmp_path / "states"))
     assert not warnings_of_another_step(caplog)
