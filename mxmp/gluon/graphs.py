@@ -251,7 +251,8 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
         large_inputs=large is not None,
         adds_to_inputs=adds_to_inputs,
     )
-    widen_inputs(graph, {name for name, array in inputs.items() if kind_of(array) == "float16"})
+    if half := {name for name, array in inputs.items() if kind_of(array) == "float16"}:
+        widen_inputs(graph, half)
     _copy_returned_inputs(graph)
     is_scaled = needs_scale(compute)
     dtypes = {name: array.dtype for name, array in inputs.items()}

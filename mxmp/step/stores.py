@@ -27,10 +27,9 @@ _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_de
 
 
 def open_store(kvstore: Any, key: Any) -> Any:
-    """Return what to pass to MXNet as ``kvstore`` for the user's, which ``check_kvstore`` accepts: a name or a store.
-    Raises ``ValueError`` for one that MXNet lacks, that returns no sums, or that no launcher serves, ``ImportError``
-    without Horovod; warns of one within a process of several. ``key``: unused, a number or name as all of the caller's.
-    """
+    """Return what to pass to MXNet as ``kvstore`` for the user's, a name or a store; warn of one of several workers.
+    ``key``: unused, a number or name as all of the caller's. Raises ``ValueError`` for one that MXNet lacks, returns no
+    sums or has no launcher, and ``ImportError`` without Horovod."""
     if isinstance(kvstore, mx.kv.KVStore):
         if kvstore.type == "horovod":
             raise ValueError(

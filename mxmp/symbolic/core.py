@@ -103,7 +103,7 @@ class Core:
         if SCALE_NAME in symbol.list_inputs():
             raise ValueError(f"the Symbol has an input {SCALE_NAME!r}, the name of mxmp's own: give it another name")
         # All buckets share the master weights, so the first graph decides how parameters are stored.
-        known = self.conversion.stored_low
+        known, half = self.conversion.stored_low, inputs.half
         stored = {name: known.get(name, False) for name in use.parameters} if known else {}
         graph, plan = self.conversion.build(
             Graph.from_symbol(symbol), replace(use, stored=stored, strict=not known, fits=bool(known))
@@ -114,7 +114,8 @@ class Core:
             if useless:
                 warn_user(useless)
             warn_of_unmatched(plan, self.conversion.plan is None)
-        widen_inputs(graph, inputs.half)
+        if half:
+            widen_inputs(graph, half)
         if for_training and type(self.step.scaler) is not NoLossScaler:  # ten operators on the logits
             scale_heads(graph, inputs.dtypes)
         declare_full(graph, {name: inputs.dtypes.get(name, np.float32) for name in inputs.shapes})

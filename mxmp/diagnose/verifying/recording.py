@@ -194,9 +194,9 @@ class Recorder:
         if drawn:
             # Two modules, such as a teacher and its student, may have parameters of the same names.
             modules = self._drawn_in.setdefault(name, [])
-            if not any(each is module for each in modules):
-                modules.append(module)
-            key = name + " again" * [each is module for each in modules].index(True)
+            at = next((i for i, each in enumerate(modules) if each is module), len(modules))
+            modules += [module] if at == len(modules) else []
+            key = f"{name} of module {at + 1}" if at else name
             known = self._known.get(key)
             if known is None:
                 self._known[key] = self.record.initial[key] = host.copy()
