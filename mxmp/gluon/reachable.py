@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import os
 from collections import deque
 from functools import lru_cache, partial
 from itertools import chain
@@ -12,11 +11,10 @@ from typing import AbstractSet, Any, Callable, Collection, Iterable, Mapping
 
 from mxnet.gluon import Block
 
-from .reads import Enclosing, is_derived, is_of_library, is_users, is_value
+from .reads import INSTALLED, Enclosing, is_derived, is_of_library, is_users, is_value
 
 # The code of blocks that MXNet calls.
 CALLED = {"__call__", "forward", "hybrid_forward"}
-_INSTALLED = os.path.dirname(os.__file__)
 
 
 class Reachable:
@@ -127,7 +125,7 @@ def _parts(value: Any, names: Collection[str]) -> Iterable[Any] | None:
 def _is_users(module: ModuleType) -> bool:
     """Return whether a module is neither one of Python's own nor of an installed package."""
     file = getattr(module, "__file__", None)
-    return not file.startswith(_INSTALLED) if file else module.__spec__ is None
+    return not file.startswith(INSTALLED) if file else module.__spec__ is None
 
 
 @lru_cache(maxsize=None)

@@ -35,7 +35,8 @@ _CONTENTS = (
     *(int, float, complex, str, bytes, bytearray, array, np.ndarray, list, tuple, set, frozenset, deque, Mapping),
     partial,
 )
-_INSTALLED = os.path.dirname(os.__file__)
+# Where Python's own modules are, and below it those of installed packages.
+INSTALLED = os.path.dirname(os.__file__)
 
 
 class Enclosing(MutableMapping[str, Any]):
@@ -261,7 +262,7 @@ def _root(kind: Any) -> str:
 def _is_pythons(name: str) -> bool:
     module = sys.modules.get(name)
     if file := getattr(module, "__file__", None):
-        return file.startswith(_INSTALLED) and "-packages" not in file
+        return file.startswith(INSTALLED) and "-packages" not in file
     return getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen")
 
 

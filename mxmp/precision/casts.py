@@ -15,6 +15,8 @@ from .plan import FULL, PlannedGraph
 from .rule import Rule
 from .subgraphs import Body, bodies, set_bodies
 
+# Operators whose code is Python.
+IN_PYTHON = ("Custom", "_NDArray", "_Native")
 # The attribute that marks a node that mxmp inserted: "cast", or "head" where the node is a graph output and has the
 # name of the network's operator that it follows. MXNet keeps attributes of the form __name__ on any operator.
 MARK = "__mxmp__"
@@ -153,7 +155,7 @@ def widen_inputs(graph: Graph, names: Collection[str]) -> None:
         if node.is_variable and node.name in names:
             wide = inserted("Cast", f"{node.name}_widened", [Entry(node)], dtype=FULL)
             for reader, position in readers.get(Entry(node), ()):
-                if reader.op not in ("Custom", "_NDArray", "_Native"):
+                if reader.op not in IN_PYTHON:
                     reader.rewire(position, wide)
 
 

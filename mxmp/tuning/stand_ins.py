@@ -11,12 +11,11 @@ from typing import Any, Iterator, Mapping
 
 import mxnet as mx
 
-from ..precision.casts import FULL, MARK
+from ..precision.casts import FULL, IN_PYTHON, MARK
 from ..precision.graph import Entry, Graph, Node
 from ..precision.rules import RULES
 
 _SHAPES = "__mxmp_shapes__"
-_PYTHON = ("Custom", "_NDArray", "_Native")
 
 
 def described(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, list[str], list[str]]:
@@ -83,7 +82,7 @@ def _stand_in(node: Node, shape: tuple[int, ...], made: dict[Node, Node]) -> Ent
 def _runs_here_only(node: Mapping[str, Any]) -> bool:
     """Return True for a Custom operator, or one of a library that ``mx.library`` loaded."""
     op = node["op"]
-    return op != "null" and (op in _PYTHON or op not in RULES)
+    return op != "null" and (op in IN_PYTHON or op not in RULES)
 
 
 def _title(node: Mapping[str, Any]) -> str:
