@@ -20,7 +20,7 @@ from ..kernels.fit import device_of
 from ..kernels.memory import write_gradients_early
 from ..kernels.padding import LargeInputs
 from ..messages.callers import warn_user
-from ..precision.casts import inserted, widen_inputs
+from ..precision.casts import copy_returned_inputs, widen_inputs
 from ..precision.graph import Graph
 from ..precision.heads import SCALE_NAME, has_loss_head, scale_heads
 from ..precision.missing_kernels import FEW_ROWS
@@ -253,7 +253,7 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
     )
     if half := {name for name, array in inputs.items() if kind_of(array) == "float16"}:
         widen_inputs(graph, half)
-    _copy_returned_inputs(graph)
+    copy_returned_inputs(graph)
     is_scaled = needs_scale(compute)
     dtypes = {name: array.dtype for name, array in inputs.items()}
     has_heads = scale_heads(graph, dtypes) if is_scaled else has_loss_head(graph)
@@ -278,15 +278,6 @@ def build(block: HybridBlock, args: tuple, constants: Constants, conversion: Net
 def without_last_outputs(symbol: mx.sym.Symbol, count: int) -> mx.sym.Symbol:
     outputs = len(symbol.list_outputs()) - count
     return mx.sym.Group([symbol[i] for i in range(outputs)]) if count else symbol
-
-
-def _copy_returned_inputs(graph: Graph) -> None:
-    """Let ``graph`` return copies where it returns inputs or Parameters as they are, in place."""
-    # MXNet's CachedOp takes such an output and the variable for one array: the gradient of the output is lost, and with
-    # control dependencies (``write_gradients_early``) the backward may fail.
-    for position, head in enumerate(graph.heads):
-        if head.node.is_variable:
-            graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
 
 
 def named_inputs(data: Sequence[mx.sym.Symbol], args: tuple) -> dict[str, NDArray]:

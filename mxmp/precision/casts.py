@@ -159,6 +159,16 @@ def widen_inputs(graph: Graph, names: Collection[str]) -> None:
                     reader.rewire(position, wide)
 
 
+def copy_returned_inputs(graph: Graph) -> None:
+    """Let ``graph`` return copies where it returns inputs or Parameters as they are, in place."""
+    # MXNet's CachedOp takes such an output and the variable for one array: the gradient of the output is lost, and with
+    # control dependencies (``write_gradients_early``) the backward may fail. oneDNN's Deconvolution changes its weight
+    # for as long as it runs, and who reads it as an output does not wait for that.
+    for position, head in enumerate(graph.heads):
+        if head.node.is_variable:
+            graph.heads[position] = inserted("_copy", f"{head.node.name}_returned", [head])
+
+
 def is_ours(node: Node) -> bool:
     """Return whether ``insert_casts`` or a workaround inserted ``node``; False for the nodes of ``scale_heads``."""
     return MARK in node.attrs

@@ -11,6 +11,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ...pipeline import emitted
+from ...precision.casts import copy_returned_inputs
 from ...precision.graph import Entry, Graph, Node
 from ...precision.heads import SCALE_NAME, scale_heads
 from ...precision.plan import Plan
@@ -183,6 +184,7 @@ class Replays:
         made = emitted(still, in_fp32(plan, low), requested).graph
         if self._network.training:
             scale_heads(made, {name: array.dtype for name, array in inputs.items()})
+        copy_returned_inputs(made)
         return made.to_symbol()
 
     def tapped(self, graph: ReplayedGraph, names: Collection[str]) -> dict[str, Around]:
@@ -196,10 +198,11 @@ class Replays:
         if not heads:
             return {}
         heads = list(dict.fromkeys(heads))
-        symbol = Graph(heads, still.attrs, numpy=still.numpy).to_symbol()
+        tapped = Graph([*heads], still.attrs, numpy=still.numpy)
+        copy_returned_inputs(tapped)
         with autograd.pause(train_mode=graph.training):
             values = {name: array.copy() for name, array in self._given(graph, inputs).items()}
-            at = dict(zip(heads, map(full, _outputs(symbol, values))))
+            at = dict(zip(heads, map(full, _outputs(tapped.to_symbol(), values))))
         return {
             name: Around(
                 node,
