@@ -121,8 +121,8 @@ class Ledger:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether a step has had the gradients of the last backward; False where there was none, as in a module that
-        applies those of another one."""
+        """Whether a step has applied or skipped the gradients of the last backward; False without a backward, as in a
+        module that applies the gradients of another one."""
         return not self.scaled and self.scale != 1.0
 
     def note_scale(self, scale: float, *, awaited: bool) -> None:

@@ -27,9 +27,9 @@ _WITHIN = ("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_de
 
 
 def open_store(kvstore: Any, key: Any) -> Any:
-    """Return what to pass to MXNet as ``kvstore`` for the user's, a name or a store; warn of one of several workers.
-    ``key``: unused, a number or name as all of the caller's. Raises ``ValueError`` for one that MXNet lacks, returns no
-    sums or has no launcher, and ``ImportError`` without Horovod."""
+    """Return what to pass to MXNet as ``kvstore``; warn of one within this process if the job has several workers.
+    ``key`` is for a trial of an open store: a number or name, as the caller's keys are. Raises ``ValueError`` if MXNet
+    has no such store, it returns no sums, or no launcher serves it, and ``ImportError`` without Horovod."""
     if isinstance(kvstore, mx.kv.KVStore):
         if kvstore.type == "horovod":
             raise ValueError(
@@ -67,7 +67,7 @@ def _refuse_without_sums(store: mx.kv.KVStore, key: Any) -> None:
     if arrays[0].asscalar() != given * len(arrays) * store.num_workers:
         raise ValueError(
             f"the kvstore {store.type!r} does not return the sum of what it is given: it compresses gradients "
-            "(set_gradient_compression), of which scaled ones have another size, or has an optimizer of its own "
+            "(set_gradient_compression), at a threshold that is not scaled as they are, or has an optimizer of its own "
             f"(set_optimizer): pass the name, kvstore={store.type!r}"
         )
     _SUMMING.add(store)
