@@ -24,6 +24,37 @@ from mxmp.tuning.job import job_of
 pytestmark = pytest.mark.slow
 
 
+class Twice(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], 2 * in_data[0])
+        self.assign(out_data[1], req[1], in_data[1].sum().reshape((1,)))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], 2 * out_grad[0])
+        self.assign(in_grad[1], req[1], mx.nd.zeros_like(in_data[1]))
+
+
+@mx.operator.register("tuned_twice")
+class TwiceProp(mx.operator.CustomOpProp):
+    """Two outputs; a parameter whose shape nothing else tells."""
+
+    def __init__(self, **hidden):
+        """``hidden``: in the body of a loop, MXNet hands over an attribute of its own."""
+        super().__init__()
+
+    def list_arguments(self):
+        return ["data", "scale"]
+
+    def list_outputs(self):
+        return ["doubled", "total"]
+
+    def infer_shape(self, in_shape):
+        return [in_shape[0], [7, 2]], [in_shape[0], [1]], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Twice()
+
+
 class WithCustom(mx.gluon.HybridBlock):
     def __init__(self):
         super().__init__(prefix="net_")
